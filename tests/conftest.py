@@ -16,6 +16,7 @@ from neuronpipe.platform.process import worker
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
 from tests.oracle.comparison import HEADER, PROPERTY, row, write
+from tests.suite import commands
 from tests.suite.distribution import Scheduling, order_of
 from tests.suite.forked import ForkedWorkers, Forks
 from tests.suite.sampling import DEFAULT_SEED, DEFAULT_SHARE, sample_of
@@ -127,6 +128,7 @@ def _models() -> Any:
 def _services_are_forks() -> Iterator[None]:
     with closing(Forks()) as forks, pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start_module", forks.start)
+        patch.setattr(commands, "start_command", forks.start_command)
         patch.setattr(worker, "multiprocessing", ForkedWorkers())
         yield
 

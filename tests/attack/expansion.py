@@ -102,14 +102,14 @@ async def as_many_objects_as_are_allowed(server: Attacked) -> None:
 @contextmanager
 def _expanding(repository: Path, folder: Path) -> Iterator[Attacked]:
     """The guarded system, with models whose tokenizers normalize texts by NFKC, one of images, and one of chats."""
-    from neuronpipe.compiler import CompileRequest, compile_bundle  # takes seconds to import
     from tests.models.architectures import make_source
+    from tests.models.compiling import compile_model  # takes seconds to import
     from tests.models.decoders import make_writer
 
     models = link_models(folder / "models", repository, "minilm", "classifier", "viewer")
     for task, name in (("sentence_embedding", "unigram"), ("rerank", "unigram-reranker")):
         source = make_source(folder / name, "XLM-R", task)
-        compile_bundle(CompileRequest(str(source), task, models, name, backend="fake"), lambda line: None)
+        compile_model(source, models, task, name=name, backend="fake")
     make_writer(folder / "writer")
     (models / "writer").symlink_to(folder / "writer" / "repository" / "writer")
     with SYSTEMS["guarded"](models, folder) as server:

@@ -16,14 +16,7 @@ import pytest
 import torch
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import (
-    NO_BUCKETS,
-    BucketRequest,
-    CompileRequest,
-    NeuronxOptions,
-    PipelineOptions,
-    compile_bundle,
-)
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest, NeuronxOptions, PipelineOptions
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
@@ -37,6 +30,7 @@ from neuronpipe.tasks.inputs.kind import input_kind
 from tests.conftest import DOUBLES
 from tests.documentation.measured_models import GRAPHS, PAGE, RECORD, page, wanted
 from tests.models.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
+from tests.models.compiling import compile_model
 from tests.models.images import IMAGE_TEXT_FAMILIES
 from tests.suite.sampling import Sample, sample_of
 
@@ -85,10 +79,10 @@ def _drawn(place: str, sample: Sample) -> list[str]:
 
 def _compile(folder: Path, architecture: str, backend: str, parts: int = 1) -> Bundle:
     task = "text_classification" if architecture in TEXT_ARCHITECTURES else "image_classification"
-    request = CompileRequest(
-        source=str(make_source(folder / "source", architecture, task)),
-        task=task,
-        repository=folder,
+    return compile_model(
+        make_source(folder / "source", architecture, task),
+        folder,
+        task,
         name="model",
         backend=backend,
         max_divergence=5e-5,
@@ -96,7 +90,6 @@ def _compile(folder: Path, architecture: str, backend: str, parts: int = 1) -> B
         pipeline=PipelineOptions(parts),
         neuronx=NeuronxOptions(cache=folder / "cache"),
     )
-    return compile_bundle(request, lambda line: None)
 
 
 @dataclass(frozen=True)
@@ -209,8 +202,8 @@ def test_sparse_blocks_limit_the_tokens_to_where_transformers_computes_full_atte
     source = make_source(tmp_path / "source", "BigBird", "text_classification")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"block_size": 4, "num_random_blocks": 1}))
-    request = CompileRequest(str(source), "text_classification", tmp_path / "repository", "model", backend="fake")
-    assert compile_bundle(request, lambda line: None).spec.max_tokens == (5 + 2 * 1) * 4
+    bundle = compile_model(source, tmp_path / "repository", "text_classification", backend="fake")
+    assert bundle.spec.max_tokens == (5 + 2 * 1) * 4
 
 
 def test_the_page_is_made_of_what_was_measured() -> None:

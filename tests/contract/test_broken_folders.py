@@ -17,8 +17,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
+from tests.models.compiling import compile_model
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe, word_piece
 
@@ -105,6 +105,20 @@ def _tokenizer_part(**parts: Any) -> Change:
     return _fields("tokenizer.json", **parts)
 
 
+def _with_token_beyond(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<brand>"])
+    tokenizer.save_pretrained(folder)
+
+
+def _without_architecture(change: Change) -> Change:
+    def both(folder: Path) -> None:
+        (folder / "config.json").unlink()
+        change(folder)
+
+    return both
+
+
 def _template(**special: Any) -> Change:
     """What begins each text is another token than the vocabulary says."""
 
@@ -182,7 +196,10 @@ class _Code:
 def _pickled(name: str, content: object) -> Change:
     def write(folder: Path) -> None:
         (folder / "model.safetensors").unlink(missing_ok=name.startswith("2_Dense"))
-        torch.save(content, folder / name)
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            torch.save(content, folder / name)
 
     return write
 
@@ -220,6 +237,9 @@ def _dense(**tensors: torch.Tensor) -> Change:
 
 
 _TRANSFORMER, _POOLING = ("Transformer", ""), ("Pooling", "1_Pooling")
+_ADAPTER = _fields("adapter_config.json", peft_type="LORA", base_model_name_or_path="owner/base")
+_MERGE = "made for owner/base; --merge-adapter compiles the two as one .pip install 'neuronpipe.compile-adapters.'."
+_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 _WRONG: dict[str, tuple[Any, ...]] = {
     "config.json": (b"", b"[]", b"null", b"{", b"\xff\xfe{}", b'"x"', b"{}"),
     "tokenizer.json": (b"", b"[]", b"null", b"{}", b'{"model": 3}', b'{"version": "1.0"}'),
@@ -266,6 +286,8 @@ _MODULES: tuple[tuple[str, Any], ...] = (
     ("1_Pooling/config.json", []),
     ("1_Pooling/config.json", {"pooling_mode": 3}),
     ("1_Pooling/config.json", {"pooling_mode": ["mean", "median"]}),
+    ("2_Dense/config.json", {"in_features": None, "out_features": 8}),
+    ("sentence_bert_config.json", {"config_args": {"is_decoder": True}}),
     ("2_Dense/config.json", {"in_features": "32", "out_features": 8}),
     ("2_Dense/config.json", {"in_features": 31, "out_features": 8}),
     ("2_Dense/config.json", {"in_features": 32, "out_features": 8, "activation_function": 3}),
@@ -303,6 +325,45 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     ("classifier", _only("model_index.json"), "it holds a pipeline of diffusers"),
     ("classifier", _only("tf_model.h5"), "it holds weights of TensorFlow"),
     ("classifier", _only("adapter_config.json"), "adapter_config.json: holds int, not an object"),
+    ("classifier", _without_architecture(_ADAPTER), f"holds an adapter .LoRA., not a whole model, {_MERGE}"),
+    ("classifier", _ADAPTER, f"holds an adapter .LoRA. beside its weights, {_MERGE}"),
+    (
+        "classifier",
+        _beside("onnx/model.onnx"),
+        "only the graph model.onnx, which the back end openvino takes; leave out --backend fake",
+    ),
+    (
+        "classifier",
+        _without_architecture(
+            _content("modules.json", b'[{"path": "0_S", "type": "sentence_transformers.models.StaticEmbedding"}]')
+        ),
+        "no model: it has no config.json; modules.json begins with StaticEmbedding, and supported are models that",
+    ),
+    (
+        "classifier",
+        _fields("config.json", model_type="t5", architectures=["T5EncoderModel"]),
+        "T5EncoderModel is the encoder of a model with a decoder, which is not supported; take a model of an encoder",
+    ),
+    (
+        "classifier",
+        _fields("config.json", quantization_config={"load_in_8bit": True, "_load_in_8bit": True}),
+        "its weights are quantized by bitsandbytes; compile the original in its place, with --dtype int8",
+    ),
+    (
+        "classifier",
+        _fields("config.json", quantization_config={"quant_method": "gptq"}),
+        "its weights are quantized by gptq;",
+    ),
+    (
+        "classifier",
+        _fields("config.json", auto_map={"AutoModel": "owner/name--modeling.JinaBertModel"}),
+        "names code of its own .auto_map: JinaBertModel., which is not run, and what transformers has for its",
+    ),
+    (
+        "classifier",
+        _with_token_beyond,
+        "its tokenizer has tokens beyond the model's [0-9]+ embeddings .<brand>.; train the model after resize_token",
+    ),
     ("classifier", _beside("model.gguf"), "no weights of PyTorch .* only model.gguf"),
     ("classifier", _beside("flax_model.msgpack"), "only flax_model.msgpack"),
     (
@@ -334,18 +395,24 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("classifier", _in_shards({"weight_map": {"a": "model-00002-of-00002.safetensors"}}), "model-00002-of-00002.saf"),
     ("classifier", _in_shards({"weight_map": None}), "has no weight_map"),
     ("classifier", _in_shards([]), "holds list, not an object"),
-    ("classifier", _pickled("pytorch_model.bin", _Code()), "holds more than numbers"),
+    (
+        "classifier",
+        _pickled("pytorch_model.bin", _Code()),
+        "pytorch_model.bin holds more than numbers, and to read it might run its code; get the weights as safetensors",
+    ),
+    (
+        "classifier",
+        _pickled("pytorch_model.bin", b"no weights"),
+        "pytorch_model.bin is damaged or cut off; get the file",
+    ),
     ("classifier", _pickled("pytorch_model.bin", [1]), "pytorch_model.bin holds list"),
     ("embedder", _pickled("2_Dense/pytorch_model.bin", _Code()), "the weights of its Dense module cannot be read"),
     ("classifier", _link("model.safetensors", "/nowhere/model.safetensors"), "or a link to none"),
     ("classifier", _link("config.json", "config.json"), "or a link to none"),
     ("classifier", _is_folder("config.json"), "has no config.json"),
     ("classifier", _is_folder("tokenizer.json"), "tokenizer"),
-    (
-        "classifier",
-        _content("model.safetensors", b"version https://git-lfs.github.com/spec/v1"),
-        "a pointer of Git LFS",
-    ),
+    ("classifier", _content("model.safetensors", _POINTER), "/model.safetensors: a pointer of Git LFS, not the file"),
+    ("classifier", _content("tokenizer.json", _POINTER), "/tokenizer.json: a pointer of Git LFS"),
     ("classifier", _content("config.json", b"<!doctype html>"), "config.json: cannot be read as JSON"),
     ("classifier", _content("config.json", b"[" * 100_000), "config.json: cannot be read as JSON"),
     ("classifier", _marked("config.json"), "config.json: cannot be read as JSON: Unexpected UTF-8 BOM"),
@@ -357,8 +424,12 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("writer", _content("generation_config.json", b'{"a": "\xe9"}'), "generation_config.json"),
     ("writer", _content("generation_config.json", b"[]"), "generation_config.json"),
     ("classifier", _fields("config.json", id2label={"0": "\ud800", "1": "b", "2": "c"}), "config.json: cannot be read"),
-    ("classifier", _fields("config.json", id2label={"0": None, "1": "b", "2": "c"}), "no name for each label"),
-    ("classifier", _fields("config.json", id2label={"0": "a", "1": "b", "5": "c"}), "no name for each label"),
+    (
+        "classifier",
+        _fields("config.json", id2label={"0": None, "1": 3, "2": "c"}),
+        "no name for each label .id2label has 0: None, 1: 3.; write there, and in label2id, a text for each number",
+    ),
+    ("classifier", _fields("config.json", id2label={"0": "a", "1": "b", "5": "c"}), "has 2: None.; write there"),
     ("classifier", _fields("config.json", id2label={"0": "a", "1": "b"}, label2id=None), "another shape than config"),
     ("classifier", _fields("config.json", vocab_size=10**30), "config.json has vocab_size"),
     ("classifier", _fields("config.json", num_hidden_layers=-1), "has num_hidden_layers -1"),
@@ -394,6 +465,9 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("embedder", _modules(_TRANSFORMER, _POOLING, _POOLING), "has a module Pooling"),
     ("embedder", _modules(_TRANSFORMER, ("Router", "1_Router"), _POOLING), "Router"),
     ("embedder", _modules(("Asym", ""), _POOLING), "Asym"),
+    ("embedder", _modules(_TRANSFORMER), "no Pooling module"),
+    ("embedder", _modules(_TRANSFORMER, ("custom_st.Pooling", "1_Pooling")), "code of its own, which is not run"),
+    ("embedder", _fields("1_Pooling/config.json", pooling_mode="median"), "pooling median; supported are cls"),
     ("embedder", _modules(_TRANSFORMER, ("LSTM", "1_LSTM"), _POOLING), "LSTM"),
     ("embedder", _modules(_TRANSFORMER, ("own.Module", "1_Module")), "own.Module|Module"),
     ("embedder", _modules(_TRANSFORMER, ("Pooling", "9_Pooling")), "9_Pooling/config.json"),
@@ -402,6 +476,11 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("embedder", _dense(**{"linear.weight": torch.ones(8, 31), "linear.bias": torch.ones(8)}), "Dense"),
     ("embedder", _dense(**{"linear.weight": torch.ones(8, 32)}), "Dense"),
     ("embedder", _fields("2_Dense/config.json", activation_function="os.system"), "os.system"),
+    (
+        "embedder",
+        _fields("2_Dense/config.json", activation_function="torch.nn.modules.activation.PReLU"),
+        "activation torch.nn.modules.activation.PReLU",
+    ),
     ("embedder", _fields("2_Dense/config.json", out_features=0), "2_Dense"),
     ("embedder", _fields("sentence_bert_config.json", max_seq_length=0), "max_seq_length"),
     ("embedder", _fields("sentence_bert_config.json", max_seq_length=32.5), "max_seq_length"),
@@ -438,11 +517,10 @@ def test_a_broken_folder_is_refused_in_one_line_that_says_why(
     change(source)
     backend = "openvino" if base == "writer" else "fake"
     with pytest.raises(SetupError, match=message or None) as refused:
-        compile_bundle(
-            CompileRequest(str(source), "", tmp_path / "repository", "m", backend=backend), lambda line: None
-        )
+        compile_model(source, tmp_path / "repository", backend=backend)
     text = str(refused.value)
     assert "\n" not in text
     assert len(text) < 700
     assert "source" in text  # the folder, or a file of it
     assert not list((tmp_path / "repository").rglob("*/1"))
+    assert not Path("was-run").exists()

@@ -70,11 +70,7 @@ def _sentence_piece() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.normalizer = normalizers.NFC()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        special_tokens=special,
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator([*PICKED, *generated(5, 40, words=(5, 30))], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     fast.add_special_tokens({"additional_special_tokens": [AddedToken(token, normalized=False) for token in _SPECIAL]})
@@ -117,11 +113,7 @@ def test_prompts_equal_those_of_transformers(kind: str, form: str) -> None:
     for chat in _chats():
         spells = any(token in one["content"] for one in chat for token in tokenizer.all_special_tokens)
         expected = tokenizer.apply_chat_template(
-            chat,
-            chat_template=template,
-            add_generation_prompt=True,
-            return_dict=False,
-            sanitize_control_tokens=spells,
+            chat, chat_template=template, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=spells
         )
         found = ours.encode_chat(chat)
         assert found.token_ids.tolist() == expected, chat

@@ -62,13 +62,7 @@ def test_every_token_in_the_slots_of_neuron_is_compared(family: str, tmp_path: P
 
 @pytest.mark.parametrize(
     ("family", "bucket", "message"),
-    [
-        (
-            "bart",
-            "4x48",
-            "a text of BartForConditionalGeneration takes 5 slots, 4 for its beams and one for",
-        ),
-    ],
+    [("bart", "4x48", "a text of BartForConditionalGeneration takes 5 slots, 4 for its beams and one for")],
 )
 def test_what_slots_cannot_hold_is_refused(
     family: str, bucket: str, message: str, tmp_path: Path, neuron_double: object

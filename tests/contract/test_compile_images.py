@@ -163,10 +163,6 @@ async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvi
             "--bucket 8x3: an image counts as 4 tokens: write 8x4",
         ),
         ({"buckets": BucketRequest(("8x3",))}, "--bucket 8x3: an image counts as 4 tokens: write 8x4"),
-        (
-            {"task": "text_classification"},
-            "ViTForImageClassification takes images, so it cannot have the task text_classification",
-        ),
     ],
 )
 def test_what_images_do_not_have_is_refused(
@@ -191,11 +187,4 @@ def test_a_processor_that_makes_images_which_the_model_does_not_take_is_refused(
         SetupError,
         match="its image processor makes RGB images of 48 x 40, which ViTForImageClassification does not take",
     ):
-        compiled(source=str(folder))
-
-
-def test_a_model_without_an_image_processor_is_refused(tmp_path: Path, compiled: Callable[..., Bundle]) -> None:
-    folder = make_image_source(tmp_path / "source", "ViT", **_LABELS)
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(SetupError, match="cannot load its image processor"):
         compiled(source=str(folder))

@@ -2,10 +2,10 @@
 
 import fcntl
 import json
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,10 +15,12 @@ import torch
 import transformers
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler import BucketRequest, NeuronxOptions
 from neuronpipe.compiler.modules import Positional
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import neuron
+from tests.models.compiling import compile_model
+from tests.suite.waiting import until
 
 pytestmark = pytest.mark.sampled if transformers.__version__.startswith("4.") else pytest.mark.long
 
@@ -42,10 +44,10 @@ def log(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def compiled(log: object, sources: dict[str, Path], tmp_path: Path) -> Callable[..., Bundle]:
     def run(*buckets: str, dtype: str = "float32", max_divergence: float | None = None, **options: object) -> Bundle:
-        request = CompileRequest(
-            source=str(sources["classifier"]),
-            task="text_classification",
-            repository=tmp_path / "repository",
+        return compile_model(
+            sources["classifier"],
+            tmp_path / "repository",
+            "text_classification",
             name="model",
             backend="neuronx",
             dtype=dtype,
@@ -53,7 +55,6 @@ def compiled(log: object, sources: dict[str, Path], tmp_path: Path) -> Callable[
             buckets=BucketRequest(buckets),
             neuronx=NeuronxOptions(cache=tmp_path / "cache", **options),  # type: ignore[arg-type]
         )
-        return compile_bundle(request, lambda line: None)
 
     return run
 
@@ -125,24 +126,23 @@ def test_a_bucket_that_cannot_be_compiled_is_named_with_the_reason(
 
 def _hung(log_path: Path) -> int:
     """The process id of a compiler that hangs."""
-    for _ in range(600):
-        found = [line for line in log_path.read_text().splitlines() if " hang " in line] if log_path.exists() else []
-        if found:
-            return int(found[0].split("pid=")[1])
-        time.sleep(0.1)
-    raise AssertionError("no compiler hangs")
+
+    def hanging() -> list[str]:
+        return re.findall(r" hang .*pid=(\d+)\n", log_path.read_text()) if log_path.exists() else []
+
+    until(lambda: bool(hanging()), "no compiler hangs")
+    return int(hanging()[0])
 
 
 def _wait_until_gone(pid: int) -> None:
-    for _ in range(200):
+    def is_gone() -> bool:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
-            return
-        if state == "Z":  # its parent has not asked for its end yet
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"process {pid} is still there")
+            return True
+        return state == "Z"  # its parent has not asked for its end yet
+
+    until(is_gone, f"the end of process {pid}")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)], ids=str)

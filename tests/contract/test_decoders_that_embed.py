@@ -23,12 +23,12 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextClassificationInput,
     Truncation,
 )
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from tests.contract.inference import infer_all
 from tests.models.architectures import DECODERS, make_source
+from tests.models.compiling import compile_model
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe
 
@@ -85,8 +85,7 @@ _EMBEDDERS: Mapping[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("name", _EMBEDDERS)
 async def test_vectors_equal_those_of_sentence_transformers_with_each_prompt(name: str, tmp_path: Path) -> None:
     source = _EMBEDDERS[name](tmp_path)
-    request = CompileRequest(source=str(source), task="", repository=tmp_path / "repository", name="model")
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     assert bundle.spec.told_facts["prompt_names"] == sorted(_PROMPTS)
     reference = SentenceTransformer(str(source), device="cpu", processor_kwargs={"split_special_tokens": True})
     for prompt in (None, *_PROMPTS):
@@ -102,8 +101,7 @@ async def test_vectors_equal_those_of_sentence_transformers_with_each_prompt(nam
 @pytest.mark.parametrize("name", DECODERS)
 async def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", name, "text_classification")
-    request = CompileRequest(source=str(source), task="", repository=tmp_path / "repository", name="model")
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     inputs = [
         TaskInput(
             text_classification=TextClassificationInput(
@@ -166,10 +164,7 @@ async def test_log_odds_of_yes_and_no_equal_those_of_sentence_transformers(is_sa
         source = tmp_path / "saved"
         assert (source / "modules.json").is_file()
     task = "" if is_saved else "rerank"
-    bundle = compile_bundle(
-        CompileRequest(source=str(source), task=task, repository=tmp_path / "repository", name="model"),
-        lambda line: None,
-    )
+    bundle = compile_model(source, tmp_path / "repository", task, name="model")
     reference = CrossEncoder(str(source), device="cpu", processor_kwargs={"split_special_tokens": False})
     for function, activation in ((ScoreFunction.SCORE_FUNCTION_NONE, torch.nn.Identity()), (0, torch.nn.Sigmoid())):
         inputs = [_ranking(query, function=function) for query in _QUERIES]
@@ -185,10 +180,7 @@ async def test_the_template_of_the_published_qwen3_reranker_is_used_where_its_ow
     tmp_path: Path,
 ) -> None:
     source = _writer(tmp_path / "source", "{% for one in messages %}{{ one.role }}{% endfor %}")
-    bundle = compile_bundle(
-        CompileRequest(source=str(source), task="rerank", repository=tmp_path / "repository", name="model"),
-        lambda line: None,
-    )
+    bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
     (result,) = await infer_all(bundle.folder, [_ranking("a query", function=ScoreFunction.SCORE_FUNCTION_NONE)])
@@ -212,10 +204,7 @@ async def test_the_template_of_the_published_qwen3_reranker_is_used_where_its_ow
 
 async def test_a_text_that_is_too_long_for_the_template_is_an_error_or_loses_its_end(tmp_path: Path) -> None:
     source = _writer(tmp_path / "source", _CHAT)
-    bundle = compile_bundle(
-        CompileRequest(source=str(source), task="rerank", repository=tmp_path / "repository", name="model"),
-        lambda line: None,
-    )
+    bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")
     limit, words = bundle.spec.max_tokens, "word " * 300
 
     async def rank(query: str, text: str, truncation: "Truncation.ValueType") -> list[float]:
@@ -245,10 +234,7 @@ async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_
 ) -> None:
     template = _CHAT.partition("<|im_end|>\n<|im_start|>assistant")[0] + behind
     source = _writer(tmp_path / "source", template)
-    bundle = compile_bundle(
-        CompileRequest(source=str(source), task="rerank", repository=tmp_path / "repository", name="model"),
-        lambda line: None,
-    )
+    bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")
     ranking = RerankInput(query="a query", texts=_LONG, truncation=_RIGHT, function=ScoreFunction.SCORE_FUNCTION_NONE)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
     reference = CrossEncoder(str(source), device="cpu", max_length=bundle.spec.max_tokens)
@@ -263,9 +249,8 @@ async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_
 
 def test_what_is_no_reranker_is_refused_with_what_to_do(tmp_path: Path) -> None:
     def refused(folder: Path, message: str) -> None:
-        request = CompileRequest(source=str(folder), task="rerank", repository=tmp_path / "repository", name="model")
         with pytest.raises(SetupError, match=message):
-            compile_bundle(request, lambda line: None)
+            compile_model(folder, tmp_path / "repository", "rerank", name="model")
 
     trimming = _CHAT.replace("{{ q }}", "{{ q | trim }}")
     refused(_writer(tmp_path / "trimming", trimming), "its chat template changes the texts that are written into it")

@@ -8,10 +8,10 @@ import numpy as np
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision, SentenceEmbeddingInput, TaskInput
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks.vectors import EmbeddingFacts
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 
 
 async def test_vectors_are_quantized_by_the_ranges_of_the_users_texts(tmp_path: Path) -> None:
@@ -19,8 +19,7 @@ async def test_vectors_are_quantized_by_the_ranges_of_the_users_texts(tmp_path: 
     texts = [f"The train number {number} leaves at {number % 24}." for number in range(160)]
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(texts))
-    request = CompileRequest(str(source), "sentence_embedding", tmp_path / "repository", "model", calibration=file)
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", "sentence_embedding", name="model", calibration=file)
     facts = EmbeddingFacts.of(bundle.spec)
     inputs = [
         TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, precision=precision))

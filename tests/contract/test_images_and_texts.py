@@ -11,11 +11,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageEmbeddingInput,
-    TaskInput,
-    ZeroShotImageClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingInput, TaskInput, ZeroShotImageClassificationInput
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
@@ -26,6 +22,7 @@ from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, comp
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.contract.inference import infer_all
+from tests.models.compiling import compile_model
 from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
 
 # Sums of float32 in another order, as in test_backends.py.
@@ -40,8 +37,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     family, backend = request.param
     folder = tmp_path_factory.mktemp(family)
     source = make_image_text_source(folder / "source", family)
-    compiled = CompileRequest(str(source), "", folder / "repository", "model", backend=backend, max_divergence=5e-5)
-    return compile_bundle(compiled, lambda line: None)
+    return compile_model(source, folder / "repository", name="model", backend=backend, max_divergence=5e-5)
 
 
 def test_one_bundle_answers_for_images_and_for_texts(bundle: Bundle) -> None:
@@ -74,12 +70,7 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
 
     try:
         alone = {id(one): (await run([one]))[0] for one in [*images, *texts]}
-        for batch in (
-            texts,
-            images,
-            [images[0], *texts, images[1]],
-            [texts[2], images[1], texts[0]],
-        ):
+        for batch in (texts, images, [images[0], *texts, images[1]], [texts[2], images[1], texts[0]]):
             for row, one in zip(await run(batch), batch, strict=True):
                 expected = alone[id(one)]
                 np.testing.assert_allclose(row, expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
@@ -130,7 +121,7 @@ def test_a_model_of_images_without_a_head_makes_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_scaled", [True, False])
 async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_scaled: bool) -> None:
     source = make_image_encoder_source(tmp_path / "source", "DINOv2")
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
     pipeline = transformers.pipeline("image-feature-extraction", model=str(source), image_processor=processor)
     inputs = [

@@ -35,6 +35,7 @@ from neuronpipe.stages.neuron_executor.executor_model import cut
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino, read
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.repository import MODELS, bert_config, save
 
 pytestmark = pytest.mark.long
@@ -138,8 +139,8 @@ def test_no_table_is_dequantized_as_a_whole_and_the_outputs_are_the_same(
 
     monkeypatch.setattr(quantization, "look_up_first", look_up)
     source = make_source(tmp_path / "source", architecture, task)
-    request = CompileRequest(str(source), task, tmp_path, "model", dtype="int8", calibration=calibration_file)
-    file = compile_bundle(request, lambda line: None).folder / "artifacts/openvino/model.xml"
+    bundle = compile_model(source, tmp_path, task, dtype="int8", calibration=calibration_file)
+    file = bundle.folder / "artifacts/openvino/model.xml"
 
     tables = _tables(whole[0])
     assert tables
@@ -346,10 +347,7 @@ def test_artefact_beyond_a_limit_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"task": "text_classification", "dtype": "float32"},
-            "--calibration is for --dtype int8; float32 needs none",
-        ),
+        ({"task": "text_classification", "dtype": "float32"}, "--calibration is for --dtype int8; float32 needs none"),
         (
             {"task": "text_classification", "dtype": "int8-weights"},
             "--calibration is for --dtype int8; int8-weights needs none",

@@ -19,11 +19,11 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from neuronpipe.api.v1.tasks_pb2 import FeatureType, MultiVectorEmbeddingInput, RerankInput, TaskInput, Truncation
 from neuronpipe.client.task_call import to_array
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 
 _TOLERANCE = 5e-5
 _RIGHT = Truncation.TRUNCATION_RIGHT
@@ -138,7 +138,7 @@ def _inputs(texts: tuple[str, ...], *, is_query: bool) -> list[TaskInput]:
 async def test_vectors_and_scores_equal_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     source = _MODELS[name](tmp_path)
     assert read_configuration(source).find_task().task == "multi_vector_embedding"
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     assert bundle.spec.tasks == ("multi_vector_embedding", "rerank")
     reference = MultiVectorEncoder(str(source), device="cpu")
     queries = reference.encode_query(list(_QUERIES), convert_to_numpy=True)
@@ -159,9 +159,7 @@ async def test_vectors_and_scores_equal_those_of_sentence_transformers(name: str
 
 
 async def test_marks_that_a_text_spells_are_text_and_limits_are_those_of_each_kind(tmp_path: Path) -> None:
-    bundle = compile_bundle(
-        CompileRequest(str(_stanford(tmp_path)), "", tmp_path / "repository", "model"), lambda line: None
-    )
+    bundle = compile_model(_stanford(tmp_path), tmp_path / "repository", name="model")
     spelled, plain = await infer_all(bundle.folder, _inputs(("[unused1] a", "a"), is_query=False))
     assert spelled.multi_vector_embedding.shape[0] > plain.multi_vector_embedding.shape[0] + 1
     (result,) = await infer_all(bundle.folder, _inputs(("a",), is_query=True))
@@ -178,12 +176,11 @@ async def test_marks_that_a_text_spells_are_text_and_limits_are_those_of_each_ki
 
 def test_what_is_no_model_of_late_interaction_is_refused(tmp_path: Path) -> None:
     plain = make_source(tmp_path / "plain", "BERT", "sentence_embedding")
-    request = CompileRequest(str(plain), "multi_vector_embedding", tmp_path / "repository", "model")
     with pytest.raises(SetupError, match=r"is no model of late interaction: it has neither modules.json nor"):
-        compile_bundle(request, lambda line: None)
+        compile_model(plain, tmp_path / "repository", "multi_vector_embedding", name="model")
     source = _stanford(tmp_path)
     weights = safetensors.torch.load_file(source / "model.safetensors")
     weights.pop("linear.weight")
     safetensors.torch.save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SetupError, match=r"its weights lack linear.weight, the layer of ColBERT behind its encoder"):
-        compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+        compile_model(source, tmp_path / "repository", name="model")

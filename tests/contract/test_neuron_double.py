@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,15 +64,8 @@ def _python(program: str, environment: Mapping[str, str]) -> subprocess.Complete
 
 
 def test_public_names_are_the_documented_ones(sdk: Any) -> None:
-    documented = (
-        "trace dynamic_batch DataParallel BucketModelConfig bucket_model_trace PartitionerConfig analyze "
-        "lazy_load async_load"
-    )
-    documented += (
-        " move_trace_to_device replace_weights set_neuron_cores set_multicore neuron_cores_context multicore_context"
-    )
     public = {name for name in vars(sdk) if not name.startswith("_")} - {"Any", "experimental"}
-    assert public == set(documented.split())
+    assert public == {"trace", "move_trace_to_device", "neuron_cores_context"}
     with pytest.raises(AttributeError):
         sdk.get_neuron_cores()
 
@@ -82,18 +74,24 @@ def test_version_says_that_it_is_a_double(sdk: Any) -> None:
     assert sdk.__version__.endswith("+double")
 
 
-@pytest.mark.parametrize("name", ["set_neuron_cores", "set_multicore", "neuron_cores_context", "multicore_context"])
-def test_placement_in_experimental_warns(sdk: Any, name: str) -> None:
-    with pytest.warns(UserWarning, match=f"torch_neuronx.experimental.{name} will be removed"):
-        getattr(importlib.import_module("torch_neuronx.experimental"), name)
+def test_placement_in_experimental_warns(sdk: Any) -> None:
+    with pytest.warns(UserWarning, match="torch_neuronx.experimental.neuron_cores_context will be removed"):
+        assert importlib.import_module("torch_neuronx.experimental").neuron_cores_context
 
 
-def test_before_sdk_2_25_placement_is_in_experimental_only(neuron_double: Mapping[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [("2.24", "False True matmult 2.7.0.2.8.6734+double"), ("2.26", "True True matmult"), ("2.29", "True True none")],
+)
+def test_releases_differ_in_the_place_of_placement_and_in_the_default_cast(
+    neuron_double: Mapping[str, str], release: str, said: str
+) -> None:
     program = (
-        "import torch_neuronx as t; print(*(hasattr(one, 'set_multicore') for one in (t, t.experimental)), "
+        "import torch_neuronx as t; from torch_neuronx._flags import parse; "
+        "print(*(hasattr(one, 'neuron_cores_context') for one in (t, t.experimental)), parse(None)['--auto-cast'], "
         "t.__version__)"
     )
-    assert _python(program, {"NEURON_DOUBLE_SDK": "2.24"}).stdout == "False True 2.7.0.2.8.6734+double\n"
+    assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +125,6 @@ def test_positional_arguments_and_unknown_keywords_of_trace_are_errors(sdk: Any,
 def test_unknown_compiler_flags_are_refused(sdk: Any, model: torch.nn.Module, flags: Any) -> None:
     with pytest.raises(RuntimeError, match="neuronx-cc: error"):
         sdk.trace(model, _EXAMPLE, compiler_args=flags)
-
-
-@pytest.mark.parametrize(("release", "cast"), [("2.26", "matmult"), ("2.29", "none")])
-def test_the_default_cast_changed_with_sdk_2_27(neuron_double: Mapping[str, str], release: str, cast: str) -> None:
-    program = "from torch_neuronx._flags import parse; print(parse(None)['--auto-cast'])"
-    assert _python(program, {"NEURON_DOUBLE_SDK": release}).stdout == f"{cast}\n"
 
 
 def test_without_a_device_trace_needs_the_cpu_and_a_target(
@@ -241,7 +233,7 @@ def test_loads_go_to_the_core_used_least_or_to_the_one_that_the_context_says(
     assert _cores(sdk, traced) == [0]
     assert [_cores(sdk, torch.jit.load(path)) for _ in range(3)] == [[1], [2], [3]]
     assert _cores(sdk, _load(sdk, path, 2)) == [2]
-    with sdk.multicore_context():
+    with sdk.neuron_cores_context(start_nc=0, nc_count=4):
         assert _cores(sdk, torch.jit.load(path)) == [0, 1, 2, 3]
 
 
@@ -263,11 +255,22 @@ def test_visible_cores_win_over_their_number_and_are_read_once(
     assert [core.index for core in sdk._runtime.runtime().cores] == expected
 
 
-@pytest.mark.parametrize("name", ["NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_RT_EXEC_TIMEOUT"])
-def test_what_is_set_after_the_import_is_too_late(name: str, neuron_double: Mapping[str, str]) -> None:
-    start = f"import os, torch_neuronx; os.environ[{name!r}] = '1'; torch_neuronx._runtime.runtime()"
-    assert f"{name}: set after torch_neuronx was imported" in _python(start, neuron_double).stderr
-    assert _python(f"import os; os.environ[{name!r}] = '1'; {start}", neuron_double).returncode == 0
+def test_what_is_set_after_the_import_is_too_late(neuron_double: Mapping[str, str]) -> None:
+    names = ("NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES", "NEURON_RT_EXEC_TIMEOUT")
+    program = f"""
+import os, torch_neuronx
+for name in {names}:
+    os.environ[name] = "1"
+    try:
+        torch_neuronx._runtime.runtime()
+    except RuntimeError as error:
+        print(error)
+    del os.environ[name]
+"""
+    said = _python(program, neuron_double).stdout
+    assert [f"{name}: set after torch_neuronx was imported" in said for name in names] == [True] * 3
+    start = "import torch_neuronx; torch_neuronx._runtime.runtime()"
+    assert _python(start, {**neuron_double, **dict.fromkeys(names, "1")}).returncode == 0
 
 
 def test_a_core_belongs_to_one_process_until_that_ends(
@@ -352,47 +355,6 @@ def test_every_trace_compiles_again(
     assert (tmp_path / "log").read_text().count("compile shape=2x3") == 2
 
 
-def test_dynamic_batch_works_in_place_lasts_in_the_file_and_fills_with_zeros(
-    sdk: Any, traced: Any, tmp_path: Path
-) -> None:
-    assert sdk.dynamic_batch(traced) is traced
-    torch.jit.save(traced, tmp_path / "model.pt")
-    five = torch.ones(5, 3, dtype=torch.int64)
-    assert torch.jit.load(tmp_path / "model.pt")(five, five)[0].shape == (5, 3, 2)
-    with pytest.raises(RuntimeError, match=r"ValueError|Inconsistent"):
-        traced(five, five[:4])
-
-
-@pytest.mark.parametrize("name", ["lazy_load", "async_load"])
-def test_a_model_may_be_loaded_with_its_first_call_or_in_a_thread(
-    sdk: Any, traced: Any, tmp_path: Path, name: str
-) -> None:
-    getattr(sdk, name)(traced)
-    torch.jit.save(traced, tmp_path / "model.pt")
-    loaded = torch.jit.load(tmp_path / "model.pt")
-    if name == "lazy_load":
-        assert _cores(sdk, loaded) == []
-    loaded(*_EXAMPLE)
-    assert len(_cores(sdk, loaded)) == 1
-
-
-def test_weights_are_replaced_only_where_they_were_separated(sdk: Any, model: torch.nn.Module, traced: Any) -> None:
-    with pytest.warns(UserWarning, match="inside the NEFF"):
-        sdk.replace_weights(traced, model)
-    separated = sdk.trace(model, _EXAMPLE, compiler_args=_FLAGS, inline_weights_to_neff=False)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
-    sdk.replace_weights(separated, zeros)
-    assert separated(*_EXAMPLE)[0].abs().max() == 0
-
-
-def test_data_parallel_splits_a_batch_over_cores(sdk: Any, traced: Any, model: torch.nn.Module) -> None:
-    ids = torch.arange(7 * 3).reshape(7, 3) % 10
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (outputs,) = sdk.DataParallel(traced)(ids, torch.ones_like(ids))
-    torch.testing.assert_close(outputs, model(ids, torch.ones_like(ids))[0])
-
-
 class _Sums(torch.nn.Module):
     """Adds up what it is given."""
 
@@ -444,7 +406,8 @@ def test_a_state_is_on_a_core_from_the_move_there_until_it_is_unloaded(sdk: Any,
         traced(_IDS)
     sdk.move_trace_to_device(traced, 0)
     traced(_IDS)
-    sdk.set_neuron_cores(traced, start_nc=1, nc_count=1)
+    sdk._model.model_of(traced).unload()
+    sdk._model.model_of(traced).load(1, 1)
     with pytest.raises(RuntimeError, match="states are not on the core"):
         traced(_IDS)
     sdk.move_trace_to_device(traced, 1)
@@ -472,9 +435,7 @@ def test_a_state_is_a_parameter_of_the_module_and_two_have_two_outputs(sdk: Any)
         sdk.trace(module, (_IDS,), input_output_aliases=[(module.sums, 1)], compiler_args=_FLAGS)
 
 
-def test_a_model_with_states_has_one_core_and_one_batch_size(sdk: Any, summed: Callable[..., Any]) -> None:
-    traced = summed()
-    with pytest.raises(RuntimeError, match="one batch size"):
-        sdk.dynamic_batch(traced)
-    with pytest.raises(RuntimeError, match="on one core"):
-        sdk.set_multicore(traced)
+def test_a_model_with_states_is_on_one_core(sdk: Any, summed: Callable[..., Any], tmp_path: Path) -> None:
+    torch.jit.save(summed(), tmp_path / "model.pt")
+    with pytest.raises(RuntimeError, match="on one core"), sdk.neuron_cores_context(start_nc=0, nc_count=2):
+        torch.jit.load(tmp_path / "model.pt")

@@ -16,10 +16,11 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, TextClassificationInput
-from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
+from neuronpipe.compiler import PipelineOptions
 from neuronpipe.core.errors import SetupError
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -66,7 +67,7 @@ def _only_graph(folder: Path, auto_class: Any, outputs: Sequence[str]) -> Path:
 
 def _compile(source: Path, folder: Path, task: str = "", **options: Any) -> tuple[Any, str]:
     lines: list[str] = []
-    bundle = compile_bundle(CompileRequest(str(source), task, folder / "repository", "m", **options), lines.append)
+    bundle = compile_model(source, folder / "repository", task, report=lines.append, **options)
     return bundle, "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, compile_bundle
+from neuronpipe.compiler import NO_BUCKETS, BucketRequest
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.backends import load_backend
@@ -22,6 +22,7 @@ from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, comp
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import jina_bert, nomic_experts
 from tests.models.architectures import TEXT_ARCHITECTURES, make_source
+from tests.models.compiling import compile_model
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
@@ -35,8 +36,7 @@ _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 
 def _compile(source: Path, folder: Path, backend: str = "torch", task: str = "") -> Bundle:
     buckets = BucketRequest(("4x16", "4x64")) if backend == "neuronx" else NO_BUCKETS
-    request = CompileRequest(str(source), task, folder / "repository", "m", backend=backend, buckets=buckets)
-    return compile_bundle(request, lambda line: None)
+    return compile_model(source, folder / "repository", task, backend=backend, buckets=buckets)
 
 
 async def _run(bundle: Bundle, backend: str, texts: Sequence[Sequence[int]], mask_at: int | None = None) -> Array:
@@ -198,10 +198,8 @@ async def test_nomic_with_experts_answers_as_its_published_code(
 
 def test_experts_in_int8_stay_close(tmp_path: Path) -> None:
     source = nomic_experts.make_source(tmp_path / "source", "sentence_embedding", unigram(max_tokens=64))
-    task = "sentence_embedding"
-    request = CompileRequest(str(source), task, tmp_path / "repository", "m", dtype="int8", min_agreement=0.9)
-    (artifact,) = compile_bundle(request, lambda line: None).manifest.artifacts
-    assert artifact.float_parts == ()
+    bundle = compile_model(source, tmp_path / "repository", "sentence_embedding", dtype="int8", min_agreement=0.9)
+    assert [artifact.float_parts for artifact in bundle.manifest.artifacts] == [()]
 
 
 @pytest.mark.parametrize(
@@ -251,10 +249,7 @@ def _gte(folder: Path, kind: str, head: str, tokens: Any, theta: float, **values
     own = {
         "model_type": kind.lower(),
         "architectures": [f"{kind}{head}"],
-        "auto_map": {
-            "AutoConfig": f"{code}configuration.{kind}Config",
-            "AutoModel": f"{code}modeling.{kind}Model",
-        },
+        "auto_map": {"AutoConfig": f"{code}configuration.{kind}Config", "AutoModel": f"{code}modeling.{kind}Model"},
         "layer_norm_type": "layer_norm",
         "logn_attention_clip1": False,
         "logn_attention_scale": False,

@@ -17,10 +17,10 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Normalize, Pooling
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, SentenceEmbeddingInput, TaskInput, Truncation
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, save
 
 pytestmark = pytest.mark.sampled
@@ -157,8 +157,7 @@ async def test_special_tokens_of_the_models_own_prompt_are_special_and_those_of_
     base = save(transformers.BertModel(bert_config()), tmp_path / "base")
     model = SentenceTransformer(modules=[Transformer(str(base)), Pooling(32)], prompts=prompts)
     model.save(str(tmp_path / "model"))
-    request = CompileRequest(str(tmp_path / "model"), "sentence_embedding", tmp_path / "repository", "m")
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(tmp_path / "model", tmp_path / "repository", "sentence_embedding")
     texts = ["a text", "two\nlines"]
     results = await infer_all(
         bundle.folder, [_embedding(text, prompt_name="search", skip_normalize=True) for text in texts]
@@ -178,9 +177,7 @@ async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_pa
     hidden = Dense(32, 16, activation_function=torch.nn.GELU())
     score = Dense(16, 1, activation_function=torch.nn.Identity(), module_output_name="scores")
     CrossEncoder(modules=[Transformer(str(base)), Pooling(32, "cls"), hidden, score]).save(str(tmp_path / "model"))
-    bundle = compile_bundle(
-        CompileRequest(str(tmp_path / "model"), "", tmp_path / "repository", "m"), lambda line: None
-    )
+    bundle = compile_model(tmp_path / "model", tmp_path / "repository")
     assert bundle.spec.tasks == ("rerank",)
     query, texts = _TEXTS[0], [text for text in _TEXTS[1:] if "[" not in text]
     input = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
@@ -202,8 +199,7 @@ async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sent
     }
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
-    request = CompileRequest(str(source), "rerank", tmp_path / "repository", "m")
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", "rerank")
     query, texts = "who sells BOATS", ["The harbour sells boats. " * 4, "ok"]
     ranking = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
@@ -265,7 +261,6 @@ async def _assert_same_as_sentence_transformers(
 
 
 async def _assert_same_as_encode(folder: Path, repository: Path) -> None:
-    request = CompileRequest(source=str(folder), task="sentence_embedding", repository=repository, name="model")
-    bundle = compile_bundle(request, lambda line: None)
+    bundle = compile_model(folder, repository, "sentence_embedding", name="model")
     results = await infer_all(bundle.folder, [_embedding(text, skip_normalize=True) for text in _TEXTS])
     _assert_same_vectors(results, _sentence_transformer(folder).encode(_TEXTS))

@@ -18,6 +18,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.backends import part_turns
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
+from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.repository import save
 from tests.models.tokenizers import unigram, word_piece
@@ -135,11 +136,8 @@ def test_what_is_not_cut_is_refused_before_anything_is_read(
 
 def test_what_generates_is_not_cut(tmp_path: Path) -> None:
     source = save_decoder("llama", tmp_path / "writer")
-    request = CompileRequest(
-        source=str(source), task="", repository=tmp_path, name="writer", pipeline=PipelineOptions(2)
-    )
     with pytest.raises(SetupError, match="--pipeline-cores: what generates text is computed by one core"):
-        compile_bundle(request, lambda line: None)
+        compile_model(source, tmp_path, name="writer", pipeline=PipelineOptions(2))
 
 
 def test_each_part_has_one_batch_at_a_time_and_parts_work_side_by_side() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle, random_models
+from neuronpipe.compiler import random_models
 from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, PUBLISHED_SIZES
 from neuronpipe.measure.load.inputs import builtin_texts
+from tests.models.compiling import compile_model
 
 # All parameters of the published checkpoints' bodies, in millions, from their cards and papers.
 _BODIES = {
@@ -62,8 +63,7 @@ def test_random_weights_are_the_same_each_time_and_are_compiled(
         random_models.save_random_model(name, tmp_path / folder, builtin_texts(0))
     one, two = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("one", "two"))
     assert one == two
-    request = CompileRequest(source=str(tmp_path / "one"), task="", repository=tmp_path / "repository", name="small")
-    spec = compile_bundle(request, lambda line: None).spec
+    spec = compile_model(tmp_path / "one", tmp_path / "repository", name="small").spec
     if config.model_type == "vit":  # images count without the class
         assert (spec.task, spec.max_tokens, len(spec.labels)) == ("image_classification", IMAGE_TOKENS - 1, 1000)
     else:

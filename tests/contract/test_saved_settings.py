@@ -20,9 +20,10 @@ from tokenizers import models
 from transformers import processing_utils, tokenization_utils_base
 from transformers.configuration_utils import PretrainedConfig
 
-from neuronpipe.compiler import CompileRequest, compile_bundle, saved_settings
+from neuronpipe.compiler import saved_settings
 from neuronpipe.core.errors import SetupError
 from tests.models import repository as test_models
+from tests.models.compiling import compile_model
 
 _IS_4 = transformers.__version__.startswith("4.")
 # Kinds of models whose tokenizers are read.
@@ -135,7 +136,7 @@ def _written(folder: Path, name: str, **fields: Any) -> None:
 
 def _compiled(source: Path, folder: Path) -> list[str]:
     lines: list[str] = []
-    compile_bundle(CompileRequest(str(source), "", folder, "m", backend="fake"), lines.append)
+    compile_model(source, folder, report=lines.append, backend="fake")
     return "\n".join(lines).splitlines()
 
 

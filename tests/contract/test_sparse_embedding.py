@@ -12,11 +12,11 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, TaskInput, Truncation
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 
 # The logarithms of logits of up to 20 differ as test_parity.py's logits do.
 _TOLERANCE = 5e-5
@@ -69,7 +69,7 @@ async def test_weights_equal_those_of_sentence_transformers(
     source = _model(tmp_path, architecture, strategy, activation)
     found = read_configuration(source).find_task()
     assert (found.task, found.reason) == ("sparse_embedding", "modules.json")
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     reference = _reference(source)
     await _assert_same(bundle.folder, reference.encode(list(_TEXTS)))
     await _assert_same(bundle.folder, reference.encode(list(_TEXTS), prompt_name="query"), prompt_name="query")
@@ -78,8 +78,8 @@ async def test_weights_equal_those_of_sentence_transformers(
 
 def test_tokens_that_are_parts_of_characters_are_told_apart(tmp_path: Path) -> None:
     source = make_source(tmp_path / "base", "RoBERTa", "fill_mask")
-    request = CompileRequest(str(source), "sparse_embedding", tmp_path / "repository", "model", backend="fake")
-    tokens = compile_bundle(request, lambda line: None).decoding_spec().tokens
+    bundle = compile_model(source, tmp_path / "repository", "sparse_embedding", backend="fake")
+    tokens = bundle.decoding_spec().tokens
     names = transformers.AutoTokenizer.from_pretrained(source)
     assert "\ufffd" not in "".join(tokens)
     assert all(
@@ -90,14 +90,14 @@ def test_tokens_that_are_parts_of_characters_are_told_apart(tmp_path: Path) -> N
 async def test_a_plain_masked_language_model_is_pooled_as_sentence_transformers_pools_it(tmp_path: Path) -> None:
     source = make_source(tmp_path / "base", "BERT", "fill_mask")
     (source / "README.md").write_text("---\ntags: [splade]\npipeline_tag: feature-extraction\n---\n")
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     assert bundle.spec.task == "sparse_embedding"
     await _assert_same(bundle.folder, _reference(source).encode(list(_TEXTS)))
 
 
 async def test_the_number_of_tokens_that_a_model_was_saved_with_is_its_default(tmp_path: Path) -> None:
     source = _model(tmp_path, "BERT", "max", "relu", max_active_dims=7)
-    bundle = compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+    bundle = compile_model(source, tmp_path / "repository", name="model")
     await _assert_same(bundle.folder, _reference(source).encode(list(_TEXTS)))
     with pytest.raises(InvalidInput, match="prompt_name: is none of the model's prompts; they are: document, query"):
         await infer_all(bundle.folder, _inputs(prompt_name="other"))
@@ -124,4 +124,4 @@ def test_other_sparse_models_are_refused_by_their_modules(
     written = ", ".join(f'{{"type": "sentence_transformers.models.{name}", "path": ""}}' for name in modules)
     (source / "modules.json").write_text(f"[{written}]")
     with pytest.raises(SetupError, match=message):
-        compile_bundle(CompileRequest(str(source), "", tmp_path / "repository", "model"), lambda line: None)
+        compile_model(source, tmp_path / "repository", name="model")

@@ -10,20 +10,20 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.modules import SourceModule, find_read, pretrained_model
 from neuronpipe.compiler.own_code import in_known_form
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
 from tests.models.architectures import ARCHITECTURES, make_source, tasks_of
+from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, classifier, embedder, save, tagger
 
 _LONGFORMER = "longformer.encoder.layer.1.attention.self"
 
 
 def _compile(source: Path, task: str, repository: Path) -> None:
-    compile_bundle(CompileRequest(str(source), task, repository, "m", backend="fake"), lambda line: None)
+    compile_model(source, repository, task, backend="fake")
 
 
 def _drop(source: Path, *keys: str) -> None:

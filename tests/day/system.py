@@ -38,11 +38,7 @@ MEMBERS = (*STAGES, *GATEWAYS, *WORKERS)
 _START_LIMIT_S = 120.0
 RECEIVING_BYTES = 128 << 20
 # Of connections, so that each reaches its limits often.
-_TIMERS = {
-    "max-connection-idle-s": 5,
-    "max-connection-age-s": 10,
-    "max-receiving-bytes": RECEIVING_BYTES,
-}
+_TIMERS = {"max-connection-idle-s": 5, "max-connection-age-s": 10, "max-receiving-bytes": RECEIVING_BYTES}
 _CONSTANTS = {"max_connection_age_grace_s": 60, "max_send_s": 5, "max_stream_idle_s": 20, "look_every_s": 0.3}
 _SERVICE_NAME = "ours"
 _TENANTS = """

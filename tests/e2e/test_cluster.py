@@ -184,6 +184,20 @@ async def test_nobody_notices_addresses_that_leave_dns_before_they_drain(stack: 
         _nothing_lost(going)
 
 
+@pytest.mark.parametrize("service", ["tokenizer", "postprocessor"])
+async def test_nobody_notices_that_one_of_two_containers_is_killed(stack: Stack, service: str) -> None:
+    async with load(stack.target) as going:
+        await asyncio.to_thread(_scale, stack, **{service: 2})
+        first, _ = stack.containers(service)
+        await asyncio.to_thread(stack.kill, first)
+        await asyncio.to_thread(
+            wait_until, "it is back", lambda: stack.inspect(first.id).restarts == first.restarts + 1
+        )
+        await asyncio.to_thread(stack.wait_until_healthy)
+        await going.answers(100)
+    _nothing_lost(going)
+
+
 async def test_a_container_that_starts_slowly_gets_no_request_before_it_is_ready(stack: Stack) -> None:
     async with load(stack.target) as going:
         [first] = stack.containers("neuron-executor")

@@ -33,11 +33,7 @@ def expanding_messages(message: Descriptor, size_bytes: int) -> Iterator[Shape]:
 
 
 def _of_fields(
-    message: Descriptor,
-    size_bytes: int,
-    path: tuple[FieldDescriptor, ...],
-    names: tuple[str, ...],
-    filled: set[str],
+    message: Descriptor, size_bytes: int, path: tuple[FieldDescriptor, ...], names: tuple[str, ...], filled: set[str]
 ) -> Iterator[Shape]:
     new = [field for field in message.fields if field.full_name not in filled]
     filled.update(field.full_name for field in new)

@@ -4,7 +4,6 @@ afterwards.
 
 import asyncio
 import random
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2
 from neuronpipe.cli.request import example_of
 from neuronpipe.cli.task_json import read_task_input
 from tests.fuzz.messages import Agree
-from tests.integration.guarded import until
+from tests.integration.metrics import series_of
+from tests.suite.waiting import until
 
 # Task → a model that has it.
 MODELS = {
@@ -138,12 +138,9 @@ class FuzzedSystem:
         """The gauges of work that are not zero, by service and name."""
         left = {}
         for name, process in self.processes.items():
-            address = process.wait_for("metrics")["address"]
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as response:
-                page = response.read().decode()
-            for line in page.splitlines():
-                if line.startswith(_GAUGES) and float(line.rpartition(" ")[2]):
-                    left[f"{name}: {line}"] = float(line.rpartition(" ")[2])
+            for series, value in series_of(process).items():
+                if series.startswith(_GAUGES) and value:
+                    left[f"{name}: {series}"] = value
         return left
 
     def check_at_rest(self) -> None:

@@ -11,7 +11,7 @@ import pytest_asyncio
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, TlsFiles
 from tests.integration.http_server import HttpServer, running_http_server
-from tests.integration.systems import FEW_SHAPES, System, local_system, make_slow, two_processes
+from tests.integration.systems import UNPREPARED, System, local_system, make_slow, two_processes
 from tests.suite.constants import constants
 from tests.suite.shared_folder import shared_folder
 
@@ -30,12 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         systems = ["local", *(name for name in _TARGETS if name != "target")]
         if metafunc.config.getoption("target"):
             systems = ["target"]
-        metafunc.parametrize(
-            "system",
-            systems,
-            indirect=True,
-            scope="session",
-        )
+        metafunc.parametrize("system", systems, indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -56,14 +51,14 @@ def polls_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def pipeline_processes(repository: Path) -> Iterator[dict[str, ServiceProcess]]:
     """The four services over the openvino bundles."""
-    with four_processes(repository, stage_options={"neuron-executor": FEW_SHAPES}) as processes:
+    with four_processes(repository, environment=UNPREPARED) as processes:
         yield processes
 
 
 @pytest.fixture(scope="session")
 def one_process(repository: Path) -> Iterator[ServiceProcess]:
     """The pipeline in one process behind gRPC, over the same bundles."""
-    with ServiceProcess("all", "--repository", str(repository), *FEW_SHAPES) as process:
+    with ServiceProcess("all", "--repository", str(repository), environment=UNPREPARED) as process:
         yield process.wait_until_ready()
 
 
@@ -76,7 +71,8 @@ def one_process_target(one_process: ServiceProcess) -> str:
 @pytest.fixture(scope="session")
 def fronts_target(repository: Path) -> Iterator[str]:
     """HOST:PORT of two front processes before one executor."""
-    with ServiceProcess("all", "--repository", str(repository), "--front-processes", "2", *FEW_SHAPES) as process:
+    options = ("--repository", str(repository), "--front-processes", "2")
+    with ServiceProcess("all", *options, environment=UNPREPARED) as process:
         yield process.wait_until_ready().target
 
 

@@ -1,6 +1,5 @@
 """A gateway that knows its callers: its files, and what it accepts."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from neuronpipe.gateway.callers.keys import create_key
 from tests.integration.http_server import HttpServer, running_http_server
 from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
 
-_SOON_S = 20.0
 _TENANTS = """
 [tenants.search]
 models = ["minilm", "reranker"]
@@ -79,14 +77,6 @@ def guarded_server(repository: Path, files: Files, *options: str) -> Iterator[Gu
     """`serve all` with authentication."""
     with running_http_server(repository, *files.options, *options) as server:
         yield Guarded(server, files)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Waits until something is so."""
-    ends_s = time.monotonic() + _SOON_S
-    while not is_so():
-        assert time.monotonic() < ends_s, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def fails_with(kind: type[NeuronpipeError], call: Callable[[], object]) -> bool:

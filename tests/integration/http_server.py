@@ -23,14 +23,13 @@ _MODELS = {
 
 def make_http_repository(folder: Path, fake_repository: Path) -> None:
     """Fills a folder with a fake model of every task. What that needs takes seconds to import, so only this does."""
-    from neuronpipe.compiler import CompileRequest, compile_bundle
     from tests.models.architectures import make_source
+    from tests.models.compiling import compile_model
 
     shutil.copytree(fake_repository, folder, dirs_exist_ok=True)
     for name, (architecture, task) in _MODELS.items():
         source = make_source(folder.with_name(f"http-source-{name}"), architecture, task)
-        request = CompileRequest(source=str(source), task=task, repository=folder, name=name, backend="fake")
-        compile_bundle(request, lambda line: None)
+        compile_model(source, folder, task, name=name, backend="fake")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """A Redis for jobs, a gateway, and workers, as processes."""
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +8,6 @@ from pathlib import Path
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from tests.servers.redis import RedisServer, redis_server
-
-_SOON_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,14 +49,3 @@ def text_request(text: str, model: str = "classifier") -> InferRequest:
     request = InferRequest(model=model)
     request.input.text_classification.text = text
     return request
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Waits until something is so."""
-    ends_s = time.monotonic() + _SOON_S
-    while True:
-        with contextlib.suppress(ConnectionError):
-            if is_so():
-                return
-        assert time.monotonic() < ends_s, f"it did not happen in time: {what}"
-        time.sleep(0.02)

@@ -29,10 +29,11 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.serve.stages import running_stages
 from tests.servers.door import Door
+from tests.suite.constants import constants
 
-# Options of servers over OpenVINO that live for long. An idle server computes each shape of its batches once: 77,000
-# tokens a model with the defaults, 12,000 with these options.
-FEW_SHAPES = ("--max-batch-tokens", "128")
+# The environment of servers over OpenVINO that live for long. An idle server computes each shape of its batches once:
+# 77,000 tokens a model, which these servers leave to requests.
+UNPREPARED = constants(idle_s=3600.0)
 # Of each batch of a slow model.
 DEVICE_TIME_S = 1.5
 
@@ -92,7 +93,8 @@ def _call(timeout_s: float | None) -> Call:
 @asynccontextmanager
 async def local_system(repository: Path) -> AsyncIterator[System]:
     """A pipeline over local stages."""
-    settings = AllSettings.of(repository=repository, max_batch_tokens=int(FEW_SHAPES[1]))
+    # In this process a constant is not changed; few tokens are few shapes.
+    settings = AllSettings.of(repository=repository, max_batch_tokens=128)
     limits, bundles, telemetry = settings.gateway.pipeline, read_repository(repository), Telemetry()
     async with (
         running_stages(bundles, settings, telemetry, lambda stage, is_reached: None) as stages,
@@ -113,7 +115,7 @@ def two_processes(repository: Path, *options: str) -> Iterator[dict[str, Service
         of_gateway = (*near, "--executor-target", sockets["neuron-executor"], *options)
         of_both = ("--repository", str(repository), "--listen")
         with (
-            ServiceProcess("neuron-executor", *of_both, sockets["neuron-executor"], *FEW_SHAPES) as executor,
+            ServiceProcess("neuron-executor", *of_both, sockets["neuron-executor"], environment=UNPREPARED) as executor,
             ServiceProcess("gateway", *of_both, sockets["gateway"], *of_gateway) as gateway,
         ):
             executor.wait_until_ready()

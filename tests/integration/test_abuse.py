@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,17 @@ import grpc
 import h2.errors
 import h2.events
 import httpx
-import psutil
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
 from neuronpipe.client import Client
-from neuronpipe.core.errors import Unavailable
-from tests.integration.guarded import until
 from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.metrics import metric
 from tests.integration.raw_http2 import RawHttp2, connect, is_ended
 from tests.integration.requests import classify
 from tests.integration.tls_files import Deployment
 from tests.suite.constants import constants
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -34,11 +33,6 @@ _INVALID_ARGUMENT, _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _UNIMPLEMENTED = "3"
 _MAX_WATCHES = 2048
 _MAX_CONNECTIONS = 40
 _MAX_HEADER_BYTES = 8192
-_FRAME_HEADERS, _FRAME_PING, _FRAME_CONTINUATION = 1, 6, 9
-_END_STREAM, _END_HEADERS = 1, 4
-# What 20,000 calls may leave behind: less than 5 KiB each.
-_GROWTH_MIB = 100
-_RECOVERY_LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +64,7 @@ def everybody_else_is_answered(server: HttpServer) -> Iterator[None]:
 
 
 def _metric(server: HttpServer, name: str, *labels: str) -> float:
-    """The value of a metric; 0 where it is not there yet."""
-    page = httpx.get(f"{server.url}/metrics", timeout=60).text
-    lines = [line for line in page.splitlines() if line.startswith(name) and all(label in line for label in labels)]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return metric(f"{server.url}/metrics", name, *labels)
 
 
 def _message(request: InferRequest | None = None) -> bytes:
@@ -109,15 +100,6 @@ def test_a_connection_without_calls_is_ended_also_if_it_answers_pings(server: Ht
     with RawHttp2(server.process.target) as caller:
         events = caller.events(lambda event: False)
     assert any(isinstance(event, h2.events.ConnectionTerminated) for event in events)
-
-
-def test_an_http_connection_without_requests_is_ended(server: HttpServer) -> None:
-    ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s")
-    with server.connect() as connection:
-        connection.send(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert connection.receive().status == 200
-        assert connection.is_ended()
-    assert _metric(server, "neuronpipe_connection_ended_total", "http", "max_connection_idle_s") > ended
 
 
 def test_connections_beyond_the_limit_are_refused_and_the_others_go_on(server: HttpServer) -> None:
@@ -159,15 +141,6 @@ def test_callers_who_cannot_watch_health_are_answered_all_the_same(server: HttpS
             assert client.classify("classifier", "A fine day.")
 
 
-def test_http_connections_beyond_the_limit_are_refused(server: HttpServer) -> None:
-    with ExitStack() as stack:
-        for _ in range(_MAX_CONNECTIONS):
-            stack.enter_context(server.connect())
-        with server.connect() as one_more:
-            assert one_more.is_ended()
-    until(lambda: _metric(server, "neuronpipe_connection_ended_total", "http", "max_connections") > 0)
-
-
 @pytest.mark.parametrize("part", [b"", b"\0\0\0\0\x20half"], ids=["nothing", "half"])
 @pytest.mark.parametrize("path", [_INFER, _CHECK])
 def test_a_call_whose_message_does_not_come_is_ended(server: HttpServer, path: str, part: bytes) -> None:
@@ -178,12 +151,6 @@ def test_a_call_whose_message_does_not_come_is_ended(server: HttpServer, path: s
         caller.flush()
         assert caller.status(stream) == _DEADLINE_EXCEEDED
     assert _metric(server, "neuronpipe_call_ended_total", "max_receive_s") > ended
-
-
-def test_many_calls_that_send_nothing_are_ended(server: HttpServer) -> None:
-    with RawHttp2(server.process.target) as caller:
-        streams = [caller.open_call(_INFER) for _ in range(100)]
-        assert {caller.status(stream) for stream in streams[-1:]} <= {_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED}
 
 
 def test_an_http_body_that_does_not_come_is_ended(server: HttpServer) -> None:
@@ -271,40 +238,6 @@ def test_metadata_within_the_limit_is_always_taken(server: HttpServer) -> None:
             check(b"", metadata=[("x-large", "a" * (_MAX_HEADER_BYTES - 1000))], timeout=60)
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def test_metadata_that_grow_when_they_are_unpacked_cost_no_memory(server: HttpServer) -> None:
-    before_mib = _rss_mib(server)
-    with RawHttp2(server.process.target) as caller:
-        caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
-        stream = caller.open_call(_CHECK, ("x-bomb", "a" * 3000))  # the newest entry of the table, number 62
-        caller.send_message(stream, b"")
-        caller.status(stream)
-        path = b"\x04" + bytes([len(_CHECK)]) + _CHECK.encode()
-        head = b"\x83\x86" + path + bytes([0x80 | 62]) * 10_000  # 30 MB
-        for number in range(1, 21):
-            caller.socket.sendall(_frame(_FRAME_HEADERS, _END_STREAM | _END_HEADERS, stream + 2 * number, head))
-        caller.socket.sendall(_frame(_FRAME_PING, 0, 0, b"answered"))
-        received = b""
-        while b"answered" not in received and (part := caller.socket.recv(1 << 16)):
-            received += part
-        assert _rss_mib(server) - before_mib < _GROWTH_MIB
-
-
-def test_a_head_that_never_ends_costs_no_memory(server: HttpServer) -> None:
-    before_mib = _rss_mib(server)
-    with RawHttp2(server.process.target) as caller:
-        caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
-        part = b"\x00\x05x-own" + b"\x7f\x81\x7f" + b"a" * 16_000  # a field of 16,384 bytes, cut short
-        with suppress(BrokenPipeError, ConnectionResetError):
-            caller.socket.sendall(_frame(_FRAME_HEADERS, 0, 1, part))
-            for _ in range(2000):
-                caller.socket.sendall(_frame(_FRAME_CONTINUATION, 0, 1, part))
-        assert _rss_mib(server) - before_mib < _GROWTH_MIB
-
-
 def test_a_large_http_head_is_refused(server: HttpServer) -> None:
     ended = _metric(server, "neuronpipe_connection_ended_total", "http", "max_header_bytes")
     with server.connect() as connection:
@@ -312,43 +245,3 @@ def test_a_large_http_head_is_refused(server: HttpServer) -> None:
         assert connection.receive().status == 400
         assert connection.is_ended()
     assert _metric(server, "neuronpipe_connection_ended_total", "http", "max_header_bytes") > ended
-
-
-def test_a_flood_of_pings_ends_the_connection(server: HttpServer) -> None:
-    with RawHttp2(server.process.target) as caller:
-        for number in range(1000):
-            caller.frames.ping(number.to_bytes(8, "big"))
-        caller.flush()
-        events = caller.events(lambda event: isinstance(event, h2.events.ConnectionTerminated))
-    (end,) = [event for event in events if isinstance(event, h2.events.ConnectionTerminated)]
-    assert end.error_code == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
-
-
-def test_calls_that_are_reset_at_once_leave_nothing_behind(server: HttpServer) -> None:
-    before_mib = _rss_mib(server)
-    for _ in range(10):
-        with RawHttp2(server.process.target) as caller:
-            caller.events(lambda event: isinstance(event, h2.events.RemoteSettingsChanged))
-            with suppress(BrokenPipeError, ConnectionResetError):
-                for _ in range(1000):
-                    caller.frames.reset_stream(caller.open_call(_INFER))
-                caller.flush()
-    with Client(server.process.target) as client:
-        _wait_for_answer(client)
-    assert _rss_mib(server) - before_mib < _GROWTH_MIB
-
-
-def _wait_for_answer(client: Client) -> None:
-    """While calls wait inside gRPC, a client's watch of health is refused, and for a second it calls nobody."""
-    limit_s = time.monotonic() + _RECOVERY_LIMIT_S
-    while True:
-        try:
-            assert client.classify("classifier", "A fine day.")
-            return
-        except Unavailable:
-            if time.monotonic() > limit_s:
-                raise
-
-
-def _rss_mib(server: HttpServer) -> int:
-    return int(psutil.Process(server.process.pid).memory_info().rss >> 20)

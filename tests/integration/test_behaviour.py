@@ -191,7 +191,6 @@ ONE_MEBIBYTE = 1 << 20
 
 BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "empty text": (classify(""), InvalidInput, "text: is empty"),
-    "NUL in an embedding's text": (embed("\0"), InvalidInput, "text: has the character NUL at position 0"),
     "NUL": (classify("a\0b"), InvalidInput, "text: has the character NUL at position 1"),
     "too long": (classify("word " * 600), InvalidInput, "text: 602 tokens, the model takes 512"),
     "too long pair": (
@@ -211,7 +210,6 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         "model 'nobody' is not served; the served models are: .*classifier",
     ),
     "unknown version": (classify("a", version="7"), ModelNotFound, "model 'classifier' has no version 7; it has: 1"),
-    "version is no number": (classify("a", version="v1"), InvalidInput, "version: 'v1' is not a whole number"),
     "another task": (
         embed("a", model="classifier"),
         WrongTask,
@@ -225,18 +223,6 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "no task": (InferRequest(model="classifier", input=TaskInput()), InvalidInput, "input: holds no task"),
     "top_k above labels": (classify("a", top_k=5), InvalidInput, "top_k: 5, the model has 4 labels"),
     "dimensions above width": (embed("a", dimensions=385), InvalidInput, "dimensions: 385, the model has 384"),
-    "question without context": (answer("Who?", ""), InvalidInput, "context: is empty"),
-    "context without question": (answer("", "A context."), InvalidInput, "question: is empty"),
-    "question fills the window": (
-        answer("who " * 400, "A context."),
-        InvalidInput,
-        "question: 400 tokens leave no room",
-    ),
-    "windows that never advance": (
-        answer("who?", "A context.", window_stride_tokens=379),
-        InvalidInput,
-        "window_stride_tokens: 379, must be less than 379, the tokens",
-    ),
     "too many windows": (
         answer("who?", "word " * 2000, window_stride_tokens=378),
         InvalidInput,
@@ -246,29 +232,6 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         tag("word " * 600),
         InvalidInput,
         "text: 602 tokens, the model takes 512; set truncation to cut, or window",
-    ),
-    "windows to tag that never advance": (
-        tag("a", window_stride_tokens=510),
-        InvalidInput,
-        "window_stride_tokens: 510, must be less than 510, the tokens of the text",
-    ),
-    "no mask": (fill("Nothing is missing."), InvalidInput, r"text: has no mask; the mask of this model is \[MASK\]"),
-    "too many masks": (fill("[MASK] " * 17), InvalidInput, "text: 17 masks, the limit is 16"),
-    "mask that would be cut": (
-        fill("word " * 600 + "[MASK]", truncation=Truncation.TRUNCATION_RIGHT),
-        InvalidInput,
-        "truncation: drops 1 of the text's 1 masks",
-    ),
-    "target outside the vocabulary": (
-        fill("A [MASK].", targets=["cat", "Kätzchen"]),
-        InvalidInput,
-        r"targets\[1\]: is not a token of the model's vocabulary",
-    ),
-    "too many answers": (answer("Who?", "A context.", top_k=101), InvalidInput, "top_k: 101, the limit is 100"),
-    "long request id": (
-        classify("a", request_id="x" * 257),
-        InvalidInput,
-        "request_id: 257 characters, the limit is 256",
     ),
 }
 

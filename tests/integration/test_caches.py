@@ -1,7 +1,6 @@
 """Token cache and result cache through services, with a Redis that they share and that goes wrong under load."""
 
 import asyncio
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -12,18 +11,11 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
-from neuronpipe.bundles.repository import read_repository
-from neuronpipe.bundles.writing import write_manifest
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.calls import Call
-from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
-from neuronpipe.core.packed import pack_input
-from neuronpipe.platform.cache.economics import RedisSettings
-from neuronpipe.stages.settings import EncodingSettings
-from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.integration.requests import classify
 from tests.servers.redis import RedisServer, redis_server
-from tests.suite.constants import constants, with_constants
+from tests.suite.constants import constants
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -37,7 +29,7 @@ _ONLY_REDIS = ("--token-cache-bytes", "0", "--token-cache-redis", "always")
 # A busy machine answers late.
 _PATIENT = constants(redis_timeout_ms=100)
 # A wait for what comes in the end, however busy the machine is.
-_LIMIT_S = 60
+_LIMIT_S = 100.0
 
 
 @pytest.fixture
@@ -87,44 +79,6 @@ async def test_two_tokenizer_processes_share_what_either_tokenized(fake_reposito
     assert found.usage.tokens == tokenized.usage.tokens
 
 
-async def _encode(stage: TokenizerStage, text: str) -> EncodedInput:
-    return await stage.tokenize(TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify(text).input)))
-
-
-async def test_a_changed_tokenizer_finds_nothing_of_the_former(
-    fake_repository: Path, redis: RedisServer, tmp_path: Path
-) -> None:
-    changed = tmp_path / "changed"
-    shutil.copytree(fake_repository / "classifier", changed / "classifier")
-    (bundle,) = read_repository(changed)
-    tokenizer = bundle.folder / bundle.manifest.tokenizer_file
-    tokenizer.write_text(
-        tokenizer.read_text()
-        .replace('"lowercase":true', '"lowercase":false')
-        .replace('"lowercase": true', '"lowercase": false')
-    )
-    (bundle.folder / "manifest.json").unlink()
-    write_manifest(bundle.folder, bundle.manifest)
-
-    settings = EncodingSettings(token_cache_bytes=0, token_cache_redis="always")
-    shared = with_constants(RedisSettings, redis_url=redis.url, redis_timeout_ms=1000)
-    former_bundles = [bundle for bundle in read_repository(fake_repository) if bundle.spec.name == "classifier"]
-    async with (
-        running_tokenizer(former_bundles, settings, redis=shared) as former,
-        running_tokenizer(read_repository(changed), settings, redis=shared) as stage,
-    ):
-        async with asyncio.timeout(_LIMIT_S):
-            while (await _encode(former, "A TEXT")).token_cache != _REDIS:
-                await asyncio.sleep(0.01)
-            while (found := await _encode(stage, "A TEXT")).token_cache == _BYPASS:
-                await asyncio.sleep(0.01)
-        assert found.token_cache == _MISS
-        ids, former_ids = (
-            encoded.sequences.arrays[0]["input_ids"].tolist() for encoded in (found, await _encode(former, "A TEXT"))
-        )
-        assert ids != former_ids
-
-
 @pytest.mark.parametrize("fault", ["killed", "hung", "flushed"])
 async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: RedisServer, fault: str) -> None:
     options = (
@@ -142,34 +96,38 @@ async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: Re
             expected = {text: (await client.infer(_uncached(text))).result for text in texts}
             await _until(client, _uncached("connect"), "token_cache", _REDIS)
 
-            async def send(until: asyncio.Event) -> Counter[str]:
-                outcomes: Counter[str] = Counter()
-                while not until.is_set():
+            outcomes: Counter[CacheOutcome.ValueType] = Counter()
+            done = asyncio.Event()
+
+            async def send() -> None:
+                while not done.is_set():
                     for text in texts:
                         response = await client.infer(_uncached(text))
                         assert response.result == expected[text]
-                        outcomes[CacheOutcome.Name(response.usage.token_cache)] += 1
-                return outcomes
+                        outcomes[response.usage.token_cache] += 1
 
-            done = asyncio.Event()
-            sending = [asyncio.create_task(send(done)) for _ in range(4)]
-            await asyncio.sleep(0.3)
+            async def seen(outcome: "CacheOutcome.ValueType") -> None:
+                """From now on, some requests have it."""
+                outcomes.clear()
+                await happens(lambda: bool(outcomes[outcome]))
+
+            sending = [asyncio.create_task(send()) for _ in range(4)]
+            await seen(_REDIS)
             if fault == "killed":
                 redis.stop()
             elif fault == "hung":
                 redis.send(signal.SIGSTOP)
             else:
                 redis.ask("FLUSHALL")
-            await asyncio.sleep(1)
+            await seen(_MISS if fault == "flushed" else _BYPASS)
             if fault == "killed":
                 redis.start()
             elif fault == "hung":
                 redis.send(signal.SIGCONT)
             await _until(client, _uncached("connect again"), "token_cache", _REDIS)
+            await seen(_REDIS)
             done.set()
-            outcomes = sum(await asyncio.gather(*sending), Counter[str]())
-        assert outcomes["CACHE_OUTCOME_HIT_REDIS"] > 0
-        assert fault == "flushed" or outcomes["CACHE_OUTCOME_BYPASS"] > 0
+            await asyncio.gather(*sending)
 
 
 def _uncached(text: str) -> InferRequest:

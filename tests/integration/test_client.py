@@ -164,17 +164,3 @@ async def test_synchronous_client_gives_what_the_asynchronous_one_gives(gateway_
             assert {label.label: label.score for label in result.text_classification.labels} == scores
     assert (stream_ids, max_tokens) == ({"1", "2"}, 256)
     assert {"classifier", "minilm", "answerer"} <= set(names)
-
-
-def test_synchronous_client_raises_our_errors(gateway_target: str) -> None:
-    with Client(gateway_target) as client, pytest.raises(InvalidInput, match="text: is empty"):
-        client.classify("classifier", "")
-
-
-def test_synchronous_stream_can_be_left_early(gateway_target: str) -> None:
-    with Client(gateway_target) as client:
-        answers = client.infer_stream(classify("a", request_id=str(index)) for index in range(50))
-        next(answers)
-        answers.close()
-
-        assert client.classify("classifier", "a")

@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
 from tests.integration.collector import Collector, grpc_collector, http_collector
+from tests.integration.metrics import series_of
 from tests.servers.certificates import Authority, replace
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -41,10 +41,8 @@ def _silent() -> Iterator[int]:
 
 
 def _lost(process: ServiceProcess) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{process.wait_for('metrics')['address']}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    found = (line.rpartition(" ") for line in lines if line.startswith("neuronpipe_telemetry_spans_total"))
-    return {name.split('"')[1]: float(value) for name, _, value in found}
+    found = series_of(process).items()
+    return {name.split('"')[1]: value for name, value in found if name.startswith("neuronpipe_telemetry_spans_total")}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

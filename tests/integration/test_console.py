@@ -22,12 +22,13 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.registry import Operation, Signed
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS
 from tests.integration.guarded import guarded_server, make_files
 from tests.integration.http_server import HttpServer, running_http_server
+from tests.integration.systems import UNPREPARED
 from tests.integration.test_node import FOLDER as NODE
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.images import make_image_text_source
 from tests.models.versions import copy_classifier
 from tests.suite.constants import constants
@@ -169,8 +170,7 @@ def _make_openvino_models(folder: Path, writers: Path) -> None:
         ("matcher", "", make_image_text_source(folder / "matcher", "CLIP", max_tokens=48)),
     )
     for name, task, source in sources:
-        request = CompileRequest(source=str(source), task=task, repository=folder / "repository", name=name)
-        compile_bundle(request, lambda line: None)
+        compile_model(source, folder / "repository", task, name=name)
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def openvino_server(writers_folder: Path, tmp_path_factory: pytest.TempPathFacto
     models = shared_folder(
         tmp_path_factory, "console-models", lambda folder: _make_openvino_models(folder, writers_folder)
     )
-    with running_http_server(models / "repository", "--kept-traces", "100") as server:
+    with running_http_server(models / "repository", "--kept-traces", "100", environment=UNPREPARED) as server:
         yield server
 
 
@@ -526,15 +526,6 @@ async def test_a_server_that_knows_its_callers_is_given_a_key(
         assert "answered in" in await console.answer.get_by_role("status").text_content()
         assert files.labels not in await page.content()
     await context.close()
-
-
-async def test_it_can_be_turned_off(http_repository: Path, chromium: Browser) -> None:
-    with running_http_server(http_repository, "--console", "off") as server:
-        page = await chromium.new_page()
-        response = await page.goto(f"{server.url}/")
-        assert response
-        assert response.status == 405
-        await page.close()
 
 
 async def test_the_table_of_models_follows_the_registry(

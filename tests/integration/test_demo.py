@@ -15,7 +15,7 @@ import pytest
 
 from demo.model import is_compiled
 from demo.writer import make_writer, paragraphs
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.models.compiling import compile_model
 from tests.models.repository import link_models
 from tests.suite.shared_folder import shared_folder
 
@@ -26,8 +26,7 @@ SERVICE_LINE = re.compile(r"^  ([a-z-]+) +127\.0\.0\.1:\d+ +pid (\d+)$")
 
 def _make_writer(folder: Path) -> None:
     source = str(make_writer(folder / "source"))
-    request = CompileRequest(source=source, task="", repository=folder / "repository", name="writer", dtype="")
-    compile_bundle(request, lambda line: None)
+    compile_model(source, folder / "repository", name="writer", dtype="")
 
 
 @contextmanager

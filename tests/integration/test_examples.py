@@ -24,9 +24,9 @@ from neuronpipe.api.v1.tasks_pb2 import ScoreFunction
 from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
 from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.client import Client
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.names import Spans
-from tests.integration.systems import FEW_SHAPES
+from tests.integration.systems import UNPREPARED
+from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, link_models, save
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -43,8 +43,9 @@ def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("examples")
     models = link_models(folder / "repository", repository, "minilm", "multi-label")
     reranker = save(transformers.BertForSequenceClassification(bert_config(num_labels=1)), folder / "reranker")
-    compile_bundle(CompileRequest(str(reranker), "rerank", models, "reranker"), lambda line: None)
-    with ServiceProcess("all", "--repository", str(models), "--kept-traces", "100", *FEW_SHAPES) as process:
+    compile_model(reranker, models, "rerank", name="reranker")
+    options = ("--repository", str(models), "--kept-traces", "100")
+    with ServiceProcess("all", *options, environment=UNPREPARED) as process:
         yield process.wait_until_ready().target
 
 

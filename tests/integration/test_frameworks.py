@@ -57,14 +57,7 @@ def _ask(framework: str, server: HttpServer, home: Path, writer: HttpServer | No
 
 
 def _run(command: list[str | Path], environment: dict[str, str] | None = None) -> dict[str, Any]:
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

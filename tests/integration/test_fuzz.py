@@ -76,11 +76,7 @@ def test_the_smallest_message_that_is_a_fault_of_a_server(fuzzed: FuzzedSystem, 
     document = _document(fuzzed)
 
     @settings(
-        max_examples=_EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
+        max_examples=_EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(st.randoms(use_true_random=False))
     def check(chance: random.Random) -> None:

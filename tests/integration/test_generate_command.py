@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GeneratedText
 from neuronpipe.client import Client
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -33,8 +33,7 @@ def client(target: str) -> Iterator[Client]:
 
 
 def _run(target: str, *options: str, model: str = "writer", text: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "generate", "--target", target, "--model", model, *options]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return run("generate", "--target", target, "--model", model, *options, text=text)
 
 
 def _text(client: Client, **options: Any) -> GeneratedText:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import urllib.request
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,13 @@ import transformers
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
-from neuronpipe.client import (
-    AsyncClient,
-    Client,
-    DeadlineExceeded,
-    InvalidInput,
-    Overloaded,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.client import AsyncClient, Client, DeadlineExceeded, InvalidInput, Overloaded, Unavailable, WrongTask
 from neuronpipe.client.task_call import generation_request
-from tests.integration.guarded import until
+from tests.integration.metrics import metric
 from tests.integration.raw_http2 import RawHttp2
 from tests.integration.systems import two_processes
 from tests.suite.constants import constants
+from tests.suite.waiting import happens, until
 
 pytestmark = pytest.mark.local_only
 
@@ -107,22 +99,13 @@ async def test_messages_are_what_their_template_makes_of_them(client: AsyncClien
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (
-            {"messages": [_said("hi", "nobody")]},
-            "messages: the model's template refuses them: nobody speaks",
-        ),
+        ({"messages": [_said("hi", "nobody")]}, "messages: the model's template refuses them: nobody speaks"),
         ({"messages": [_said("hi", "")]}, "messages[0].role: has 0 characters, must have 1 to 64"),
-        (
-            {"messages": [_said("a\0")]},
-            "messages[0].content: has the character NUL at position 1",
-        ),
+        ({"messages": [_said("a\0")]}, "messages[0].content: has the character NUL at position 1"),
         ({"messages": []}, "prompt: is empty"),
         ({"messages": _CHAT * 513}, "messages: 1026 messages, the limit is 1024"),
         ({"messages": _CHAT, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: is for prompts"),
-        (
-            {"messages": [_said("module " * 500)]},
-            "the model takes 192 together; lower max_new_tokens",
-        ),
+        ({"messages": [_said("module " * 500)]}, "the model takes 192 together; lower max_new_tokens"),
         ({"messages": _CHAT, "prompt": "both"}, "prompt: give either a prompt or messages"),
         ({"messages": [{"role": "user", "text": "hi"}]}, "messages: takes messages, each with a role and a content"),
     ],
@@ -344,9 +327,7 @@ async def test_callers_that_leave_free_their_blocks(processes: dict[str, dict[st
 
     async with AsyncClient(four["gateway"].target, timeout_s=120) as client:
         await asyncio.gather(*(leave(client, number) for number in range(12)))
-        async with asyncio.timeout(60):
-            while _in_use(four["neuron-executor"]):
-                await asyncio.sleep(0.05)
+        await happens(lambda: not _in_use(four["neuron-executor"]))
         assert (await client.generate_text("writer", _PROMPT, max_new_tokens=4)).token_ids
 
 
@@ -398,9 +379,7 @@ async def test_many_mixed_requests_leave_no_block_in_use(processes: dict[str, di
 
     async with AsyncClient(four["gateway"].target, timeout_s=None, retries=False) as client:
         ends = await asyncio.gather(*(ask(client, number) for number in range(_SOAKED)))
-        async with asyncio.timeout(60):
-            while _in_use(four["neuron-executor"]):
-                await asyncio.sleep(0.05)
+        await happens(lambda: not _in_use(four["neuron-executor"]))
         assert {"left", "whole"} <= set(ends)
 
 
@@ -454,11 +433,7 @@ def _in_use(executor: ServiceProcess) -> float:
 
 
 def _metric(service: ServiceProcess, name: str, of: str = "neuronpipe_generation") -> float:
-    """A metric of which there is one line; 0 until there is."""
-    port = service.wait_for("metrics")["address"]
-    page = urllib.request.urlopen(f"http://{port}/metrics").read().decode()
-    lines = [line for line in page.splitlines() if line.startswith((f"{of}_{name} ", f"{of}_{name}{{"))]
-    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+    return metric(service, f"{of}_{name}")
 
 
 def test_the_blocking_client_reads_a_text_as_it_comes(processes: dict[str, dict[str, ServiceProcess]]) -> None:

@@ -49,19 +49,3 @@ def test_the_options_of_a_summary_and_a_translation_are_those_of_generate(
     hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/translator", timeout=60)
     translation = hub.translation(_TEXT, generate_parameters=options)
     assert translation.translation_text == _generated(writers_folder / "marian", **options) != ""
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"max_length": 4000}, r"parameters\.generate_parameters\.max_length - 1: 3999, must be 1 to \d+"),
-        ({"num_beams": 99}, r"parameters\.generate_parameters\.num_beams: 99, must be 1 to 16"),
-        ({"seed": 3}, r"generate_parameters\.seed: has an effect only with parameters\.do_sample"),
-        ({"diversity_penalty": 1.0}, r"parameters\.generate_parameters\.diversity_penalty: is not supported"),
-    ],
-    ids=str,
-)
-def test_what_is_refused_is_named(server: HttpServer, options: dict[str, Any], problem: str) -> None:
-    hub = huggingface_hub.InferenceClient(model=f"{server.url}/models/summarizer", timeout=60)
-    with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=problem):
-        hub.summarization(_TEXT, generate_parameters=options)

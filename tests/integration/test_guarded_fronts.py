@@ -1,7 +1,7 @@
 """Front processes with mTLS, keys and tenants: each of them knows its callers, and follows the files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.integration.requests import classify, embed
 from tests.integration.test_tls import _shown
 from tests.integration.tls_files import Deployment
 from tests.servers.certificates import replace
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 # So many connections all go to one of two processes once in 2 ** 15 times.
 _CONNECTIONS = 16
-_LIMIT_S = 60
 _TENANTS = """
 [tenants.search]
 models = ["minilm"]
@@ -78,12 +78,6 @@ def service(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield _Service(process.wait_until_ready(), deployment, tenants, key)
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_LIMIT_S):
-        while not is_so():
-            await asyncio.sleep(0.1)
-
-
 async def test_a_client_certificate_names_the_tenant(service: _Service) -> None:
     assert await service.models() == [{"minilm"}] * _CONNECTIONS
     async with service.channels() as channels:
@@ -110,12 +104,14 @@ async def test_a_wrong_key_is_no_reason_to_take_the_certificate(service: _Servic
 
 async def test_all_show_a_certificate_that_has_changed(service: _Service) -> None:
     new, files = service.deployment.renew("all"), service.deployment.files()
-    await _until(lambda: {_shown(service.process.target, files) for _ in range(_CONNECTIONS)} == {new.number})
+    await happens(lambda: {_shown(service.process.target, files) for _ in range(_CONNECTIONS)} == {new.number})
     assert await service.models() == [{"minilm"}] * _CONNECTIONS
 
 
 async def test_all_follow_the_file_of_tenants(service: _Service) -> None:
     replace(service.tenants, _TENANTS.replace('["minilm"]', '["answerer"]').encode())
-    async with asyncio.timeout(_LIMIT_S):
-        while await service.models() != [{"answerer"}] * _CONNECTIONS:
-            await asyncio.sleep(0.1)
+
+    async def are_theirs() -> bool:
+        return await service.models() == [{"answerer"}] * _CONNECTIONS
+
+    await happens(are_theirs)

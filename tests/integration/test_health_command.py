@@ -1,12 +1,12 @@
 """`neuronpipe health` against each service, as a container's health check runs it."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
+from tests.suite.commands import run
 
 pytestmark = pytest.mark.local_only
 
@@ -14,8 +14,7 @@ _NOWHERE = "127.0.0.1:9"
 
 
 def _health(target: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "health", "--target", target, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run("health", "--target", target, *options)
 
 
 def test_each_of_the_four_services_is_healthy_once_it_serves(fake_repository: Path) -> None:

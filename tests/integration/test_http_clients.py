@@ -233,27 +233,8 @@ def test_curl_and_tei(http_server: HttpServer, ours: Client) -> None:
     assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify("classifier", _TEXT, top_k=4))
 
 
-def test_curl_and_an_image(http_server: HttpServer, ours: Client, image: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "image.png"
-    file.write_bytes(image)
-    labels = _curl(
-        f"{http_server.url}/models/viewer", "--header", "content-type: image/png", "--data-binary", f"@{file}"
-    )
-    assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify_image("viewer", image))
-
-
 def test_curl_and_a_folder_that_is_a_bundle(http_repository: Path, tmp_path: Path) -> None:
     model = shutil.copytree(http_repository / "classifier" / "1", tmp_path / "model")  # as SageMaker unpacks an archive
     with running_http_server(model) as server:
         (labels,) = _curl(f"{server.url}/invocations", *_JSON, json.dumps({"inputs": [_TEXT]}))
     assert len(labels) == 4
-
-
-def test_curl_and_a_batch_transform(http_server: HttpServer, tmp_path: Path) -> None:
-    file = tmp_path / "lines.jsonl"
-    file.write_text("".join(json.dumps({"inputs": f"text {number}"}) + "\n" for number in range(3)))
-    command = ["curl", "--silent", f"{http_server.url}/invocations?model=classifier", "--data-binary", f"@{file}"]
-    lines = subprocess.run(
-        [*command, "--header", "content-type: application/jsonlines"], capture_output=True, check=True
-    ).stdout
-    assert [len(json.loads(line)) for line in lines.splitlines()] == [4, 4, 4]

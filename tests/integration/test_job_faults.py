@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +14,11 @@ import redis
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client, Job, Overloaded, Unavailable
-from tests.integration.job_system import JobSystem, job_system, text_request, until
+from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.integration.systems import make_slow
 from tests.models.repository import link_models
+from tests.suite.commands import output
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -120,10 +120,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another_and_answered_once(slow_j
 def _submit_behind(jobs: JobSystem) -> str:
     """A job, as another gateway would store it: the one that workers call is stopped."""
     where = ("--repository", str(jobs.repository), "--jobs-redis-url", jobs.redis.url)
-    with (
-        ServiceProcess("all", *where) as gateway,
-        Client(gateway.wait_until_ready().target) as client,
-    ):
+    with ServiceProcess("all", *where) as gateway, Client(gateway.wait_until_ready().target) as client:
         return client.submit([text_request("a")]).name
 
 
@@ -148,8 +145,7 @@ def test_a_job_that_kills_workers_is_set_aside_and_may_be_retried(slow_jobs: Job
 
 
 def _retry(jobs: JobSystem, name: str) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "job", "dead", "retry", name, "--jobs-redis-url", jobs.redis.url]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{name} waits again\n"
+    assert output("job", "dead", "retry", name, "--jobs-redis-url", jobs.redis.url) == f"{name} waits again\n"
 
 
 def test_a_worker_that_drains_gives_back_what_it_cannot_finish(slow_jobs: JobSystem) -> None:

@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,17 +15,11 @@ from google.longrunning import operations_pb2, operations_pb2_grpc
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.jobs_pb2 import JobResult
-from neuronpipe.client import (
-    AlreadyExists,
-    AsyncClient,
-    Client,
-    InvalidInput,
-    JobNotFound,
-    ModelNotFound,
-    WrongTask,
-)
-from tests.integration.job_system import JobSystem, job_system, text_request, until
+from neuronpipe.client import AlreadyExists, AsyncClient, Client, InvalidInput, JobNotFound, ModelNotFound, WrongTask
+from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models.repository import link_models
+from tests.suite.commands import run
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -257,21 +249,20 @@ def test_sagemakers_asynchronous_invocations(http: str, folder: Path) -> None:
 
 @pytest.mark.usefixtures("worker")
 def test_the_commands(jobs: JobSystem) -> None:
-    def run(*words: str, code: int = 0) -> str:
-        command = [sys.executable, "-m", "neuronpipe", "job", *words]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    def job(*words: str, code: int = 0) -> str:
+        ran = run("job", *words)
         assert ran.returncode == code, ran.stderr
         return ran.stdout + ran.stderr
 
     target = ("--target", jobs.gateway.target)
     text = ("--model", "classifier", "--text", "a fine day")
-    name = run("submit", *target, *text, "--request-id", "by-hand").strip()
-    (line,) = run("wait", *target, name).splitlines()
+    name = job("submit", *target, *text, "--request-id", "by-hand").strip()
+    (line,) = job("wait", *target, name).splitlines()
     assert json.loads(line)["response"]["model"] == "classifier"
-    assert f"{name}  succeeded  normal    1       1     1" in run("list", *target)
-    assert run("submit", *target, *text, "--request-id", "by-hand", "--wait").splitlines() == [name, line]
-    run("cancel", *target, name)
-    assert "JOB_NOT_FOUND" in run("cancel", *target, "jobs/none", code=1)
-    assert "--input-uri" in run("submit", *target, code=2)
-    assert run("dead", "list", "--jobs-redis-url", jobs.redis.url).startswith("JOB ")
-    assert "dead list" in run("dead", "retry", name, "--jobs-redis-url", jobs.redis.url, code=1)
+    assert f"{name}  succeeded  normal    1       1     1" in job("list", *target)
+    assert job("submit", *target, *text, "--request-id", "by-hand", "--wait").splitlines() == [name, line]
+    job("cancel", *target, name)
+    assert "JOB_NOT_FOUND" in job("cancel", *target, "jobs/none", code=1)
+    assert "--input-uri" in job("submit", *target, code=2)
+    assert job("dead", "list", "--jobs-redis-url", jobs.redis.url).startswith("JOB ")
+    assert "dead list" in job("dead", "retry", name, "--jobs-redis-url", jobs.redis.url, code=1)

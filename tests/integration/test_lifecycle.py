@@ -3,12 +3,10 @@
 """
 
 import asyncio
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
 from tests.integration.requests import classify
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -154,38 +153,6 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
         assert [process.wait() for process in processes.values()] == [0, 0, 0, 0]
 
 
-async def test_grace_limits_how_long_a_stop_takes(slow_repository: Path) -> None:
-    with ServiceProcess("all", "--repository", str(slow_repository), "--grace-s", "0.1") as process:
-        async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
-            answers = client.infer_stream([classify("word " * count, request_id=str(count)) for count in (1, 500)])
-            await anext(answers)
-            process.signal(signal.SIGTERM)
-
-            assert process.wait(timeout_s=10) == 0
-
-
-def test_port_in_use_is_said_at_start(fake_repository: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-
-        result = serve("postprocessor", "--repository", str(fake_repository), "--listen", address)
-
-    assert result.returncode == 2
-    assert f"neuronpipe: --listen: cannot listen on {address}: Address already in use" in result.stderr
-
-
-def test_two_services_cannot_share_a_port(fake_repository: Path) -> None:
-    with ServiceProcess("postprocessor", "--repository", str(fake_repository)) as first:
-        result = serve(
-            "postprocessor", "--repository", str(fake_repository), "--listen", first.wait_until_ready().target
-        )
-
-    assert result.returncode == 2
-    assert "Address already in use" in result.stderr
-
-
 @pytest.mark.parametrize("service", ["gateway", "tokenizer", "neuron-executor", "postprocessor", "all"])
 def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> None:
     result = serve(service, "--repository", str(tmp_path / "nowhere"))
@@ -196,11 +163,7 @@ def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> No
 
 
 # What each service reads of a bundle besides its manifest.
-TAMPERED = {
-    "neuron-executor": "artifacts/openvino/model.bin",
-    "tokenizer": "tokenizer.json",
-    "all": "tokenizer.json",
-}
+TAMPERED = {"neuron-executor": "artifacts/openvino/model.bin", "tokenizer": "tokenizer.json", "all": "tokenizer.json"}
 
 
 @pytest.mark.parametrize("service", TAMPERED)
@@ -220,24 +183,6 @@ def test_tampered_bundle_is_refused_at_start(repository: Path, tmp_path: Path, s
         f"neuronpipe: {file}: changed since it was compiled (its sha256 is not the manifest's); compile the model again"
     )
     assert "Traceback" not in result.stderr
-
-
-async def test_sigterm_while_loading_ends_the_service_before_the_next_model(slow_repository: Path) -> None:
-    # Each model warms up for a second and a half, so five take more than seven.
-    for number in range(2, 6):
-        shutil.copytree(slow_repository / "classifier/1", slow_repository / f"classifier/{number}")
-        manifest = slow_repository / f"classifier/{number}/manifest.json"
-        manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {number}', 1))
-    with ServiceProcess("neuron-executor", "--repository", str(slow_repository)) as process:
-        process.wait_for("model ready")
-
-        process.signal(signal.SIGTERM)
-
-        assert process.wait() == 0
-        events = [line["event"] for line in process.events()]
-        assert "ready" not in events
-        assert events.count("model ready") <= 2
-        assert events[-1] == "stopped"
 
 
 async def test_idle_stream_does_not_hold_up_the_end(slow_repository: Path) -> None:
@@ -260,34 +205,7 @@ async def test_idle_stream_does_not_hold_up_the_end(slow_repository: Path) -> No
         assert process.wait(timeout_s=20) == 0
 
 
-def test_unknown_variable_under_the_prefix_is_refused_at_start(fake_repository: Path) -> None:
-    result = serve("tokenizer", "--repository", str(fake_repository), environment={"NEURONPIPE_TOKENIZER_GRACES": "1"})
-
-    assert result.returncode == 2
-    assert "NEURONPIPE_TOKENIZER_GRACES: no such setting" in result.stderr
-
-
-def test_settings_come_from_the_environment(fake_repository: Path) -> None:
-    environment = {
-        "NEURONPIPE_POSTPROCESSOR_REPOSITORY": str(fake_repository),
-        "NEURONPIPE_POSTPROCESSOR_LISTEN": "127.0.0.1:0",
-        "NEURONPIPE_POSTPROCESSOR_GRACE_S": "3.5",
-    }
-    with ServiceProcess("postprocessor", environment=environment) as process:
-        process.wait_until_ready()
-        process.signal(signal.SIGTERM)
-
-        assert process.wait_for("draining")["grace_s"] == 3.5
-
-
 def serve(service: str, *options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A service that is expected to end by itself."""
     listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-    return subprocess.run(
-        [sys.executable, "-m", "neuronpipe", "serve", service, *listen, *options],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run("serve", service, *listen, *options, environment=environment)

@@ -1,69 +1,25 @@
 """The load generator for real: processes of its own against gateways of these tests."""
 
-import asyncio
 import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-import pytest_asyncio
 
 from demo.processes import ServiceProcess
-from neuronpipe.api.v1.inference_pb2 import InferResponse
-from neuronpipe.api.v1.models_pb2 import GetModelResponse, Model
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import GenerationLoad, Lengths, LoadRequest
 from neuronpipe.measure.load.run import run_load
+from tests.suite.commands import output
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
-
-_STALL_S = 0.6
-
-
-class StallingGateway:
-    """Stops altogether for a while at its first request, as a garbage collection or a full disk does, and answers at
-    once after it.
-    """
-
-    def __init__(self) -> None:
-        self.target = ""
-        self.has_stalled = False
-
-    async def get_model(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-        return GetModelResponse(model=Model(name="m", version="1", task="sentence_embedding")).SerializeToString()
-
-    async def infer(self, request: bytes, context: "grpc.aio.ServicerContext[bytes, bytes]") -> bytes:
-        if not self.has_stalled:
-            self.has_stalled = True
-            time.sleep(_STALL_S)
-        return InferResponse(model="m").SerializeToString()
-
-
-@pytest_asyncio.fixture
-async def stalling_gateway() -> AsyncIterator[StallingGateway]:
-    gateway = StallingGateway()
-    server = grpc.aio.server()
-    for service, name, method in (
-        ("InferenceService", "Infer", gateway.infer),
-        ("ModelService", "GetModel", gateway.get_model),
-    ):
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(method)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(f"neuronpipe.api.v1.{service}", {name: handler}),)
-        )
-    gateway.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield gateway
-    await server.stop(0)
 
 
 @pytest.fixture(scope="module")
@@ -119,50 +75,6 @@ def test_open_loop_of_two_processes_offers_its_rate_with_a_deadline_and_a_priori
     assert result.offered_per_s == result.requests / 0.5
     assert len(result.cpu_shares) == 2
     assert result.send_lag_ms is not None
-
-
-async def test_deadlines_that_are_not_kept_are_errors_and_no_goodput(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(
-        target=stalling_gateway.target, model="m", rate_per_s=100.0, duration_s=0.3, warm_up_s=0.0, deadline_ms=100.0
-    )
-    result = await asyncio.to_thread(run_load, request)
-
-    _check_that_nothing_is_lost(result)
-    # A server that ends a call at its deadline may be heard before the caller's own clock.
-    assert set(result.errors) <= {"DEADLINE_EXCEEDED", "CANCELLED"}
-    # The stall is 0.6 s long and all come in its first 0.3 s, so each would have to wait 0.3 s.
-    assert (result.answers, result.goodput_per_s) == (0, 0)
-
-
-async def test_open_loop_counts_the_stall_for_everyone_who_came_in_it(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(
-        target=stalling_gateway.target, model="m", rate_per_s=200.0, duration_s=_STALL_S, warm_up_s=0.0
-    )
-    result = await asyncio.to_thread(run_load, request)
-
-    _check_that_nothing_is_lost(result)
-    assert result.latency_ms is not None
-    # 120 requests come evenly over the stall and each waits for what is left of it: half of them half the stall or
-    # more. A third of it leaves room for the numbers being random; a generator that waits for answers would see one
-    # slow request and many fast ones.
-    assert result.requests > 60
-    assert result.latency_ms.p50 > _STALL_S * 1e3 / 3
-
-
-async def test_requests_that_a_gateway_never_answers_are_counted(stalling_gateway: StallingGateway) -> None:
-    request = LoadRequest(
-        target=stalling_gateway.target, model="m", concurrency=2, duration_s=0.1, warm_up_s=0.0, drain_s=0.1
-    )
-    result = await asyncio.to_thread(run_load, request)
-
-    assert (result.requests, result.errors, result.latency_ms) == (2, {"UNANSWERED": 2}, None)
-
-
-def test_target_that_is_not_there_is_said_at_once() -> None:
-    with pytest.raises(
-        SetupError, match=r"^--target 127\.0\.0\.1:9: no gateway answers there within 5 s: UNAVAILABLE: "
-    ):
-        run_load(LoadRequest(target="127.0.0.1:9", model="m"))  # nothing listens on the discard port
 
 
 def test_unknown_model_is_said(target: str) -> None:
@@ -248,42 +160,15 @@ def test_what_prompts_share_is_computed_once(writer: str) -> None:
     assert found.cached_ratio > 0.75
 
 
-def test_goodput_of_texts_has_limits_of_its_own(writer: str) -> None:
-    within = GenerationLoad(first_token_limit_ms=20_000.0, token_limit_ms=20_000.0)
-    beyond = dataclasses.replace(within, token_limit_ms=0.001)
-    found = _generate(writer, within, rate_per_s=20.0, duration_s=1.0)
-    assert found.answers_in_time == found.answers
-    found = _generate(writer, beyond, rate_per_s=20.0, duration_s=1.0)
-    assert (found.answers_in_time, found.goodput_per_s) == (0, 0)
-
-
-def test_texts_of_a_beam_search_come_as_a_whole(writer: str) -> None:
-    load = GenerationLoad(num_beams=3, output_tokens=Lengths.fixed(6))
-    found = _generate(writer, load, duration_s=1.0).generation
-    assert found is not None
-    assert found.per_token_ms is None
-    assert found.output_tokens is not None
-    assert found.output_tokens.p50 == 6
-
-
-def test_a_model_that_does_not_generate_is_named(target: str) -> None:
-    with pytest.raises(SetupError, match="--generate: model classifier has the task text_classification; it is for "):
-        run_load(LoadRequest(target=target, model="classifier", generation=GenerationLoad()))
-
-
 def test_the_command_prints_the_times_of_tokens_and_writes_them(writer: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "neuronpipe", "load", "--target", writer, "--model", "writer", "--generate"]
+    command = ("load", "--target", writer, "--model", "writer", "--generate")
     options = ["--duration", "1", "--prompt-tokens", "lognormal:20,40", "--output-tokens", "uniform:4,8"]
     options += ["--ttft-ms", "20000", "--itl-ms", "20000", "--json", str(tmp_path / "figures.json")]
-    ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    said = output(*command, *options)
 
-    assert ended.returncode == 0, ended.stderr
-    assert (
-        "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms"
-        in ended.stdout
-    )
+    assert "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms" in said
     for name in ("first token (TTFT)", "between parts (ITL)", "per token (TPOT)", "longest gap", "new tokens"):
-        assert f"\n{name} " in ended.stdout
+        assert f"\n{name} " in said
     figures = json.loads((tmp_path / "figures.json").read_text())["generation"]
     assert 4 <= figures["output_tokens"]["mean"] <= figures["output_tokens"]["max"] <= 8
     assert figures["first_token_ms"]["p99"] > 0

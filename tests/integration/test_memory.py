@@ -4,7 +4,6 @@ import asyncio
 import pydoc_data.topics
 import random
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.stages.neuron_executor.memory import plan_memory
 from neuronpipe.stages.settings import EngineSettings
+from tests.integration.metrics import metric
+from tests.models.compiling import compile_model
 
 _SEED = 20261128
 _TEXTS, _CALLERS = 2000, 32
@@ -44,19 +44,10 @@ async def _send(target: str, texts: Sequence[str], callers: int) -> None:
         await asyncio.gather(*(caller() for _ in range(callers)))
 
 
-def _metric(address: object, name: str) -> float:
-    with urllib.request.urlopen(f"http://{address}/metrics") as page:
-        return sum(
-            float(line.split()[-1]) for line in page.read().decode().splitlines() if line.startswith(f"{name}{{")
-        )
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_memory_after_thousands_of_mixed_texts_stays_within_the_formula(tmp_path: Path) -> None:
-    compile_bundle(
-        CompileRequest(str(find_minilm()), "sentence_embedding", tmp_path, "minilm", dtype="int8"), lambda line: None
-    )
+    compile_model(find_minilm(), tmp_path, "sentence_embedding", name="minilm", dtype="int8")
     repository = ("--repository", str(tmp_path))
     most_bytes = plan_memory(read_repository(tmp_path), EngineSettings()).total
     texts = _texts(random.Random(_SEED))
@@ -67,13 +58,12 @@ def test_memory_after_thousands_of_mixed_texts_stays_within_the_formula(tmp_path
             gateway.wait_for("all stages reached")
             asyncio.run(_send(gateway.wait_until_ready().target, texts, _CALLERS))
             asyncio.run(_send(gateway.target, texts[:200], 1))
-            metrics = executor.wait_for("metrics")["address"]
             limit_s = time.monotonic() + _PATIENCE_S
-            while _metric(metrics, "neuronpipe_model_shapes_ready") < _metric(metrics, "neuronpipe_model_shapes"):
+            while metric(executor, "neuronpipe_model_shapes_ready") < metric(executor, "neuronpipe_model_shapes"):
                 assert time.monotonic() < limit_s, "the shapes are never prepared"
                 time.sleep(0.5)
             process = psutil.Process(executor.pid)
-            prepared_bytes, graph_bytes = process.memory_info().rss, _metric(metrics, _GRAPHS)
+            prepared_bytes, graph_bytes = process.memory_info().rss, metric(executor, _GRAPHS)
             assert prepared_bytes <= most_bytes
             assert graph_bytes > 0
             for callers in (_CALLERS, 1):
@@ -81,7 +71,7 @@ def test_memory_after_thousands_of_mixed_texts_stays_within_the_formula(tmp_path
             # No shape is left to prepare. Graphs of single lengths may still be compiled in the background.
             grown_bytes, new_graph_bytes = (
                 process.memory_info().rss - prepared_bytes,
-                _metric(metrics, _GRAPHS) - graph_bytes,
+                metric(executor, _GRAPHS) - graph_bytes,
             )
             assert grown_bytes <= new_graph_bytes + (32 << 20)
             assert prepared_bytes + grown_bytes <= most_bytes

@@ -1,7 +1,6 @@
 """A model that no core has room for, in parts on two simulated cores of the contract double each."""
 
 import asyncio
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import transformers
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, PipelineOptions, compile_bundle
+from neuronpipe.compiler import PipelineOptions
+from tests.integration.metrics import series_of
 from tests.integration.requests import classify
+from tests.models.compiling import compile_model
 from tests.models.repository import for_neuron, save
 from tests.models.tokenizers import word_piece
 
@@ -63,16 +64,13 @@ def expected(source: Path) -> list[dict[str, float]]:
 
 
 def _compile(source: Path, folder: Path, parts: int) -> None:
-    compile_bundle(
-        CompileRequest(
-            source=str(source),
-            task="text_classification",
-            repository=folder,
-            name="classifier",
-            pipeline=PipelineOptions(parts, "memory" if parts > 1 else "time"),
-            **for_neuron(folder.parent / "neuronx", "4x32"),
-        ),
-        lambda line: None,
+    compile_model(
+        source,
+        folder,
+        "text_classification",
+        name="classifier",
+        pipeline=PipelineOptions(parts, "memory" if parts > 1 else "time"),
+        **for_neuron(folder.parent / "neuronx", "4x32"),
     )
 
 
@@ -97,16 +95,15 @@ async def test_a_model_that_no_core_has_room_for_is_served_in_parts(
         async with AsyncClient(process.target, retries=False) as client:
             for found, right in zip(await _scores(client), expected, strict=True):
                 assert found == pytest.approx(right, abs=_TOLERANCE)
-        address = process.wait_for("metrics")["address"]
-        page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode())
+        series = await asyncio.to_thread(series_of, process)
     log = Path(machine["NEURON_DOUBLE_LOG"]).read_text().splitlines()
     executed = [line.split()[2] for line in log if "execute" in line]
     assert executed.count("core=0") == executed.count("core=1") > 0
     labels = 'neuronpipe_model_name="classifier",neuronpipe_model_version="1"'
-    assert f"neuronpipe_cores{{{labels}}} 2.0" in page
-    busy = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("neuronpipe_part_busy_seconds_total")]
-    assert [float(seconds) > 0 for _, seconds in busy] == [True, True]
-    assert ['neuronpipe_part="0"' in busy[0][0], 'neuronpipe_part="1"' in busy[1][0]] == [True, True]
+    assert series[f"neuronpipe_cores{{{labels}}}"] == 2
+    first, second = (name for name in series if name.startswith("neuronpipe_part_busy_seconds_total"))
+    assert min(series[first], series[second]) > 0
+    assert ['neuronpipe_part="0"' in first, 'neuronpipe_part="1"' in second] == [True, True]
 
 
 async def test_a_core_that_is_lost_takes_its_pipeline_with_it_and_costs_no_request(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from demo.processes import ServiceProcess, four_processes
+from demo.processes import four_processes
 from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import Unavailable
 from tests.integration.requests import classify
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -60,38 +60,14 @@ async def _asked_for_all(client: AsyncClient) -> None:
             assert response.model == _name(number)
 
     await asyncio.gather(*(ask(number) for number in range(_MODELS)))
-    async with asyncio.timeout(10):  # four processes announce it a moment later
-        while await _states(client) != {_UNLOADED: _MODELS - 10, _LOADED: 10}:
-            await asyncio.sleep(0.05)
 
+    async def are_loaded() -> bool:
+        return await _states(client) == {_UNLOADED: _MODELS - 10, _LOADED: 10}
 
-async def test_a_hundred_models_answer_in_one_process(many: Path) -> None:
-    with ServiceProcess("all", "--repository", str(many), *_ON_DEMAND) as process:
-        async with AsyncClient(process.wait_until_ready().target) as client:
-            await _asked_for_all(client)
+    await happens(are_loaded)  # four processes announce it a moment later
 
 
 async def test_a_hundred_models_answer_behind_a_gateway(many: Path) -> None:
     with four_processes(many, stage_options={"neuron-executor": _ON_DEMAND}) as processes:
         async with AsyncClient(processes["gateway"].target) as client:
             await _asked_for_all(client)
-
-
-async def test_a_model_that_is_damaged_fails_by_name_and_the_others_answer(many: Path) -> None:
-    (many / _name(1) / "1" / _FILE).write_bytes(bytes(_BYTES - 1))
-    with ServiceProcess("all", "--repository", str(many), *_ON_DEMAND) as process:
-        async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
-            with pytest.raises(Unavailable, match=r"model 'm001' version 1 cannot be loaded: .*weights\.bin"):
-                await client.infer(classify("a", model=_name(1)))
-            await client.infer(classify("a", model=_name(2)))
-
-
-def test_a_model_that_can_never_fit_is_refused_by_name_at_the_start(many: Path) -> None:
-    options = ("--models-on-demand", "--max-model-memory-bytes", str(_BYTES - 1))
-    with (
-        ServiceProcess("all", "--repository", str(many), *options) as process,
-        pytest.raises(
-            RuntimeError, match=r"model 'm000' version 1: takes 1,000 bytes, the limit for all models is 999"
-        ),
-    ):
-        process.wait_until_ready()

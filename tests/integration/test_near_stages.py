@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from tests.integration.requests import classify
 from tests.integration.systems import two_processes
-from tests.integration.test_lifecycle import serve, wait_for_health
+from tests.integration.test_lifecycle import wait_for_health
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -26,23 +25,18 @@ def processes(fake_repository: Path) -> Iterator[dict[str, ServiceProcess]]:
         yield started
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "neuronpipe", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_commands_take_unix_sockets(processes: dict[str, ServiceProcess]) -> None:
     target = processes["gateway"].target
     assert target.startswith("unix:/")
     for name, process in processes.items():
         service = "neuronpipe.api.v1.InferenceService" if name == "gateway" else "the process"
-        assert _run("health", "--target", process.target).stdout == f"{process.target}: {service} is serving\n"
-    assert "classifier" in _run("models", "--target", target).stdout
+        assert run("health", "--target", process.target).stdout == f"{process.target}: {service} is serving\n"
+    assert "classifier" in run("models", "--target", target).stdout
     text = json.dumps({"text_classification": {"text": "a"}})
-    answer = json.loads(_run("infer", "--target", target, "--model", "classifier", "--json", text).stdout)
+    answer = json.loads(run("infer", "--target", target, "--model", "classifier", "--json", text).stdout)
     assert answer["result"]["text_classification"]["labels"]
     load = ("--model", "classifier", "--duration", "0.3", "--warm-up", "0", "--json", "-")
-    figures = json.loads(_run("load", "--target", target, *load).stdout)
+    figures = json.loads(run("load", "--target", target, *load).stdout)
     assert (figures["answers"] > 0, figures["errors"]) == (True, {})
 
 
@@ -56,21 +50,12 @@ async def test_a_killed_executor_is_found_again_at_its_socket_and_near_stages_st
         await wait_for_health(gateway, health_pb2.HealthCheckResponse.NOT_SERVING)
         with pytest.raises(Unavailable, match="the neuron-executor service cannot be reached"):
             await client.infer(classify("a"))
-        assert _run("health", "--target", gateway).stderr.endswith("; it does not reach: neuron-executor\n")
+        assert run("health", "--target", gateway).stderr.endswith("; it does not reach: neuron-executor\n")
         # The file of its socket is still there.
         assert Path(executor.removeprefix("unix:")).is_socket()
         with ServiceProcess("neuron-executor", "--repository", str(fake_repository), "--listen", executor):
             await wait_for_health(gateway, health_pb2.HealthCheckResponse.SERVING)
             assert (await client.infer(classify("a"))).result.text_classification.labels
-
-
-def test_sigterm_removes_the_sockets(processes: dict[str, ServiceProcess]) -> None:
-    files = [Path(process.target.removeprefix("unix:")) for process in processes.values()]
-    assert all(file.is_socket() for file in files)
-    for process in processes.values():
-        process.signal(signal.SIGTERM)
-    assert [process.wait() for process in processes.values()] == [0, 0]
-    assert not any(file.exists() for file in files)
 
 
 async def test_an_executor_inside_and_the_others_outside_is_a_pipeline_too(fake_repository: Path) -> None:
@@ -84,16 +69,3 @@ async def test_an_executor_inside_and_the_others_outside_is_a_pipeline_too(fake_
             gateway.wait_until_ready().wait_for("all stages reached")
             async with AsyncClient(gateway.target, retries=False) as client:
                 assert (await client.infer(classify("a"))).result.text_classification.labels
-
-
-def test_a_setting_of_a_stage_outside_is_refused_at_start(fake_repository: Path) -> None:
-    result = serve("gateway", "--repository", str(fake_repository), "--cores", "2")
-    assert result.returncode == 2
-    assert "--cores: of a stage in another process; give it to that one" in result.stderr
-
-
-def test_two_services_cannot_share_a_socket(fake_repository: Path, processes: dict[str, ServiceProcess]) -> None:
-    target = processes["gateway"].target
-    result = serve("postprocessor", "--repository", str(fake_repository), "--listen", target)
-    assert result.returncode == 2
-    assert f"neuronpipe: --listen: cannot listen on {target}: Address already in use" in result.stderr

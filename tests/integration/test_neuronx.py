@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,13 +13,15 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
+from tests.integration.metrics import series_of
 from tests.integration.requests import answer, classify, embed
 from tests.integration.systems import local_system
+from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.repository import NEURONX_MODELS, for_neuron, link_models, make_repository
+from tests.suite.waiting import until
 from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
@@ -175,17 +176,12 @@ async def test_neuron_monitor_is_read_beside_the_models(
     options = ("--repository", str(one_model), "--cores", "2", "--metrics-listen", "127.0.0.1:0")
     with ServiceProcess("neuron-executor", *options, environment=machine) as process:
         process.wait_until_ready()
-        address = process.wait_for("metrics")["address"]
-        page = ""
-        async with asyncio.timeout(20):
-            while "neuronpipe_neuron_core_utilization{" not in page:
-                await asyncio.sleep(0.05)
-                page = await asyncio.to_thread(
-                    lambda: urllib.request.urlopen(f"http://{address}/metrics").read().decode()
-                )
-        assert 'neuronpipe_neuron_core_utilization{neuronpipe_core="1"} 0.975' in page
-        assert 'neuronpipe_neuron_errors_total{neuronpipe_neuron_error="hardware"} 1.0' in page
-        assert 'neuronpipe_cores{neuronpipe_model_name="classifier",neuronpipe_model_version="1"} 2.0' in page
+        utilization = 'neuronpipe_neuron_core_utilization{neuronpipe_core="1"}'
+        await asyncio.to_thread(until, lambda: utilization in series_of(process))
+        series = await asyncio.to_thread(series_of, process)
+        assert series[utilization] == 0.975
+        assert series['neuronpipe_neuron_errors_total{neuronpipe_neuron_error="hardware"}'] == 1
+        assert series['neuronpipe_cores{neuronpipe_model_name="classifier",neuronpipe_model_version="1"}'] == 2
 
 
 @pytest.mark.parametrize("in_flight", ["1", "2"])
@@ -288,15 +284,13 @@ def test_a_bundle_whose_inputs_are_in_another_order_is_refused(one_model: Path, 
 @pytest.fixture
 def writer(neuron_double: Mapping[str, str], tmp_path: Path) -> Path:
     """A decoder for three slots of 96 tokens."""
-    request = CompileRequest(
-        source=str(save_decoder("llama", tmp_path / "writer")),
-        task="",
-        repository=tmp_path / "written",
+    compile_model(
+        save_decoder("llama", tmp_path / "writer"),
+        tmp_path / "written",
         name="writer",
         dtype="",
         **for_neuron(tmp_path, "3x96"),
     )
-    compile_bundle(request, lambda line: None)
     return tmp_path / "written"
 
 

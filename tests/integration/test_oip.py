@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from PIL import Image
 
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, ScoreFunction
@@ -250,25 +248,3 @@ def test_what_the_server_says(answers: dict[str, Any], door: str) -> None:
     assert "there is no shared memory" in said["shared memory"][1]
     if door == "grpc":
         assert said["load"][0] == said["shared memory"][0] == "UNIMPLEMENTED"
-
-
-@pytest.mark.parametrize("gateway", ["one_process", "pipeline_processes"])
-def test_raw_outputs_are_those_of_transformers(
-    gateway: str, request: pytest.FixtureRequest, http_server: HttpServer, sources: dict[str, Path]
-) -> None:
-    encoded = _encoded()
-    inputs = {name: torch.from_numpy(array) for name, array in encoded.items()}
-    kinds = {
-        "classifier": transformers.BertForSequenceClassification,
-        "tagger": transformers.BertForTokenClassification,
-    }
-    # Over HTTP another server answers, which is not looked at here.
-    processes = request.getfixturevalue(gateway)
-    target = processes["gateway"].target if isinstance(processes, dict) else processes.target
-    given = _call(target, http_server.address, [Case(f"{name}/raw", encoded) for name in kinds])["grpc"]
-    for (name, kind), answer in zip(kinds.items(), given, strict=True):
-        with torch.no_grad():
-            expected = kind.from_pretrained(sources[name]).eval()(**inputs).logits.numpy()
-        if name == "tagger":
-            expected[encoded["attention_mask"] == 0] = 0
-        np.testing.assert_allclose(answer["logits"], expected, atol=5e-5)  # as tests/contract/test_parity.py

@@ -31,6 +31,8 @@ from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.integration.requests import classify
 from tests.models.versions import copy_classifier
+from tests.suite.commands import output, run
+from tests.suite.waiting import happens
 from tests.unit.soon import soon
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
@@ -121,12 +123,21 @@ async def listed(client: AsyncClient) -> dict[str, Model]:
 
 async def serves_only(client: AsyncClient, version: str) -> None:
     """Waits until a version has all requests, and no other is loaded."""
-    async with asyncio.timeout(60):
-        while True:
-            models = await listed(client)
-            if models.keys() == {version} and models[version].state == VersionState.VERSION_STATE_READY:
-                return
-            await asyncio.sleep(0.02)
+
+    async def is_so() -> bool:
+        models = await listed(client)
+        return models.keys() == {version} and models[version].state == VersionState.VERSION_STATE_READY
+
+    await happens(is_so)
+
+
+async def shows(client: AsyncClient, version: str, field: str, value: object) -> None:
+    """Waits until a version is listed with a value."""
+
+    async def is_so() -> bool:
+        return bool(getattr((await listed(client)).get(version, Model()), field) == value)
+
+    await happens(is_so)
 
 
 def resident_kib(process: ServiceProcess) -> int:
@@ -163,9 +174,7 @@ async def test_a_version_that_one_stage_cannot_load_leaves_the_old_one_serving_a
     with four_processes(versions) as processes:
         async with AsyncClient(processes["gateway"].target) as client, under_load(client) as load:
             make_stable(versions, 2)
-            async with asyncio.timeout(60):
-                while (await listed(client)).get("2", Model()).state != VersionState.VERSION_STATE_FAILED:
-                    await asyncio.sleep(0.02)
+            await shows(client, "2", "state", VersionState.VERSION_STATE_FAILED)
             models = await listed(client)
             assert models["1"].state == VersionState.VERSION_STATE_READY
             assert (models["1"].share, models["2"].share) == (1, 0)
@@ -183,15 +192,11 @@ async def test_a_version_that_one_stage_cannot_load_leaves_the_old_one_serving_a
 def _run_registry(
     option: str, place: str, verb: str, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "registry", verb, option, place, *arguments]
-    environment = {**os.environ, **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return run("registry", verb, option, place, *arguments, environment=environment)
 
 
-def _registry(repository: Path, *arguments: str) -> str:
-    done = _run_registry("--repository", str(repository), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _registry(repository: Path, verb: str, *arguments: str) -> str:
+    return output("registry", verb, "--repository", str(repository), *arguments)
 
 
 def make_worse(repository: Path, how: str) -> None:
@@ -242,17 +247,11 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
                 *("registry", "promote", "classifier", "canary", "--repository", str(same_answers), "--metrics", url),
                 *("--guard", guard, "--for", "3s", "--requests", "20", "--steps", "50,100"),
             )
-            done = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "neuronpipe", *promote), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-            async with asyncio.timeout(300):
-                said, wrong = (text.decode() for text in await done.communicate())
+            done = await asyncio.to_thread(run, *promote, limit_s=300)
             stable = "1" if worse else "2"
-            assert done.returncode == (1 if worse else 0), said + wrong
-            assert told in (wrong if worse else said)
-            async with asyncio.timeout(60):
-                while (await listed(client)).get(stable, Model()).share != 1.0:
-                    await asyncio.sleep(0.02)
+            assert done.returncode == (1 if worse else 0), done.stdout + done.stderr
+            assert told in (done.stderr if worse else done.stdout)
+            await shows(client, stable, "share", 1.0)
             models = await listed(client)
             assert "stable" in models[stable].aliases
             assert "canary" in models["2"].aliases
@@ -292,16 +291,12 @@ async def test_a_shadow_gets_copies_and_no_caller_notices(versions: Path) -> Non
             return {key: value for key, value in found.items() if key[1] in ("_total", "_sum")}
 
         async with AsyncClient(gateway.target) as client:
-            async with asyncio.timeout(60):
-                while (await listed(client)).get("2", Model()).shadow_share != 1.0:
-                    await asyncio.sleep(0.02)
+            await shows(client, "2", "shadow_share", 1.0)
             for number in range(20):
                 response = await client.infer(classify(f"text {number}"), timeout_s=30)
                 assert response.version == "1"
             compared = (Metrics.SHADOW_COPIES.name, "_total", "classifier", "2", "compared")
-            async with asyncio.timeout(30):
-                while copies().get(compared) != 20:
-                    await asyncio.sleep(0.05)
+            await happens(lambda: copies().get(compared) == 20)
             # The labels of version 2 have other names, so that no answer is the same.
             assert copies()[Metrics.SHADOW_AGREEMENT.name, "_sum", "classifier", "2"] == 0
             _registry(versions, "route", "classifier", "--shadow", "none")
@@ -323,9 +318,7 @@ async def test_the_registry_over_grpc_is_the_one_of_the_folder(versions: Path) -
         told = "version 1 75 %, version 2 25 %; aliases: stable 1, canary 2; copies: version 2 10 %"
         assert told in routed.stdout, routed.stdout + routed.stderr
         async with AsyncClient(process.target) as client:
-            async with asyncio.timeout(60):
-                while (await listed(client)).get("2", Model()).share != 0.25:
-                    await asyncio.sleep(0.02)
+            await shows(client, "2", "share", 0.25)
         assert _run_registry(*target, "rollback", "classifier").returncode == 0
         rows = _run_registry(*target, "list").stdout.splitlines()
         assert [row.split()[:4] for row in rows[1:]] == [
@@ -377,9 +370,7 @@ async def test_a_day_of_a_platform_engineer(versions: Path) -> None:
             _registry(versions, "alias", "classifier", "canary", "2")
             said = _registry(versions, "route", "classifier", "stable=50", "canary=50")
             assert "requests without a version: version 1 50 %, version 2 50 %" in said
-            async with asyncio.timeout(60):
-                while (await listed(client)).get("2", Model()).share != 0.5:
-                    await asyncio.sleep(0.02)
+            await shows(client, "2", "share", 0.5)
             answers = Counter[str]()
             for number in range(200):
                 request = classify("A fine day.")

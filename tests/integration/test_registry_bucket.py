@@ -5,24 +5,16 @@ moment.
 """
 
 import asyncio
-import json
-import signal
-import subprocess
-import sys
-import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
-from tests.integration.requests import classify
 from tests.integration.test_lifecycle import free_port
 from tests.integration.test_registry import (
     Load,
@@ -30,8 +22,9 @@ from tests.integration.test_registry import (
     under_load,
     versions,  # noqa: F401 — a fixture
 )
-from tests.servers.s3 import running_s3, s3_variables
+from tests.servers.s3 import s3_variables
 from tests.servers.web import running_web_server
+from tests.suite.commands import output
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -59,22 +52,15 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
-def _run(*arguments: str) -> str:
-    command = [sys.executable, "-m", "neuronpipe", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def _push(folder: Path, version: int, *options: str) -> str:
     (folder / REGISTRY_FILE).unlink(missing_ok=True)
-    return _run(
+    return output(
         "bundle", "push", str(folder / "classifier" / str(version)), "--repository", _URI, "--approve", *options
     )
 
 
 def _make_stable(version: int, *options: str) -> str:
-    return _run("registry", "alias", "classifier", "stable", str(version), "--repository", _URI, *options)
+    return output("registry", "alias", "classifier", "stable", str(version), "--repository", _URI, *options)
 
 
 def _serving(cache: Path, *options: str) -> ServiceProcess:
@@ -104,7 +90,7 @@ async def test_versions_of_a_bucket_swap_under_load_from_an_empty_cache_on(
                 await serves_only(client, str(version))
                 await load.wait_for_more(str(version))
     _check(load)
-    rows = _run("registry", "list", "--repository", _URI, "--endpoint", moto).splitlines()[1:]
+    rows = output("registry", "list", "--repository", _URI, "--endpoint", moto).splitlines()[1:]
     assert [row.split()[:3] for row in rows] == [["classifier", "1", "approved"], ["classifier", "2", "approved"]]
     _check_garbage(moto)
 
@@ -116,11 +102,11 @@ def _check_garbage(moto: str) -> None:
     request = urllib.request.Request(f"{moto}/bucket/models/{left}", b"left", headers, method="PUT")
     urllib.request.urlopen(request, timeout=5).close()
     collect = ("bundle", "gc", "--repository", _URI, "--endpoint", moto)
-    assert _run(*collect) == "0 files, 0 bytes deleted\n"  # it is too young
+    assert output(*collect) == "0 files, 0 bytes deleted\n"  # it is too young
     found = f"{left}: 4 bytes\n1 files, 4 bytes "
-    assert _run(*collect, "--grace-hours", "0", "--dry-run") == f"{found}to delete\n"
-    assert _run(*collect, "--grace-hours", "0") == f"{found}deleted\n"
-    assert _run(*collect, "--grace-hours", "0") == "0 files, 0 bytes deleted\n"
+    assert output(*collect, "--grace-hours", "0", "--dry-run") == f"{found}to delete\n"
+    assert output(*collect, "--grace-hours", "0") == f"{found}deleted\n"
+    assert output(*collect, "--grace-hours", "0") == "0 files, 0 bytes deleted\n"
 
 
 @contextmanager
@@ -132,108 +118,3 @@ def _one_process(cache: Path) -> Iterator[Mapping[str, ServiceProcess]]:
 def _check(load: Load) -> None:
     assert load.wrong == []
     assert load.answers.keys() == {"1", "2"}
-
-
-class _Gate:
-    """Lets no request for an object through while it is closed."""
-
-    def __init__(self) -> None:
-        self.key = ""
-        self.is_reached = threading.Event()
-        self.is_open = threading.Event()
-
-    def __call__(self, method: str, key: str) -> None:
-        if method == "GET" and self.key and key.endswith(self.key):
-            self.is_reached.set()
-            self.is_open.wait(60)
-
-
-async def test_a_process_that_is_killed_while_it_fetches_loads_the_version_when_it_is_back(
-    versions: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    cache, gate = tmp_path_factory.mktemp("cache"), _Gate()
-    with running_s3(monkeypatch, gate):
-        for version in (1, 2):
-            _push(versions, version)
-        gate.key = "classifier/2/manifest.json"
-        with _serving(cache) as process:
-            async with AsyncClient(process.wait_until_ready().target) as client:
-                _make_stable(2)
-                assert await asyncio.to_thread(gate.is_reached.wait, 30)
-                assert (await client.infer(classify("A fine day."), timeout_s=30)).version == "1"
-            process.signal(signal.SIGKILL)
-            process.wait()
-        gate.is_open.set()
-        with _serving(cache) as process:
-            async with AsyncClient(process.wait_until_ready().target) as client:
-                await serves_only(client, "2")
-                assert (await client.infer(classify("A fine day."), timeout_s=30)).version == "2"
-
-
-async def test_a_damaged_object_leaves_the_old_version_serving_and_can_be_mended(
-    versions: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with running_s3(monkeypatch) as objects:
-        _push(versions, 1)
-        with _serving(tmp_path_factory.mktemp("cache")) as process:
-            async with AsyncClient(process.wait_until_ready().target) as client, under_load(client) as load:
-                # Version 2 has one more file, of its own.
-                (versions / "classifier" / "2" / "more").write_bytes(b"more")
-                await asyncio.to_thread(_push_with_more, versions)
-                key = next(key for key, data in objects.items() if data == b"more")
-                objects[key] = b"less"
-                await asyncio.to_thread(_make_stable, 2)
-                failed = await asyncio.to_thread(process.wait_for, "a version cannot be loaded; what was served stays")
-                assert "is damaged (its sha256 is not the manifest's)" in str(failed["problem"])
-                assert "2" not in load.answers
-                objects[key] = b"more"
-                await serves_only(client, "2")
-                await load.wait_for_more("2")
-    _check(load)
-
-
-def _push_with_more(folder: Path) -> None:
-    path = folder / "classifier" / "2" / MANIFEST_FILE
-    content = json.loads(path.read_text())
-    content["files"]["more"] = sha256(b"more").hexdigest()
-    path.write_text(json.dumps(content))
-    _push(folder, 2)
-
-
-async def test_a_bucket_that_is_gone_changes_nothing_and_a_process_starts_from_its_cache(
-    versions: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    cache, is_gone = tmp_path_factory.mktemp("cache"), threading.Event()
-
-    def break_if_gone(method: str, key: str) -> None:
-        if is_gone.is_set():
-            raise ConnectionResetError
-
-    with running_s3(monkeypatch, break_if_gone):
-        _push(versions, 1)
-        with _serving(cache, "--metrics-listen", "127.0.0.1:0") as process:
-            address = process.wait_until_ready().wait_for("metrics")["address"]
-            async with AsyncClient(process.target) as client, under_load(client) as load:
-                is_gone.set()
-                said = await asyncio.to_thread(
-                    process.wait_for, "the registry cannot be read; what it said before stays"
-                )
-                assert "s3://bucket/models/registry.json: the object store does not answer" in str(said["problem"])
-                await load.wait_for_more("1")
-                page = await asyncio.to_thread(_read, f"http://{address}/metrics")
-                assert 'neuronpipe_file_loaded{neuronpipe_file="registry.json"} 0.0' in page
-            assert load.wrong == []
-        with _serving(cache) as process:
-            async with AsyncClient(process.wait_until_ready().target) as client:
-                assert (await client.infer(classify("A fine day."), timeout_s=30)).version == "1"
-
-
-def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return str(response.read().decode())

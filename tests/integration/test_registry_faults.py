@@ -32,6 +32,7 @@ from tests.integration.test_registry import (
     under_load,
     versions,  # noqa: F401 — a fixture
 )
+from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -127,9 +128,11 @@ async def test_a_process_that_is_killed_between_loading_and_switching_loses_noth
         assert load.wrong == []
         await asyncio.to_thread(restartable.kill, killed)
         restartable.start(killed)
-        async with asyncio.timeout(60):
-            while await _answer_of(client, "former") != "1":
-                await asyncio.sleep(0.05)
+
+        async def is_answered() -> bool:
+            return await _answer_of(client, "former") == "1"
+
+        await happens(is_answered)
         assert "2" not in load.answers
         path.write_bytes(content)
         # A change of the registry has what failed tried again at once.

@@ -5,13 +5,13 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from tests.e2e.load import load
-from tests.integration.guarded import until
+from tests.integration.metrics import metric
 from tests.integration.test_lifecycle import OPTIONS
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -23,14 +23,8 @@ def _replace(gateway: ServiceProcess, start: tuple[str, ...]) -> ServiceProcess:
     gateway.signal(signal.SIGTERM)
     assert gateway.wait() == 0
     successor = ServiceProcess("gateway", *start, "--listen", gateway.target, "--metrics-listen", "127.0.0.1:0")
-    url = f"http://{successor.wait_for('metrics')['address']}/metrics"
-    until(lambda: _requests(url) > 0)
+    until(lambda: metric(successor, _REQUESTS) > 0)
     return successor
-
-
-def _requests(url: str) -> float:
-    lines = httpx.get(url, timeout=60).text.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_REQUESTS))
 
 
 async def test_nobody_notices_a_rolling_update_of_the_gateways(fake_repository: Path) -> None:

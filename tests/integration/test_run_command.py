@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.suite.commands import run
+
 pytestmark = pytest.mark.local_only
 
 _LIMIT_S = 120
@@ -76,5 +78,4 @@ def test_a_folder_that_is_not_there_ends_it_with_its_reason(tmp_path: Path) -> N
 
 
 def _run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "neuronpipe", "run", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=_environment(home))
+    return run("run", *words, environment={"HOME": str(home)})

@@ -2,11 +2,8 @@
 
 import configparser
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -19,9 +16,19 @@ from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
 from neuronpipe.serve.settings import AllSettings
 from tests.integration.requests import classify
+from tests.integration.test_lifecycle import free_port
+from tests.suite.waiting import until
 
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 _PROXY = Path("/lib/systemd/systemd-socket-proxyd")
+
+
+@pytest.fixture
+def activate() -> str:
+    found = shutil.which("systemd-socket-activate")
+    if not found or not _PROXY.exists():
+        pytest.skip("needs systemd's socket-activate and socket-proxyd")
+    return found
 
 
 def _unit(name: str) -> dict[str, dict[str, str]]:
@@ -48,29 +55,10 @@ def test_the_units_call_the_service_with_settings_that_it_has() -> None:
     assert 0 < given.max_connection_idle_s < 300
 
 
-def until(is_true: Callable[[], bool]) -> None:
-    """Waits for what another process does; only a broken test waits for long."""
-    ends_s = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < ends_s
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
 def test_a_request_that_comes_before_the_service_runs_is_answered_and_both_end_when_unused(
-    fake_repository: Path, tmp_path: Path, free_port: int
+    activate: str, fake_repository: Path, tmp_path: Path
 ) -> None:
-    activate = shutil.which("systemd-socket-activate")
-    if not activate or not _PROXY.exists():
-        pytest.skip("needs systemd's socket-activate and socket-proxyd")
-    path, address, log = tmp_path / "gateway.sock", f"127.0.0.1:{free_port}", tmp_path / "log"
+    path, address, log = tmp_path / "gateway.sock", f"127.0.0.1:{free_port()}", tmp_path / "log"
     neuronpipe = f"{sys.executable} -m neuronpipe"
     # What the units have systemd do with the first connection, which comes before the service has been idle for long.
     serve = f"{neuronpipe} serve all --repository {fake_repository} --listen unix:{path} --idle-exit-s 15"
@@ -96,12 +84,9 @@ def test_a_request_that_comes_before_the_service_runs_is_answered_and_both_end_w
 
 
 def test_the_proxy_passes_calls_on_and_ends_when_its_callers_have_gone(
-    fake_repository: Path, tmp_path: Path, free_port: int
+    activate: str, fake_repository: Path, tmp_path: Path
 ) -> None:
-    activate = shutil.which("systemd-socket-activate")
-    if not activate or not _PROXY.exists():
-        pytest.skip("needs systemd's socket-activate and socket-proxyd")
-    path, address = tmp_path / "gateway.sock", f"127.0.0.1:{free_port}"
+    path, address = tmp_path / "gateway.sock", f"127.0.0.1:{free_port()}"
     options = ("--repository", str(fake_repository), "--listen", f"unix:{path}")
     with ServiceProcess("all", *options) as process:
         process.wait_until_ready()

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
-from neuronpipe.client import AsyncClient, InvalidInput
+from neuronpipe.client import AsyncClient
 from tests.integration.random_schemas import random_schema
 
 pytestmark = pytest.mark.local_only
@@ -109,18 +109,9 @@ async def test_a_stop_string_and_the_most_tokens_cut_a_form(ours: AsyncClient) -
     ("asked", "form"),
     [
         ({"response_format": {"type": "json_object"}}, "object"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}},
-            "schema",
-        ),
-        ({"extra_body": {"guided_json": _SCHEMA}}, "schema"),
-        ({"extra_body": {"guided_json": json.dumps(_SCHEMA)}}, "schema"),
-        ({"extra_body": {"structured_outputs": {"json": _SCHEMA}}}, "schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA}}}, "schema"),
         ({"extra_body": {"guided_regex": _REGEX}}, "regex"),
-        ({"extra_body": {"structured_outputs": {"regex": _REGEX}}}, "regex"),
-        ({"extra_body": {"guided_choice": ["left", "right"]}}, "choice"),
         ({"extra_body": {"structured_outputs": {"choice": ["left", "right"]}}}, "choice"),
-        ({"extra_body": {"guided_grammar": _GRAMMAR}}, "grammar"),
         ({"extra_body": {"structured_outputs": {"grammar": _GRAMMAR}}}, "grammar"),
     ],
     ids=str,
@@ -184,8 +175,6 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
             "response_format.json_schema.schema",
@@ -194,8 +183,6 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
         ({"extra_body": {"guided_regex": "("}}, "guided_regex"),
         ({"extra_body": {"guided_grammar": "start: nothing"}}, "guided_grammar"),
         ({"extra_body": {"structured_outputs": {"regex": "a" * 4097}}}, "structured_outputs.regex"),
-        ({"extra_body": {"structured_outputs": {"structural_tag": "a"}}}, "structured_outputs.structural_tag"),
-        ({"extra_body": {"structured_outputs": {"regex": "a"}, "guided_regex": "a"}}, "structured_outputs.regex"),
         ({"extra_body": {"guided_regex": "a"}, "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
     ids=str,
@@ -206,11 +193,6 @@ async def test_forms_that_are_refused_are_named_as_their_callers_do(
     with pytest.raises(openai.BadRequestError) as refused:
         await theirs.completions.create(model="writer", prompt=_PROMPT, extra_body=_body(asked))
     assert refused.value.param == param
-
-
-async def test_our_own_api_names_its_fields(ours: AsyncClient) -> None:
-    with pytest.raises(InvalidInput, match=r"options\.json_schema: cannot be followed: Unimplemented keys"):
-        await ours.generate_text("writer", _PROMPT, json_schema={"contains": {}})
 
 
 _TOOLS: list[Any] = [

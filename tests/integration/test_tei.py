@@ -15,6 +15,7 @@ from demo.processes import four_processes
 from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.client import Client
 from tests.integration.http_server import HttpServer
+from tests.suite.commands import output
 
 pytestmark = pytest.mark.local_only
 
@@ -219,27 +220,11 @@ def test_a_text_that_is_too_long_is_cut_where_asked(ask: Ask) -> None:
         assert _only(ask("Embed/Embed", message, neuronpipe_priority="bulk"))["metadata"]["compute_tokens"] == 256
 
 
-_CLIENT = """
-import sys
-from tei_client.clients.grpc_client import GrpcClient
-client = GrpcClient(sys.argv[1])
-(one, two), (tokens,) = client.embed(["A fine day.", "Lovely weather."]), client.tokenize("A fine day.")
-print(len(one), len(two), len(tokens.tokens), client.decode(tokens.get_ids()), client.info().server_model_id)
-"""
-
-
-def test_tei_client(http_server: HttpServer) -> None:
-    command = [sys.executable, "-c", _CLIENT, http_server.process.target]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert output.split() == ["384", "384", "6", "a", "fine", "day.", "minilm"]
-
-
 def test_stages_in_other_processes_answer_as_well(http_repository: Any, ours: Client) -> None:
     with four_processes(http_repository) as processes, _caller(processes["gateway"].target) as ask:
         message = _only(ask("Embed/Embed", {"inputs": _TEXT}, neuronpipe_model="minilm"))
         np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", _TEXT), atol=_TOLERANCE)
-        command = [sys.executable, "-m", "neuronpipe", "health", "--target", processes["gateway"].target]
-        subprocess.run([*command, "--service", "tei.v1.Embed"], check=True)
+        output("health", "--target", processes["gateway"].target, "--service", "tei.v1.Embed")
         tokens = _only(ask("Tokenize/Tokenize", {"inputs": _TEXT}, neuronpipe_model="minilm"))["tokens"]
         assert [one["text"] for one in tokens[:3]] == ["Ann", "lives", "in"]
 

@@ -7,8 +7,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -26,9 +24,11 @@ from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.items import TOKENIZE
+from tests.integration.metrics import series_of
 from tests.integration.requests import classify
 from tests.integration.tls_files import STAGES, Deployment
 from tests.servers.certificates import Authority
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -51,8 +51,7 @@ def processes(deployment: Deployment, fake_repository: Path) -> Iterator[dict[st
 
 
 def _command(*words: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "neuronpipe", *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = run(*words)
     assert result.returncode == code, result.stderr
     return result.stdout + result.stderr
 
@@ -62,13 +61,6 @@ def _context(files: TlsFiles, *, shows_certificate: bool = True) -> ssl.SSLConte
     if shows_certificate:
         context.load_cert_chain(files.certificate, files.key)
     return context
-
-
-def _metrics(process: ServiceProcess, files: TlsFiles) -> dict[str, float]:
-    url = f"https://{process.wait_for('metrics')['address']}/metrics"
-    with urllib.request.urlopen(url, context=_context(files)) as response:
-        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def test_a_request_passes_all_hops(deployment: Deployment, processes: dict[str, ServiceProcess]) -> None:
@@ -200,43 +192,15 @@ def test_http_and_metrics_ports_ask_for_certificates_and_show_the_current_one(
             with pytest.raises(OSError, match=r"certificate|reset|EOF|closed"):
                 urllib.request.urlopen(url, context=_context(files, shows_certificate=False)).read()
         expiry = 'neuronpipe_tls_certificate_expiry_seconds{neuronpipe_tls_side="server"}'
-        assert _metrics(process, files)[expiry] == pytest.approx(time.time() + 30 * 86_400, abs=600)
+        assert series_of(process, _context(files))[expiry] == pytest.approx(time.time() + 30 * 86_400, abs=600)
         for number in range(2):
             kept.request("GET", "/health")  # over one connection, whatever changes
             assert kept.getresponse().read() == b""
             new = deployment.renew("all", days=(-1, 60 + number))
             process.wait_for("changed files are used", number + 1)
             assert [_shown(address, files) for address in (http, metrics, process.target)] == [new.number] * 3
-        assert _metrics(process, files)[expiry] == pytest.approx(time.time() + 61 * 86_400, abs=600)
+        assert series_of(process, _context(files))[expiry] == pytest.approx(time.time() + 61 * 86_400, abs=600)
         kept.close()
-
-
-@pytest.mark.parametrize(
-    ("damage", "problem"),
-    [
-        ("expired", "certificate has expired"),
-        ("another key", "is not the key of the certificate in"),
-        ("half-written", "does not hold a private key"),
-        ("missing", "cannot be read: No such file or directory"),
-    ],
-)
-def test_a_server_does_not_start_with_files_that_cannot_be_used(
-    tmp_path: Path, fake_repository: Path, damage: str, problem: str
-) -> None:
-    deployment = Deployment(tmp_path)
-    good = deployment.renew("all", days=(-2, -1) if damage == "expired" else (-1, 30))
-    key = Path(deployment.files("all").key)
-    if damage == "another key":
-        key.write_bytes(deployment.authority.issue().key)
-    elif damage == "half-written":
-        key.write_bytes(good.key[:60])
-    elif damage == "missing":
-        key.unlink()
-    options = ["--repository", str(fake_repository), "--listen", "127.0.0.1:0"]
-    options += [f"--tls-certificate={deployment.files('all').certificate}", f"--tls-key={key}"]
-    said = _command("serve", "all", *options, code=2)
-    assert problem in said
-    assert str(tmp_path / "all") in said
 
 
 @pytest.mark.parametrize(
@@ -252,26 +216,6 @@ def test_a_server_does_not_start_with_files_that_cannot_be_used(
 def test_settings_that_do_not_fit_together_are_refused(fake_repository: Path, options: list[str], problem: str) -> None:
     arguments = [*options, "--repository", str(fake_repository), "--listen", "127.0.0.1:0"]
     assert problem in _command("serve", *arguments, code=2)
-
-
-def test_files_that_cannot_be_used_while_it_runs_are_told_and_change_nothing(
-    tmp_path: Path, fake_repository: Path
-) -> None:
-    deployment = Deployment(tmp_path)
-    options = ("--repository", str(fake_repository), "--metrics-listen", "127.0.0.1:0")
-    rejected = 'neuronpipe_tls_files_rejected{neuronpipe_tls_side="server"}'
-    with ServiceProcess("all", *options, environment=deployment.environment()) as process:
-        process.wait_until_ready()
-        assert _metrics(process, deployment.files())[rejected] == 0
-        Path(deployment.files("all").key).write_bytes(deployment.authority.issue().key)
-        told = process.wait_for("changed files cannot be used; what they held before stays")
-        assert str(deployment.files("all").key) in str(told["problem"])
-        assert _metrics(process, deployment.files())[rejected] == 1
-        with Client(process.target, tls=deployment.files()) as client:
-            assert client.list_models()
-        deployment.renew("all")
-        process.wait_for("changed files are used")
-        assert _metrics(process, deployment.files())[rejected] == 0
 
 
 async def test_certificates_change_every_second_under_load_and_no_call_fails(

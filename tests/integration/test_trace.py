@@ -3,13 +3,13 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.core.names import Events, Spans
+from tests.suite.commands import run
 
 pytestmark = pytest.mark.local_only
 
@@ -22,20 +22,7 @@ _PROMPT = '{"text_generation": {"prompt": "A module", "options": {"max_new_token
 def _trace(
     target: str, *options: str, model: str = "minilm", input: str = _INPUT
 ) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable,
-        "-m",
-        "neuronpipe",
-        "trace",
-        "--target",
-        target,
-        "--model",
-        model,
-        "--json",
-        input,
-        *options,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run("trace", "--target", target, "--model", model, "--json", input, *options)
 
 
 def test_the_waterfall_shows_all_services_and_the_batch(fake_repository: Path, tmp_path: Path) -> None:

@@ -108,28 +108,6 @@ async def test_a_row_that_fails_gets_its_error_and_others_their_results(engine: 
         await transform(engine, request_of(tmp_path / "rows.jsonl", tmp_path / "few", max_errors=2))
 
 
-async def test_columns_and_files_that_cannot_be_used_end_a_run_before_it_begins(
-    engine: NearEngine, tmp_path: Path
-) -> None:
-    rows = write_rows(tmp_path / "rows.csv", make_rows(3))
-    (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "broken.jsonl").write_text('{"review": "a"}, {"review": "b"}\n')
-
-    async def refused(message: str, file: Path = rows, **changes: object) -> None:
-        with pytest.raises(SetupError, match=message):
-            await transform(engine, request_of(file, tmp_path / "out", **changes))
-        assert not (tmp_path / "out").exists()
-
-    await refused("--column: the input has no column 'text', it has: id, review", columns={"text": "text"})
-    await refused("--keep: the input has no column 'date'", keep=["date"])
-    await refused("it has: none, as none of its first rows is a JSON object", tmp_path / "broken.jsonl")
-    await refused("several formats", inputs=[str(rows), str(tmp_path / "empty.jsonl")])
-    await refused("no such file", tmp_path / "none.csv")
-    await refused("is no Parquet file", rows, input_format="parquet")
-    report = await transform(engine, request_of(tmp_path / "empty.jsonl", tmp_path / "nothing"))
-    assert (report.rows, report.shards) == (0, 0)
-
-
 async def test_runs_that_differ_do_not_mix(engine: NearEngine, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", make_rows(40))
     await transform(engine, request_of(file, tmp_path / "out"))

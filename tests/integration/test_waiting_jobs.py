@@ -1,7 +1,5 @@
 """Jobs that wait: no worker is there but those that a test starts; and what a Redis for jobs must be."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,16 +11,11 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, JobState
-from neuronpipe.client import (
-    Cancelled,
-    Client,
-    DeadlineExceeded,
-    JobNotFound,
-    NotConfigured,
-)
+from neuronpipe.client import Cancelled, Client, DeadlineExceeded, JobNotFound, NotConfigured
 from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models.repository import link_models
 from tests.servers.redis import redis_server
+from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -123,12 +116,6 @@ def test_a_redis_that_would_lose_jobs_is_refused_by_name(
     options: tuple[str, ...], is_durable: bool, problem: str
 ) -> None:
     with redis_server(*options, is_durable=is_durable) as redis:
-        ran = subprocess.run(
-            [sys.executable, "-m", "neuronpipe", "serve", "worker", "--jobs-redis-url", redis.url],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        ran = run("serve", "worker", "--jobs-redis-url", redis.url)
     assert ran.returncode == 2
     assert problem in ran.stderr

@@ -82,10 +82,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     limits = ("--max-connections", str(2 * options.connections), "--max-connection-idle-s", "0")
-    with (
-        TemporaryDirectory() as folder,
-        running_echo(make_tls(options.security, Path(folder)), *limits) as server,
-    ):
+    with TemporaryDirectory() as folder, running_echo(make_tls(options.security, Path(folder)), *limits) as server:
         figures = asyncio.run(measure(server, options.connections))
     print(json.dumps({"security": options.security} | figures))
 

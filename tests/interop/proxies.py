@@ -2,12 +2,13 @@
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+
+from tests.suite.waiting import until
 
 _LIMIT_S = 20.0
 # Headers up to what the server accepts, and no limit of time or size that is not the server's.
@@ -129,12 +130,9 @@ def running_proxy(proxy: Proxy, server: str, folder: Path) -> Iterator[str]:
 
 
 def _wait_until_it_listens(port: int, process: "subprocess.Popen[bytes]") -> None:
-    ends_s = time.monotonic() + _LIMIT_S
-    while time.monotonic() < ends_s:
+    def listens() -> bool:
         assert process.poll() is None, "the proxy has ended"
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-    raise TimeoutError
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+
+    until(listens, "the proxy listens")

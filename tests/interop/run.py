@@ -15,11 +15,11 @@ import grpc
 import psutil
 
 from demo.processes import ServiceProcess
-from tests.integration.guarded import until
 from tests.integration.tls_files import Deployment
 from tests.interop.cases import Case, Ended
 from tests.interop.echo_server import SERVICE
 from tests.interop.proxies import PROXIES
+from tests.suite.waiting import until
 
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")
 _LIMIT_S = 120.0

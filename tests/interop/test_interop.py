@@ -26,11 +26,7 @@ def _matrix() -> Iterator[object]:
 
 @pytest.mark.parametrize(("client", "security", "case"), list(_matrix()))
 def test_a_client_is_served_as_the_protocol_says(
-    started: Started,
-    results: list[Result],
-    client: Client,
-    security: str,
-    case: Case,
+    started: Started, results: list[Result], client: Client, security: str, case: Case
 ) -> None:
     known, problem = known_of(client.name, case.name), ""
     try:

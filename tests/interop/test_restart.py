@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.guarded import until
 from tests.interop.cases import restart_case
 from tests.interop.conftest import Started
 from tests.interop.known import known_of
 from tests.interop.results import RESTART, Result
 from tests.interop.run import CLIENTS, PLAIN, TLS, Client, Server, make_tls, running_echo
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 
@@ -32,11 +32,7 @@ _CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
     "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
 )
 def test_no_call_fails_while_servers_are_replaced(
-    started: Started,
-    results: list[Result],
-    tmp_path: Path,
-    client: Client,
-    security: str,
+    started: Started, results: list[Result], tmp_path: Path, client: Client, security: str
 ) -> None:
     tls = make_tls(security, tmp_path)
     with socket.socket() as free:

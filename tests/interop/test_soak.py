@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.guarded import until
 from tests.interop.results import Result
 from tests.interop.run import PLAIN, TLS, make_tls, running_echo
 from tests.interop.soak import soak
 from tests.suite.constants import constants
+from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 

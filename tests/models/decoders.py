@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.models.compiling import compile_model
 from tests.models.tokenizers import byte_level_bpe
 
 # Weights are this many times as large as the architecture draws them, so that texts do not repeat one token.
@@ -144,5 +144,4 @@ def save_decoder(name: str, folder: Path, *, chat_template: str = "", **generati
 def make_writer(folder: Path) -> None:
     """A decoder with a template for chats in `source`, and as the model `writer` in `repository`."""
     source = save_decoder("llama", folder / "source", chat_template=CHAT_TEMPLATE)
-    request = CompileRequest(source=str(source), task="", repository=folder / "repository", name="writer", dtype="")
-    compile_bundle(request, lambda line: None)
+    compile_model(source, folder / "repository", name="writer", dtype="")

@@ -18,7 +18,8 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.compiler import BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
+from neuronpipe.compiler import BucketRequest, NeuronxOptions
+from tests.models.compiling import compile_model
 
 LABELS = ["calm", "busy", "lost", "found"]
 
@@ -136,17 +137,16 @@ def make_repository(
 ) -> Path:
     """A repository with a bundle of every test model."""
     for name, source in sources.items():
-        request = CompileRequest(
-            source=str(source),
-            task=(MODELS | NEURONX_MODELS)[name][0],
-            repository=folder,
+        compile_model(
+            source,
+            folder,
+            (MODELS | NEURONX_MODELS)[name][0],
             name=name,
             backend=backend,
             dtype=dtype,
             buckets=BucketRequest(buckets),
             neuronx=NeuronxOptions(cache=folder.with_name(f"{folder.name}-cache")),
         )
-        compile_bundle(request, lambda line: None)
     return folder
 
 

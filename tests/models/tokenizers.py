@@ -5,7 +5,7 @@ import json
 import pickle
 import pydoc_data.topics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,16 @@ def _trained_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _fast(tokenizer: Any, max_tokens: int, names: Mapping[str, Any]) -> Any:
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=max_tokens, **names)
+
+
+def _names_of_pairs(pad: str, unknown: str) -> dict[str, Any]:
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return {"pad_token": pad, "unk_token": unknown, "model_input_names": inputs, **special}
+
+
 @_trained_once
 def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
     """BERT's kind: [CLS] A [SEP] B [SEP], lower-casing and without accents unless `lowercase` is off."""
@@ -51,17 +61,7 @@ def word_piece(*, max_tokens: int, lowercase: bool = True) -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    names = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names
-    )
+    return _fast(tokenizer, max_tokens, _names_of_pairs("[PAD]", "[UNK]"))
 
 
 _ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -94,14 +94,19 @@ def byte_level_bpe(*, max_tokens: int, add_prefix_space: bool = False) -> Any:
     tokenizer.post_processor = processors.RobertaProcessing(
         ("</s>", 2), ("<s>", 0), trim_offsets=True, add_prefix_space=add_prefix_space
     )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES
-    )
+    return _fast(tokenizer, max_tokens, _ROBERTA_NAMES)
 
 
 @_trained_once
 def unigram(*, max_tokens: int) -> Any:
     """XLM-R's kind, SentencePiece: <s> A </s></s> B </s>, with spaces as characters of words."""
+    ends = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return _fast(_sentence_piece([*_ROBERTA_TOKENS, _MASK], ends), max_tokens, _ROBERTA_NAMES)
+
+
+def _sentence_piece(special: Sequence[str | AddedToken], ends: Any) -> Any:
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
@@ -109,15 +114,11 @@ def unigram(*, max_tokens: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=_VOCABULARY, special_tokens=[*_ROBERTA_TOKENS, _MASK], unk_token="<unk>", show_progress=False
+        vocab_size=_VOCABULARY, special_tokens=[*special], unk_token="<unk>", show_progress=False
     )
     tokenizer.train_from_iterator(_corpus(), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_tokens, **_ROBERTA_NAMES
-    )
+    tokenizer.post_processor = ends
+    return tokenizer
 
 
 def mbart(*, max_tokens: int) -> Any:
@@ -149,31 +150,11 @@ def nllb(*, max_tokens: int) -> Any:
 @_trained_once
 def unigram_pairs(*, max_tokens: int) -> Any:
     """ALBERT's and DeBERTa-v3's kind, SentencePiece: [CLS] A [SEP] B [SEP], with a type for each of a pair."""
-    special = ["<pad>", "[CLS]", "[SEP]", "<unk>", "[MASK]"]
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=_VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
-    )
-    tokenizer.train_from_iterator(_corpus(), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
+    ends = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
-    names = {
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "mask_token": "[MASK]",
-    }
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=max_tokens, model_input_names=inputs, **names
-    )
+    tokenizer = _sentence_piece(["<pad>", "[CLS]", "[SEP]", "<unk>", "[MASK]"], ends)
+    return _fast(tokenizer, max_tokens, _names_of_pairs("<pad>", "<unk>"))
 
 
 def unigram_charsmap(*, max_tokens: int) -> Any:

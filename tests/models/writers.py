@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.encoder_decoders import save_encoder_decoder
 
@@ -19,5 +19,4 @@ def make_writers(folder: Path, writer: Path) -> None:
         "translator": ("translation", save_encoder_decoder("marian", folder / "marian")),
     }
     for name, (task, source) in sources.items():
-        request = CompileRequest(source=str(source), task=task, repository=folder / "repository", name=name, dtype="")
-        compile_bundle(request, lambda line: None)
+        compile_model(source, folder / "repository", task, name=name, dtype="")

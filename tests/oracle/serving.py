@@ -11,7 +11,7 @@ from demo.processes import four_processes
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.client import AsyncClient
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.models.compiling import compile_model
 from tests.models.repository import for_neuron
 
 _BATCH_ITEMS = 128
@@ -65,10 +65,7 @@ async def serving(
     Use it in a fixture of the scope "module", with a folder of `tmp_path_factory`.
     """
     for name, (task, source) in sources.items():
-        request = CompileRequest(
-            source=str(source), task=task, repository=folder, name=name, backend=backend, **options
-        )
-        compile_bundle(request, lambda line: None)
+        compile_model(source, folder, task, name=name, backend=backend, **options)
     with four_processes(folder, stage_options=stage_options, environment=environment) as processes:
         async with AsyncClient(processes["gateway"].target, timeout_s=_TIMEOUT_S) as client:
             yield Served(client)

@@ -1,13 +1,12 @@
 """Feature extraction equals FeatureExtractionPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -18,11 +17,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     Truncation,
 )
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
+from tests.oracle.serving import Served
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 _POOLINGS: dict[str, tuple["FeaturePooling.ValueType", Callable[[Any], Any]]] = {
@@ -34,23 +32,14 @@ _TEXTS = [*PICKED, *generated(51, 20, words=(1, 40)), *generated(52, 4, words=(8
 _PAIRS = [(text, pair) for text, pair in zip(_TEXTS, reversed(_TEXTS), strict=True)]
 # Of numbers up to 5, half of the distance between two of float16.
 _FLOAT16_TOLERANCE = 2**-9
+TASK = ""  # it is found what the models are for
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def encoder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("encoders")
     return {family: make_source(folder / family, family, "Model", max_tokens=_MAX_TOKENS) for family in FAMILIES}
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], encoder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    # By an empty task it is found what the models are for.
-    sources = {family: ("", source) for family, source in encoder_sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
@@ -78,26 +67,15 @@ def _reference(source: Path) -> Callable[[str, str], Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_vectors_equal_those_of_transformers(
-    family: str,
-    served: Served,
-    encoder_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
+async def test_vectors_equal_those_of_transformers(family: str, suite: Suite, sources: dict[str, Path]) -> None:
     version = f"transformers {transformers.__version__}"
-    compared = comparison(f"feature_extraction-{family}", f"FeatureExtractionPipeline, {version}")
-    state = _reference(encoder_sources[family])
-    cases = sample.draw(_cases(), _options, at_least=280)
-    outcomes = await served.infer_all(family, [_input(*case) for case in cases])
-    for (text, pair, pooling), outcome in zip(cases, outcomes, strict=True):
-        ours = (
-            _vectors(outcome.response.result.feature_extraction).tolist()
-            if outcome.HasField("response")
-            else outcome.error.message
-        )
+    compared = suite.comparison(f"feature_extraction-{family}", f"FeatureExtractionPipeline, {version}")
+    state = _reference(sources[family])
+    answers = await suite.answers(family, _cases(), _options, lambda case: _input(*case), at_least=280)
+    for (text, pair, pooling), answer in answers:
+        ours = _vectors(answer.result.feature_extraction).tolist()
         compared.compare((text, pair, pooling), ours, _POOLINGS[pooling][1](state(text, pair)).tolist())
-    compared.check(at_least=len(cases))
+    compared.check(at_least=suite.drawn)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,43 +83,35 @@ async def test_vectors_equal_those_of_transformers(
     "number", [FeatureType.FEATURE_TYPE_FLOAT16, FeatureType.FEATURE_TYPE_INT8], ids=["float16", "int8"]
 )
 async def test_shorter_numbers_are_as_near_as_they_can_be(
-    family: str,
-    number: "FeatureType.ValueType",
-    served: Served,
-    encoder_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
+    family: str, number: "FeatureType.ValueType", suite: Suite, sources: dict[str, Path]
 ) -> None:
     is_int8 = number == FeatureType.FEATURE_TYPE_INT8
-    compared = comparison(
+    compared = suite.comparison(
         f"feature_extraction-{family}-{'int8' if is_int8 else 'float16'}", "FeatureExtractionPipeline, rounded"
     )
-    state = _reference(encoder_sources[family])
-    cases = sample.draw(list(_cases())[::5], _options, at_least=50)
-    outcomes = await served.infer_all(family, [_input(*case, number) for case in cases])
-    for (text, pair, pooling), outcome in zip(cases, outcomes, strict=True):
-        result = outcome.response.result.feature_extraction
+    state = _reference(sources[family])
+    cases = list(_cases())[::5]
+    answers = await suite.answers(family, cases, _options, lambda case: _input(*case, number), at_least=50)
+    for (text, pair, pooling), answer in answers:
+        result = answer.result.feature_extraction
         tolerance = max(result.scales) / 2 + 5e-5 if is_int8 else _FLOAT16_TOLERANCE
         expected = _POOLINGS[pooling][1](state(text, pair))
         compared.compare((text, pair, pooling), _vectors(result).tolist(), expected.tolist(), tolerance=tolerance)
-    compared.check(at_least=len(cases))
+    compared.check(at_least=suite.drawn)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_chunks_have_the_means_of_their_tokens_in_the_whole_text(
-    family: str,
-    served: Served,
-    encoder_sources: dict[str, Path],
-    comparison: Callable[[str, str], Comparison],
+    family: str, suite: Suite, sources: dict[str, Path]
 ) -> None:
-    compared = comparison(f"feature_extraction-{family}-chunks", "means of FeatureExtractionPipeline's vectors")
-    state = _reference(encoder_sources[family])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_sources[family], split_special_tokens=True)
+    compared = suite.comparison(f"feature_extraction-{family}-chunks", "means of FeatureExtractionPipeline's vectors")
+    state = _reference(sources[family])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sources[family], split_special_tokens=True)
     texts = [text for text in _TEXTS if len(tokenizer.tokenize(text)) in range(8, _MAX_TOKENS - 2)]
     for text in texts:
         vectors = state(text, "")
         of_text = np.flatnonzero(np.array(tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]) == 0)
-        found = await served.client.embed_chunks(family, text, chunk_tokens=5)
+        found = await suite.served.client.embed_chunks(family, text, chunk_tokens=5)
         expected = [vectors[of_text[begin : begin + 5]].mean(axis=0) for begin in range(0, len(of_text), 5)]
         ours = [chunk.embedding.tolist() for chunk in found]
         compared.compare((text, 5), ours, np.stack(expected).tolist())
@@ -149,7 +119,7 @@ async def test_chunks_have_the_means_of_their_tokens_in_the_whole_text(
         if (places[:, 0] == places[:, 1]).any() or any(one.end > two.start for one, two in itertools.pairwise(found)):
             continue  # a space is a token without a character, or one character is several tokens, of two chunks
         # The parts that the server names, sent as the caller's own, have the same tokens and so the same vectors.
-        again = await served.client.embed_chunks(family, text, chunks=[(one.start, one.end) for one in found])
+        again = await suite.served.client.embed_chunks(family, text, chunks=[(one.start, one.end) for one in found])
         assert [(one.start, one.end) for one in again] == [(one.start, one.end) for one in found]
         compared.compare((text, "spans"), [chunk.embedding.tolist() for chunk in again], np.stack(expected).tolist())
     compared.check(at_least=20)

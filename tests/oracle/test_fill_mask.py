@@ -2,17 +2,15 @@
 
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import FillMaskInput, TaskInput, Truncation
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
 from tests.suite.sampling import Sample
@@ -22,22 +20,14 @@ _LONG = generated(23, 6, words=(150, 250))
 # Of probabilities the logarithms are compared, since most are about one in a thousand: the differences are those of
 # logits of up to 30.
 _TOLERANCE = 3e-4
+TASK = "fill_mask"
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def filler_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("fillers")
     return {family: make_source(folder / family, family, "ForMaskedLM", max_tokens=_MAX_TOKENS) for family in FAMILIES}
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], filler_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    sources = {family: ("fill_mask", source) for family, source in filler_sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -73,21 +63,16 @@ def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_tokens_equal_those_of_transformers(
-    family: str,
-    served: Served,
-    filler_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
+    family: str, suite: Suite, sources: dict[str, Path], sample: Sample
 ) -> None:
-    compared = comparison(
+    compared = suite.comparison(
         f"fill_mask-{family}", f"FillMaskPipeline, transformers {transformers.__version__}; logarithms of scores"
     )
-    pipeline = transformers.pipeline("fill-mask", model=str(filler_sources[family]), device="cpu")
-    cases = sample.draw(_cases(pipeline.tokenizer), _options, at_least=150)
-    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
-    for (text, options), outcome in zip(cases, outcomes, strict=True):
-        assert outcome.HasField("response"), (text, outcome.error.message)
-        masks = outcome.response.result.fill_mask.masks
+    pipeline = transformers.pipeline("fill-mask", model=str(sources[family]), device="cpu")
+    cases = _cases(pipeline.tokenizer)
+    answers = await suite.answers(family, cases, _options, lambda case: _input(case[0], **case[1]), at_least=150)
+    for (text, options), answer in answers:
+        masks = answer.result.fill_mask.masks
         reference = pipeline(text, **options)
         expected = reference if isinstance(reference[0], list) else [reference]
         assert [text[mask.start : mask.end].strip() for mask in masks] == [pipeline.tokenizer.mask_token] * len(
@@ -103,7 +88,7 @@ async def test_tokens_equal_those_of_transformers(
                 ],
                 tolerance=_TOLERANCE,
             )
-    compared.check(at_least=300 if sample.is_whole else len(cases))
+    compared.check(at_least=300 if sample.is_whole else suite.drawn)
 
 
 def _input(text: str, *, tokenizer_kwargs: Any = None, **options: Any) -> TaskInput:

@@ -2,18 +2,17 @@
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, TaskInput
 from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.serving import Served
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import Answers, ask
@@ -36,22 +35,16 @@ _LONG = generated(52, 10, words=(80, 250))
 _TOLERANCE = 3e-4
 # With less, float32 has few digits left.
 _SMALLEST_SCORE = 1e-30
+TASK = "question_answering"
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def answerer_sources(asked: Set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(asked: Set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("answerers")
     return {
         family: make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS) for family in asked
     }
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(answerer_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
-    sources = {family: ("question_answering", source) for family, source in answerer_sources.items()}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _cases() -> Iterator[dict[str, Any]]:
@@ -78,13 +71,10 @@ class _Reference:
 
 
 @pytest.fixture(scope="module")
-def reference(
-    answerer_sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest.TempPathFactory
-) -> _Reference:
+def reference(sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> _Reference:
     cases = sample.draw(_cases(), _options_of, at_least=300)
     models = {
-        family: (source, transformers.AutoTokenizer.from_pretrained(source))
-        for family, source in answerer_sources.items()
+        family: (source, transformers.AutoTokenizer.from_pretrained(source)) for family, source in sources.items()
     }
     return _Reference(cases, *ask(models, cases, tmp_path_factory.mktemp("transformers4")))
 

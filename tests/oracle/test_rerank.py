@@ -2,22 +2,19 @@
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import sentence_transformers
 import torch
 from sentence_transformers import CrossEncoder
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, ScoreFunction, TaskInput, Truncation
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
 from tests.oracle.small_models import make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -36,11 +33,12 @@ _FUNCTIONS: dict[str, tuple["ScoreFunction.ValueType", Any]] = {
 }
 _TEXTS = [*PICKED, *generated(31, 24, words=(1, 40)), *generated(32, 4, words=(80, 200))]
 _TOP_N = (0, 1, 3)
+TASK = "rerank"
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def ranker_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One cross-encoder of each family, and one that sentence-transformers itself saved, with a prompt."""
     folder = tmp_path_factory.mktemp("rankers")
     made = {
@@ -60,15 +58,6 @@ def ranker_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**made, "Saved": folder / "Saved"}
 
 
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], ranker_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    sources = {model: ("rerank", source) for model, source in ranker_sources.items() if model in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
-
-
 def _cases() -> Iterator[tuple[str, list[str], int, str]]:
     """Every text as a query of some others, drawn from a seed, with every function;
     how many are wanted goes in turns."""
@@ -81,28 +70,20 @@ def _cases() -> Iterator[tuple[str, list[str], int, str]]:
 
 @pytest.mark.parametrize("model", _MODELS)
 async def test_rankings_equal_those_of_sentence_transformers(
-    model: str,
-    served: Served,
-    ranker_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
+    model: str, suite: Suite, sources: dict[str, Path]
 ) -> None:
-    compared = comparison(
+    compared = suite.comparison(
         f"rerank-{model}", f"CrossEncoder.rank, sentence-transformers {sentence_transformers.__version__}"
     )
     # As here, what looks like a special token in a text is text.
-    reference = CrossEncoder(str(ranker_sources[model]), device="cpu", processor_kwargs={"split_special_tokens": True})
-    cases = sample.draw(_cases(), lambda case: case[2:], at_least=150)
-    outcomes = await served.infer_all(model, [_input(*case) for case in cases])
-    for (query, texts, top_n, function), outcome in zip(cases, outcomes, strict=True):
-        ours = [{"corpus_id": one.index, "score": one.score} for one in outcome.response.result.rerank.texts]
+    reference = CrossEncoder(str(sources[model]), device="cpu", processor_kwargs={"split_special_tokens": True})
+    answers = await suite.answers(model, _cases(), lambda case: case[2:], lambda case: _input(*case), at_least=150)
+    for (query, texts, top_n, function), answer in answers:
+        ours = [{"corpus_id": one.index, "score": one.score} for one in answer.result.rerank.texts]
         ranked = reference.rank(query, texts, top_k=top_n or None, activation_fn=_FUNCTIONS[function][1])
         expected = [{"corpus_id": one["corpus_id"], "score": float(one["score"])} for one in ranked]
-        if outcome.HasField("response"):
-            compared.compare_ranked((query, texts, top_n, function), ours, expected)
-        else:
-            compared.compare((query, texts, top_n, function), outcome.error.message, expected)
-    compared.check(at_least=len(cases))
+        compared.compare_ranked((query, texts, top_n, function), ours, expected)
+    compared.check(at_least=suite.drawn)
 
 
 def _input(query: str, texts: list[str], top_n: int, function: str) -> TaskInput:

@@ -2,33 +2,31 @@
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import sentence_transformers
 from sentence_transformers import SentenceTransformer, util
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceSimilarityInput, TaskInput, Truncation
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 _WIDTH = 32
 _POOLINGS = {"Bert": "mean", "Roberta": "cls", "XLMRoberta": "max"}
 _TEXTS = [*PICKED, *generated(41, 36, words=(1, 40)), *generated(42, 4, words=(80, 200))]
 _DIMENSIONS = (0, 1, 20)
+TASK = ""  # it is found what the models are for
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Of each family one with another pooling; one has a prompt, another scales its vectors itself."""
     folder = tmp_path_factory.mktemp("embedders")
     for family in FAMILIES:
@@ -42,16 +40,6 @@ def embedder_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return {family: folder / family for family in FAMILIES}
 
 
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], embedder_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    # By an empty task it is found what the models are for: sentence embedding, whose bundles answer this, too.
-    sources = {family: ("", source) for family, source in embedder_sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
-
-
 def _cases() -> Iterator[tuple[str, list[str], int]]:
     """Every text as a source, with others drawn from a seed, in all and in fewer dimensions."""
     chosen = random.Random(43)
@@ -60,31 +48,19 @@ def _cases() -> Iterator[tuple[str, list[str], int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_scores_equal_those_of_sentence_transformers(
-    family: str,
-    served: Served,
-    embedder_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
-    compared = comparison(
+async def test_scores_equal_those_of_sentence_transformers(family: str, suite: Suite, sources: dict[str, Path]) -> None:
+    compared = suite.comparison(
         f"sentence_similarity-{family}",
         f"util.cos_sim of encode, sentence-transformers {sentence_transformers.__version__}",
     )
     # As here, what looks like a special token in a text is text.
-    reference = SentenceTransformer(
-        str(embedder_sources[family]), device="cpu", processor_kwargs={"split_special_tokens": True}
-    )
-    cases = sample.draw(_cases(), lambda case: case[2:], at_least=190)
-    outcomes = await served.infer_all(family, [_input(*case) for case in cases])
-    for (source, texts, dimensions), outcome in zip(cases, outcomes, strict=True):
-        ours = list(outcome.response.result.sentence_similarity.scores)
+    reference = SentenceTransformer(str(sources[family]), device="cpu", processor_kwargs={"split_special_tokens": True})
+    answers = await suite.answers(family, _cases(), lambda case: case[2:], lambda case: _input(*case), at_least=190)
+    for (source, texts, dimensions), answer in answers:
         vectors = reference.encode([source, *texts], truncate_dim=dimensions or None)
         expected = util.cos_sim(vectors[:1], vectors[1:])[0].tolist()
-        compared.compare(
-            (source, texts, dimensions), ours if outcome.HasField("response") else outcome.error.message, expected
-        )
-    compared.check(at_least=len(cases))
+        compared.compare((source, texts, dimensions), list(answer.result.sentence_similarity.scores), expected)
+    compared.check(at_least=suite.drawn)
 
 
 def _input(source: str, texts: list[str], dimensions: int) -> TaskInput:

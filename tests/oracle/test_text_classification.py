@@ -1,20 +1,17 @@
 """Text classification equals TextClassificationPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 # model → (family, its configuration's changes): one right label, any number of them, and a number to predict.
@@ -32,25 +29,17 @@ _FUNCTIONS = {
 }
 _TRUNCATIONS = {"right": Truncation.TRUNCATION_RIGHT, "left": Truncation.TRUNCATION_LEFT}
 _TEXTS = (*PICKED, *generated(31, 16, words=(1, 30)), *generated(32, 6, words=(60, 150)))
+TASK = "text_classification"
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def classifier_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("classifiers")
     return {
         name: make_source(folder / name, family, "ForSequenceClassification", max_tokens=_MAX_TOKENS, **changes)
         for name, (family, changes) in _MODELS.items()
     }
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], classifier_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    sources = {name: ("text_classification", source) for name, source in classifier_sources.items() if name in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _cases(labels: int) -> Iterator[tuple[str, str | None, str | None, int, str]]:
@@ -61,34 +50,29 @@ def _cases(labels: int) -> Iterator[tuple[str, str | None, str | None, int, str]
 
 
 @pytest.mark.parametrize("model", _MODELS)
-async def test_labels_equal_those_of_transformers(
-    model: str,
-    served: Served,
-    classifier_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
-    compared = comparison(
+async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sources: dict[str, Path]) -> None:
+    compared = suite.comparison(
         f"text_classification-{model}", f"TextClassificationPipeline, transformers {transformers.__version__}"
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(classifier_sources[model], split_special_tokens=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sources[model], split_special_tokens=True)
     pipeline = transformers.pipeline(
-        "text-classification", model=str(classifier_sources[model]), tokenizer=tokenizer, device="cpu"
+        "text-classification", model=str(sources[model]), tokenizer=tokenizer, device="cpu"
     )
-    cases = sample.draw(_cases(_MODELS[model][1]["num_labels"]), lambda case: (bool(case[1]), *case[2:]), at_least=180)
-    outcomes = await served.infer_all(model, [_input(*case) for case in cases])
-    for case, outcome in zip(cases, outcomes, strict=True):
-        assert outcome.HasField("response"), (case, outcome.error.message)
+    cases = _cases(_MODELS[model][1]["num_labels"])
+    answers = await suite.answers(
+        model, cases, lambda case: (bool(case[1]), *case[2:]), lambda case: _input(*case), at_least=180
+    )
+    for case, answer in answers:
         text, pair, function, top_k, side = case
         tokenizer.truncation_side = side
         (expected,) = pipeline(
             [{"text": text, "text_pair": pair}], function_to_apply=function, top_k=top_k, truncation=True
         )
-        usage = outcome.response.usage
+        usage = answer.usage
         assert usage.tokens + usage.truncated_tokens == len(tokenizer(text, pair)["input_ids"]), case
-        labels = outcome.response.result.text_classification.labels
+        labels = answer.result.text_classification.labels
         compared.compare_ranked(case, [{"label": one.label, "score": one.score} for one in labels], expected)
-    compared.check(at_least=len(cases))
+    compared.check(at_least=suite.drawn)
 
 
 def _input(text: str, pair: str | None, function: str | None, top_k: int, side: str) -> TaskInput:

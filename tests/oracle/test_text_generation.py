@@ -81,11 +81,7 @@ def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("family", [*_FAMILIES, *_OTHERS])
 async def test_texts_equal_those_of_generate(
-    family: str,
-    served: Served,
-    sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
+    family: str, served: Served, sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
 ) -> None:
     if family not in sources:
         pytest.skip("not in the sample of this run")

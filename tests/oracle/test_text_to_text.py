@@ -112,11 +112,7 @@ def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("family", _TASKS)
 async def test_texts_equal_those_of_generate(
-    family: str,
-    served: Served,
-    sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
+    family: str, served: Served, sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
 ) -> None:
     compared = comparison(f"{_TASKS[family]}-{family}", f"generate, transformers {transformers.__version__}")
     cases = sample.draw(_cases(), _options, at_least=100)
@@ -266,11 +262,7 @@ _T5_TASKS = {
 
 @pytest.mark.parametrize(("family", "asked_for"), [("t5", "summarization"), ("t5-gated", "translation_en_to_de")])
 async def test_texts_equal_those_of_the_pipeline_of_a_task(
-    family: str,
-    asked_for: str,
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-    tmp_path: Path,
+    family: str, asked_for: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
 ) -> None:
     """T5's config.json has settings and a prefix for each task."""
     source = save_encoder_decoder(family, tmp_path / "source", task_specific_params=_T5_TASKS, max_length=50)
@@ -306,10 +298,7 @@ async def test_texts_equal_those_of_the_pipeline_of_a_task(
 
 @pytest.mark.parametrize("family", ["bart", "marian", "t5"])
 async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
-    family: str,
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-    tmp_path: Path,
+    family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
 ) -> None:
     """The pipelines of transformers 4: 4 beams where the model says nothing, and its lengths count the first token."""
     task = _TASKS[family]

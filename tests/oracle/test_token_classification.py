@@ -1,20 +1,17 @@
 """Token classification equals TokenClassificationPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, TaskInput, TokenClassificationInput, Truncation
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 _LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-LAW", "NOUN"]
@@ -31,26 +28,18 @@ _SHORT = [*PICKED, *generated(11, 16, words=(1, 12))]
 _LONG = generated(12, 8, words=(80, 200))
 _STRIDES = (1, 10, 40)
 # The pipeline says of each tokenizer but BERT's that it does not know words.
+TASK = "token_classification"
 pytestmark = [pytest.mark.sampled, pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")]
 
 
 @pytest.fixture(scope="module")
-def tagger_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("taggers")
     labels = {"id2label": dict(enumerate(_LABELS)), "label2id": {label: index for index, label in enumerate(_LABELS)}}
     return {
         family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels)
         for family in FAMILIES
     }
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], tagger_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    sources = {family: ("token_classification", source) for family, source in tagger_sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _reference(source: Path) -> Any:
@@ -74,23 +63,18 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_entities_equal_those_of_transformers(
-    family: str,
-    served: Served,
-    tagger_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
-    compared = comparison(
+async def test_entities_equal_those_of_transformers(family: str, suite: Suite, sources: dict[str, Path]) -> None:
+    compared = suite.comparison(
         f"token_classification-{family}", f"TokenClassificationPipeline, transformers {transformers.__version__}"
     )
-    pipeline = _reference(tagger_sources[family])
-    cases = sample.draw(_cases(), lambda case: case[1], at_least=400)
-    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
-    for (text, options), outcome in zip(cases, outcomes, strict=True):
+    pipeline = _reference(sources[family])
+    answers = await suite.answers(
+        family, _cases(), lambda case: case[1], lambda case: _input(case[0], **case[1]), at_least=400
+    )
+    for (text, options), answer in answers:
         ours = [
             {"label": one.label, "score": one.score, "text": one.text, "start": one.start, "end": one.end}
-            for one in outcome.response.result.token_classification.entities
+            for one in answer.result.token_classification.entities
         ]
         given = {name: value for name, value in options.items() if value is not None}
         expected = [
@@ -103,8 +87,8 @@ async def test_entities_equal_those_of_transformers(
             }
             for one in pipeline(text, **given)
         ]
-        compared.compare((text, options), ours if outcome.HasField("response") else outcome.error.message, expected)
-    compared.check(at_least=len(cases))
+        compared.compare((text, options), ours, expected)
+    compared.check(at_least=suite.drawn)
 
 
 def _input(

@@ -1,12 +1,11 @@
 """Zero-shot classification equals ZeroShotClassificationPipeline, through four processes."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import transformers
 from google.rpc import code_pb2
 
@@ -17,11 +16,10 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
 )
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
+from tests.oracle.conftest import Suite
+from tests.oracle.serving import Served
 from tests.oracle.small_models import make_source
 from tests.oracle.texts import PICKED, generated
-from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 64
 # Where entailment is, and what stands against it, differs: the first label, or where entailment is the first, the last.
@@ -47,11 +45,12 @@ _CANDIDATES = (
 _TEMPLATES = (None, "It is about {}.", "{}", "这个文本是关于{}的。", "👍 {} ! 100 % [SEP]")
 _SHORT = [*PICKED, *generated(21, 12, words=(1, 12))]
 _LONG = generated(22, 6, words=(80, 200))
+TASK = ""  # it is found what the models are for
 pytestmark = pytest.mark.sampled
 
 
 @pytest.fixture(scope="module")
-def entailment_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("entailment")
     return {
         family: make_source(
@@ -64,16 +63,6 @@ def entailment_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
         )
         for family, labels in _LABELS.items()
     }
-
-
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], entailment_sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    # By an empty task it is found what the models are for.
-    sources = {family: ("", source) for family, source in entailment_sources.items() if family in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), sources) as running:
-        yield running
 
 
 def _reference(source: Path) -> Any:
@@ -97,40 +86,30 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("family", _LABELS)
-async def test_labels_equal_those_of_transformers(
-    family: str,
-    served: Served,
-    entailment_sources: dict[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
-    compared = comparison(
+async def test_labels_equal_those_of_transformers(family: str, suite: Suite, sources: dict[str, Path]) -> None:
+    compared = suite.comparison(
         f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}"
     )
-    pipeline = _reference(entailment_sources[family])
-    cases = sample.draw(_cases(), lambda case: case[1], at_least=200)
-    outcomes = await served.infer_all(family, [_input(text, **options) for text, options in cases])
-    for (text, options), outcome in zip(cases, outcomes, strict=True):
-        ours = [
-            {"label": one.label, "score": one.score} for one in outcome.response.result.zero_shot_classification.labels
-        ]
+    pipeline = _reference(sources[family])
+    answers = await suite.answers(
+        family, _cases(), lambda case: case[1], lambda case: _input(case[0], **case[1]), at_least=200
+    )
+    for (text, options), answer in answers:
+        ours = [{"label": one.label, "score": one.score} for one in answer.result.zero_shot_classification.labels]
         result = pipeline(text, **{name: value for name, value in options.items() if value is not None})
         expected = [
             {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
         ]
-        if outcome.HasField("response"):
-            compared.compare_ranked((text, options), ours, expected)
-        else:
-            compared.compare((text, options), outcome.error.message, expected)
-    compared.check(at_least=len(cases))
+        compared.compare_ranked((text, options), ours, expected)
+    compared.check(at_least=suite.drawn)
 
 
 @pytest.mark.parametrize("family", _LABELS)
 async def test_every_token_of_the_pairs_was_used_or_dropped(
-    family: str, served: Served, entailment_sources: dict[str, Path]
+    family: str, served: Served, sources: dict[str, Path]
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
-        entailment_sources[family], split_special_tokens=True, model_max_length=10_000
+        sources[family], split_special_tokens=True, model_max_length=10_000
     )
     texts = [*_SHORT[:4], *_LONG]
     options: dict[str, Any] = {
@@ -148,25 +127,21 @@ async def test_every_token_of_the_pairs_was_used_or_dropped(
 
 @pytest.mark.parametrize(("family", "labels"), _LABELS.items(), ids=_LABELS)
 async def test_the_same_bundle_answers_text_classification_of_pairs(
-    family: str,
-    labels: list[str],
-    served: Served,
-    entailment_sources: dict[str, Path],
-    comparison: Callable[[str, str], Comparison],
+    family: str, labels: list[str], suite: Suite, sources: dict[str, Path]
 ) -> None:
-    compared = comparison(
+    compared = suite.comparison(
         f"text_classification-of-pairs-{family}", f"TextClassificationPipeline, transformers {transformers.__version__}"
     )
     pairs = list(zip(PICKED, reversed(PICKED), strict=True))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(entailment_sources[family], split_special_tokens=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sources[family], split_special_tokens=True)
     pipeline = transformers.pipeline(
-        "text-classification", model=str(entailment_sources[family]), tokenizer=tokenizer, device="cpu"
+        "text-classification", model=str(sources[family]), tokenizer=tokenizer, device="cpu"
     )
     inputs = [
         TextClassificationInput(text=text, text_pair=pair, top_k=len(labels), truncation=Truncation.TRUNCATION_RIGHT)
         for text, pair in pairs
     ]
-    outcomes = await served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
+    outcomes = await suite.served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
     for (text, pair), outcome in zip(pairs, outcomes, strict=True):
         ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
         expected = pipeline({"text": text, "text_pair": pair}, top_k=None, truncation=True)

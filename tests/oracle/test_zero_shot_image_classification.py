@@ -4,19 +4,17 @@ transformers' models, through four processes.
 
 import io
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 import transformers
 from PIL import Image
 from transformers.image_utils import load_image
 
-from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.api.v1.tasks_pb2 import (
     ImageEmbeddingInput,
     SentenceEmbeddingInput,
@@ -24,14 +22,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotImageClassificationInput,
 )
 from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_text_source
-from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving
-from tests.suite.sampling import Sample
+from tests.oracle.conftest import Suite
+from tests.oracle.serving import Served
 
 _MAX_TOKENS = 64  # to which the pipeline pads the texts of SigLIP, whatever its tokenizer says
 _LABELS = (["a cat", "a dog"], ["a ferry"], ["bread", "une montagne", "猫", "a", "trains that leave at nine"])
 _TEMPLATES = (None, "{}", "It shows {}, or so they say.")
 _TOLERANCE = 2e-5
+TASK = "zero_shot_image_classification"
 pytestmark = [
     pytest.mark.sampled,
     pytest.mark.filterwarnings("ignore:Palette images with Transparency"),
@@ -45,42 +43,31 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: make_image_text_source(folder / family, family, _MAX_TOKENS) for family in IMAGE_TEXT_FAMILIES}
 
 
-@pytest_asyncio.fixture(scope="module")
-async def served(
-    asked: Set[str], sources: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Served]:
-    models = {name: ("zero_shot_image_classification", source) for name, source in sources.items() if name in asked}
-    async with serving(tmp_path_factory.mktemp("repository"), models) as running:
-        yield running
-
-
 @pytest.mark.parametrize("model", IMAGE_TEXT_FAMILIES)
-async def test_labels_equal_those_of_transformers(
-    model: str,
-    served: Served,
-    sources: Mapping[str, Path],
-    sample: Sample,
-    comparison: Callable[[str, str], Comparison],
-) -> None:
-    compared = comparison(
+async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sources: Mapping[str, Path]) -> None:
+    compared = suite.comparison(
         f"zero_shot_image_classification-{model}",
         f"ZeroShotImageClassificationPipeline, transformers {transformers.__version__}",
     )
     pipeline = _pipeline(sources[model])
-    options = itertools.cycle(itertools.product(_LABELS, _TEMPLATES))
-    cases = sample.draw(
-        list(zip(image_files(every=10), options, strict=False)), lambda case: (len(case[1][0]), case[1][1]), at_least=60
-    )
-    inputs = [
-        ZeroShotImageClassificationInput(image=data, candidate_labels=labels, hypothesis_template=template or "")
-        for (_, data), (labels, template) in cases
-    ]
-    outcomes = await served.infer_all(model, [TaskInput(zero_shot_image_classification=one) for one in inputs])
-    for ((description, data), (labels, template)), outcome in zip(cases, outcomes, strict=True):
+    turns = itertools.cycle(itertools.product(_LABELS, _TEMPLATES))
+    cases = [(*file, *turn) for file, turn in zip(image_files(every=10), turns, strict=False)]
+
+    def make(case: tuple[str, bytes, Sequence[str], str | None]) -> TaskInput:
+        _, data, labels, template = case
+        input = ZeroShotImageClassificationInput(
+            image=data, candidate_labels=labels, hypothesis_template=template or ""
+        )
+        return TaskInput(zero_shot_image_classification=input)
+
+    answers = await suite.answers(model, cases, lambda case: (len(case[2]), case[3]), make, at_least=60)
+    for (description, data, labels, template), answer in answers:
         given = {"hypothesis_template": template} if template else {}
         expected = pipeline(Image.open(io.BytesIO(data)), candidate_labels=labels, **given)
-        compared.compare_ranked((description, labels, template), _labels(outcome), expected)
-    compared.check(at_least=len(cases))
+        found = answer.result.zero_shot_image_classification.labels
+        ours = [{"label": one.label, "score": one.score} for one in found]
+        compared.compare_ranked((description, labels, template), ours, expected)
+    compared.check(at_least=suite.drawn)
 
 
 @pytest.mark.parametrize("model", IMAGE_TEXT_FAMILIES)
@@ -114,9 +101,3 @@ def _pipeline(source: Path) -> Any:
 def _assert_equal(ours: Any, features: Any) -> None:
     expected = getattr(features, "pooler_output", features)[0].numpy()
     np.testing.assert_allclose(np.array(ours), expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
-
-
-def _labels(outcome: InferOutcome) -> list[dict[str, Any]]:
-    assert outcome.HasField("response"), outcome.error.message
-    labels = outcome.response.result.zero_shot_image_classification.labels
-    return [{"label": one.label, "score": one.score} for one in labels]

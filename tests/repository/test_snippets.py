@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import tomllib
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,11 +28,12 @@ import yaml
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
 from neuronpipe.cli.task_json import read_task_input
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.task_inputs import SAMPLES
 from tests.documentation.pages import ROOT, Fence, all_pages, fences
 from tests.documentation.snippet_commands import PROGRAMS
+from tests.integration.metrics import series_of
 from tests.models.architectures import make_source
+from tests.models.compiling import compile_model
 from tests.models.images import image_files
 
 pytestmark = pytest.mark.sampled
@@ -69,8 +69,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources, repository = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     for name, (architecture, task) in _MODELS.items():
         source = find_minilm() if name == "minilm" else make_source(sources / name, architecture, task)
-        request = CompileRequest(source=str(source), task=task, repository=repository, name=name, backend="fake")
-        compile_bundle(request, lambda line: None)
+        compile_model(source, repository, task, name=name, backend="fake")
     return repository
 
 
@@ -90,11 +89,9 @@ def _at(gateway: ServiceProcess, content: str) -> str:
 
 def _refused(gateway: ServiceProcess) -> Counter[str]:
     """How many requests were at fault so far, by the status that says so; a program may hide it from who runs it."""
-    with urllib.request.urlopen(f"http://{gateway.wait_for('metrics')['address']}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    counts = (line for line in lines if line.startswith("neuronpipe_request_duration_seconds_count"))
-    faults = (line.rpartition(" ") for line in counts if any(f'"{status}"' in line for status in _FAULTS))
-    return Counter({series: int(float(count)) for series, _, count in faults})
+    requests = "neuronpipe_request_duration_seconds_count"
+    counts = {name: int(count) for name, count in series_of(gateway).items() if name.startswith(requests)}
+    return Counter({name: one for name, one in counts.items() if any(f'"{status}"' in name for status in _FAULTS)})
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +223,7 @@ def test_output_is_not_run(folder: Path) -> None:
 def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
     variables = {"HOME": str(folder), "PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT}", **environment}
     return subprocess.run(
-        command,
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=_LIMIT_S, check=False
     )
 
 

@@ -70,10 +70,7 @@ def test_a_bill_is_as_the_schema_wants_it_and_names_every_package_of_the_locks(b
     assert (bill["specVersion"], bill["metadata"]["component"]["name"]) == ("1.6", f"neuronpipe/{image}")
     locks = "".join((_DOCKER / "requirements" / f"{lock}.txt").read_text() for lock in _sbom.IMAGES[image])
     pinned = {line.split(" ")[0] for line in locks.splitlines() if re.match(r"\w.*==", line)}
-    assert {f"{one['name']}=={one['version']}" for one in bill["components"]} == {
-        *pinned,
-        f"neuronpipe=={__version__}",
-    }
+    assert {f"{one['name']}=={one['version']}" for one in bill["components"]} == {*pinned, f"neuronpipe=={__version__}"}
     assert all(one["purl"].startswith("pkg:pypi/") for one in bill["components"] if one["name"] != "neuronpipe")
 
 

@@ -12,12 +12,15 @@ from pydantic import BaseModel
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 _FOLDER = Path(__file__).parent / "patched"
+# Gives the constants of this process the values that the environment says.
+PATCH = _FOLDER / "sitecustomize.py"
 _LIMITS = "neuronpipe.platform.process.settings:CallerLimits"
 _ENGINE = "neuronpipe.stages.settings:EngineSettings"
 # constant → where it is, as MODULE:NAME or MODULE:CLASS.NAME
 _PLACES = {
     "batch_limit_s": f"{_ENGINE}.batch_limit_s",
     "fair_window_s": "neuronpipe.gateway.access:_FAIR_WINDOW_S",
+    "idle_s": "neuronpipe.stages.neuron_executor.devices:_IDLE_S",
     "look_every_s": "neuronpipe.bundles.folder_repository:LiveRepository.look_every_s",
     "max_connection_age_grace_s": f"{_LIMITS}.max_connection_age_grace_s",
     "max_handshake_s": f"{_LIMITS}.max_handshake_s",
@@ -50,6 +53,13 @@ def constants(environment: Mapping[str, str] = MappingProxyType({}), /, **values
     path = {**os.environ, **environment}.get("PYTHONPATH", "")
     return {
         **environment,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(_FOLDER), path])),
+        "PYTHONPATH": os.pathsep.join([str(_FOLDER), path]),
         "NEURONPIPE_TESTS_CONSTANTS": json.dumps({_PLACES[name]: value for name, value in values.items()}),
     }
+
+
+def without_patch(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables without the path that `constants` puts before the others."""
+    path = variables.get("PYTHONPATH", "").removeprefix(f"{_FOLDER}{os.pathsep}")
+    others = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
+    return {**others, "PYTHONPATH": path} if path else others

@@ -1,7 +1,8 @@
-"""Services and workers of tests as forks of processes that have imported what they need.
+"""Services, commands and workers of tests as forks of processes that have imported what they need.
 
 Of the 0.7 s of CPU time until a service is ready, imports take 0.5 s, and tests start services by the hundred. Services
-with variables that are read before, and commands that tests run themselves, are processes of their own as ever.
+and commands with variables that are read before are processes of their own as ever. Other values of constants are given
+to a fork as well.
 """
 
 import atexit
@@ -9,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -26,6 +28,8 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from neuronpipe.measure.processes import start_module
+from tests.suite.commands import start_command
+from tests.suite.constants import PATCH, without_patch
 
 # What `serve all` has imported when it is ready, but for back ends.
 _MODULES = (
@@ -39,7 +43,6 @@ _MODULES = (
     "neuronpipe.stages.server",
     "neuronpipe.stages.tokenizer.stage",
 )
-_SERVE = ["neuronpipe", "serve"]
 # Beginnings of variables that are read before.
 _READ_EARLY = ("LD_", "OMP_", "PYTHON")
 _NUMBER = struct.Struct("i")
@@ -48,14 +51,16 @@ _MAX_BYTES = 1 << 20
 
 
 def _read_early(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(_READ_EARLY)}
+    """`tests.suite.constants` changes the path, which a fork does not need."""
+    unpatched = without_patch(variables)
+    return {name: value for name, value in unpatched.items() if name.startswith(_READ_EARLY)}
 
 
 class _Fork(subprocess.Popen[bytes]):
-    """A service, by the pipe that its process id and its exit code come from."""
+    """A service or a command, by the pipe that its process id and its exit code come from."""
 
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self.args = "neuronpipe serve"
+    def __init__(self, words: Sequence[str], pipe: IO[bytes]) -> None:
+        self.args = words
         self._pipe, self._lock = pipe, threading.Lock()
         (self.pid,) = _NUMBER.unpack(pipe.read(_NUMBER.size))
         self.returncode = None
@@ -77,7 +82,7 @@ class _Fork(subprocess.Popen[bytes]):
 
 
 class Forks:
-    """Starts services. The process that they are forks of starts with the first."""
+    """Starts services and commands. The process that they are forks of starts with the first."""
 
     def __init__(self) -> None:
         self._variables = _read_early(os.environ)
@@ -85,14 +90,28 @@ class Forks:
 
     def start(self, words: Sequence[str], log: IO[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         """See start_module."""
-        if list(words[:2]) != _SERVE or _read_early(variables) != self._variables:
+        if words[0] != "neuronpipe" or _read_early(variables) != self._variables:
             return start_module(words, log, variables)
+        with Path(os.devnull).open() as nothing:
+            return self._fork(words[1:], (nothing, log, log), variables)
+
+    def start_command(
+        self, words: Sequence[str], files: Sequence[IO[str]], variables: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        """See tests/suite/commands.py."""
+        if _read_early(variables) != self._variables:
+            return start_command(words, files, variables)
+        return self._fork(words, files, variables)
+
+    def _fork(
+        self, words: Sequence[str], files: Sequence[IO[str]], variables: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
         self._source = self._source or _started()
         pipe, theirs = os.pipe()
-        asked = {"words": words[1:], "variables": dict(variables), "folder": str(Path.cwd())}
-        socket.send_fds(self._source[0], [json.dumps(asked).encode()], [log.fileno(), theirs])
+        asked = {"words": words, "variables": dict(variables), "folder": str(Path.cwd())}
+        socket.send_fds(self._source[0], [json.dumps(asked).encode()], [*(one.fileno() for one in files), theirs])
         os.close(theirs)
-        return _Fork(os.fdopen(pipe, "rb", buffering=0))
+        return _Fork(words, os.fdopen(pipe, "rb", buffering=0))
 
     def close(self) -> None:
         """Ends that process. The services stay."""
@@ -110,8 +129,8 @@ def _started() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Starts a service for each request, and writes its process id and then its exit code. Returns in a service, or
-    when the tests have ended.
+    """Starts a service or a command for each request, and writes its process id and then its exit code. Returns in the
+    fork, or when the tests have ended.
     """
     pipes: dict[int, int] = {}
     ended, wake = os.pipe()
@@ -124,26 +143,29 @@ def _serve(requests: socket.socket) -> None:
             os.read(ended, _MAX_BYTES)
             _tell(pipes)
         if requests.fileno() in ready:
-            message, files, *_ = socket.recv_fds(requests, _MAX_BYTES, 2)
+            message, files, *_ = socket.recv_fds(requests, _MAX_BYTES, 4)
             if not message:
                 os._exit(0)
-            log, pipe = files
+            *standard, pipe = files
             if not (pid := os.fork()):
                 break
-            os.close(log)
+            for file in standard:
+                os.close(file)
             os.write(pipe, _NUMBER.pack(pid))
             pipes[pid] = pipe
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
-    os.dup2(log, sys.stderr.fileno())
-    for file in (log, pipe, ended, wake, *pipes.values(), requests.detach()):
+    for number, file in enumerate(standard):
+        os.dup2(file, number)
+    for file in (*files, ended, wake, *pipes.values(), requests.detach()):
         os.close(file)
     asked = json.loads(message)
     os.environ.clear()
     os.environ.update(asked["variables"])
     os.chdir(asked["folder"])
     sys.argv[1:] = asked["words"]
+    runpy.run_path(str(PATCH))
 
 
 def _tell(pipes: dict[int, int]) -> None:

@@ -7,9 +7,6 @@ buffer.
 import itertools
 import json
 import os
-import threading
-import time
-import warnings
 from typing import Any
 
 import torch
@@ -21,8 +18,6 @@ _DTYPES = {
     str(dtype): dtype for dtype in (torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.float16, torch.bool)
 }
 _INT32 = torch.iinfo(torch.int32)
-# What copying separated weights costs a call until they are moved to the device.
-_COPY_S = 0.005
 
 _models: dict[int, "Model"] = {}
 _numbers = itertools.count(1)
@@ -37,19 +32,15 @@ class Model:
         self.module = module
         self.stamp = stamp
         self.cores: list[_runtime.Core] = []
-        self.is_moved = False
         # The program's parameters that are states are on the core once the model is moved there.
         self._has_states = False
         self._compiled: dict[str, torch.Tensor] | None = None
         self._turn = itertools.count()
-        self._lock = threading.Lock()
-        self._loading: threading.Thread | None = None
-        self._pending: tuple[int, int, bool] | None = None
 
-    def load(self, start: int, count: int, *, is_multicore: bool = False) -> None:
+    def load(self, start: int, count: int) -> None:
         """Puts the weights on cores."""
         runtime = _runtime.runtime()
-        cores = runtime.cores if is_multicore else runtime.place(start, count)
+        cores = runtime.place(start, count)
         if self.stamp["aliases"] and len(cores) > 1:
             raise RuntimeError("(made up) a model with states is on one core")
         is_shared = (
@@ -78,44 +69,20 @@ class Model:
             self._compiled = {name: state.clone() for name, state in states.items()}
         for name, state in states.items():
             state.copy_(self._compiled[name])
-        self._has_states = self.is_moved = True
+        self._has_states = True
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Those of the program that are states."""
         named = {name.removeprefix("func."): one for name, one in self.module.neuron_program.named_parameters()}
         return {name: named[name] for name in self.stamp["aliases"]}
 
-    def begin_load(self, start: int, count: int, is_multicore: bool) -> None:
-        """Loads now, in a thread, or with the first call: as the file says."""
-        if self.stamp["lazy"]:
-            self._pending = (start, count, is_multicore)
-        elif self.stamp["async"]:
-            self._loading = threading.Thread(
-                target=self.load, args=(start, count), kwargs={"is_multicore": is_multicore}
-            )
-            self._loading.start()
-        else:
-            self.load(start, count, is_multicore=is_multicore)
-
     def execute(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Checks the contract and runs on the next of its cores."""
-        with self._lock:
-            if self._loading:
-                self._loading.join()
-            if not self.cores:
-                if self._pending is None:
-                    raise RuntimeError(
-                        "the model was compiled without a device and is on none; load it where there is one"
-                    )
-                start, count, is_multicore = self._pending
-                self.load(start, count, is_multicore=is_multicore)
+        if not self.cores:
+            raise RuntimeError("the model was compiled without a device and is on none; load it where there is one")
         _runtime.runtime()
         if self.stamp["aliases"] and not self._has_states:
             raise RuntimeError("(made up) the states are not on the core; call move_trace_to_device")
-        if not self.stamp["inline"] and not self.is_moved:
-            time.sleep(_COPY_S)
-        if self.stamp["dynamic"]:
-            return self._execute_chunks(inputs)
         self._check(inputs)
         return self._execute(inputs)
 
@@ -148,27 +115,6 @@ class Model:
                 raise RuntimeError(
                     f"(made up) input #{index} has values that int32 does not hold, which the device computes in"
                 )
-
-    def _execute_chunks(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        kind = {"ValueError": ValueError, "RuntimeError": RuntimeError}[
-            os.environ.get("NEURON_DOUBLE_DYNAMIC_BATCH_ERROR", "ValueError")
-        ]
-        if len({tensor.shape[0] for tensor in inputs}) != 1:
-            raise kind("Inconsistent batch sizes found on inputs")
-        for tensor, (shape, _) in zip(inputs, self.stamp["inputs"], strict=True):
-            if list(tensor.shape[1:]) != shape[1:]:
-                raise kind(
-                    f"incorrect shape found on an input: {list(tensor.shape)}, expected {shape} but for the batch"
-                )
-        rows, size = inputs[0].shape[0], self.stamp["inputs"][0][0][0]
-        parts = []
-        for first in range(0, rows, size):
-            chunk = [tensor[first : first + size] for tensor in inputs]
-            missing = size - chunk[0].shape[0]
-            padded = [torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))]) for tensor in chunk]
-            self._check(padded)
-            parts.append([output[: size - missing] for output in self._execute(padded)])
-        return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
 
 def _execute(handle: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -225,51 +171,12 @@ def placed(module: Any) -> Any:
     """A module that was read from a file, on the cores that the context around its load says."""
     if ordered(read_stamp(module)["version"]) > ordered(VERSION):
         raise RuntimeError("Could not load the model status=2 message=Invalid")
-    register(module).begin_load(*_placement.current())
+    register(module).load(*_placement.current())
     return module
-
-
-def _rewrite(module: Any, **changes: Any) -> Any:
-    model = model_of(module)
-    if model is None:
-        raise TypeError(f"{type(module).__name__} was not compiled")
-    model.stamp = model.stamp | changes
-    module.neuron_stamp = _to_buffer(model.stamp)
-    return module
-
-
-def dynamic_batch(neuron_script: Any) -> Any:
-    """In place, and the same object."""
-    model = model_of(neuron_script)
-    if model is not None and model.stamp["aliases"]:
-        raise RuntimeError("(made up) a model with states has one batch size")
-    return _rewrite(neuron_script, dynamic=True)
-
-
-def lazy_load(trace: Any, enable_lazy_load: bool = True) -> None:
-    """From the next load of the saved model on."""
-    _rewrite(trace, lazy=enable_lazy_load)
-
-
-def async_load(trace: Any, enable_async_load: bool = True) -> None:
-    """From the next load of the saved model on."""
-    _rewrite(trace, **{"async": enable_async_load})
 
 
 def move_trace_to_device(trace: Any, device_id: int) -> None:
-    """Moves separated weights, and states."""
+    """Moves states."""
     model = model_of(trace)
     if model is not None:
         model.move(device_id)
-
-
-def replace_weights(neuron_model: Any, weights: Any) -> None:
-    """In place, and only where weights were separated."""
-    model = model_of(neuron_model)
-    if model is None or model.stamp["inline"]:
-        warnings.warn(
-            "the weights are inside the NEFF; trace with inline_weights_to_neff=False to replace them", stacklevel=2
-        )
-        return
-    state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
-    model.module.neuron_program.load_state_dict(dict(state), strict=False)

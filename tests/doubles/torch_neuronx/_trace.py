@@ -29,8 +29,6 @@ def trace(
     input_output_aliases: Any = {},  # noqa: B006 (the documented signature)
     compiler_workdir: Any = None,
     compiler_args: Any = None,
-    partitioner_config: Any = None,
-    inline_weights_to_neff: bool = True,
     cpu_backend: bool = False,
 ) -> Any:
     """See the documentation of torch_neuronx.trace. Stricter: what only draws a warning there is an error here."""
@@ -54,11 +52,7 @@ def trace(
         "flags": flags,
         "weight_bytes": sum(tensor.nbytes for tensor in program.parameters())
         + sum(tensor.nbytes for tensor in program.buffers()),
-        "inline": inline_weights_to_neff,
         "aliases": aliases,
-        "dynamic": False,
-        "lazy": False,
-        "async": False,
     }
     keys = list(reference) if isinstance(reference, dict) else None
     module = _wrapped(Compiled(program, keys, isinstance(reference, torch.Tensor), stamp), inputs, aliases)

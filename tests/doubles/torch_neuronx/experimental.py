@@ -1,4 +1,4 @@
-"""The placement functions where they were before SDK 2.25; since then with a warning."""
+"""The placement function where it was before SDK 2.25; since then with a warning."""
 
 import warnings
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch_neuronx import _placement
 from torch_neuronx._versions import HAS_PLACEMENT
 
-_NAMES = ("set_neuron_cores", "set_multicore", "neuron_cores_context", "multicore_context")
+_NAMES = ("neuron_cores_context",)
 
 
 def __getattr__(name: str) -> Any:

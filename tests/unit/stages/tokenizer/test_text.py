@@ -17,8 +17,8 @@ from demo.model import find_minilm
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
-from tests.integration.guarded import until
 from tests.models.tokenizers import unigram_charsmap
+from tests.suite.waiting import until
 
 CLS, SEP, UNK = 101, 102, 100
 ONE, TWO, THREE, FOUR, FIVE = 2028, 2048, 2093, 2176, 2274

@@ -1,0 +1,33 @@
+"""Waiting for what happens, and not for a time: on a busy machine, everything takes longer.
+
+Only a broken test waits for as long as it may.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+LIMIT_S = 60.0
+_POLL_S = 0.02
+
+
+def until(is_so: Callable[[], bool], what: str = "") -> None:
+    """Waits until something is so, which it is not where nobody listens."""
+    ends_s = time.monotonic() + LIMIT_S
+    while True:
+        with suppress(ConnectionError):
+            if is_so():
+                return
+        assert time.monotonic() < ends_s, f"it did not happen in time: {what}"
+        time.sleep(_POLL_S)
+
+
+async def happens(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+    """The same beside what else the event loop runs."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            found = is_so()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(_POLL_S)
