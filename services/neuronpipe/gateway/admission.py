@@ -16,7 +16,7 @@ from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
 from neuronpipe.gateway.tenants.turns import Turn
 
-# Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
+# Bulk requests leave this share of the control to interactive ones, so that it is seldom necessary to end one that is
 # under way.
 _INTERACTIVE_SHARE = 0.25
 _LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
@@ -26,11 +26,11 @@ _REFUSAL_LIFE_S = 0.02
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admission(Admitted):
-    """A request inside the gate for as long as the block runs. `held`: the time for which the request was held, which
+    """A request inside the control for as long as the block runs. `held`: the time for which the request was held, which
     says nothing about how long answers take.
     """
 
-    gate: "Gate"
+    control: "AdmissionControl"
     input_bytes: int
     is_estimate: bool
     began_s: float
@@ -42,10 +42,10 @@ class Admission(Admitted):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.shed = _has_left  # it may belong to the request, which has this admission
         is_late = kind is not None and issubclass(kind, DeadlineExceeded)
-        if is_late and self.gate.forecasts and not (self.held and self.held.service):
+        if is_late and self.control.forecasts and not (self.held and self.held.service):
             self.note_late()
         if not self.is_shed:
-            self.gate.leave(self, is_answered=kind is None)
+            self.control.leave(self, is_answered=kind is None)
 
     @property
     def held_s(self) -> float:
@@ -56,13 +56,13 @@ class Admission(Admitted):
         """Waits for the turn of the request's tenant, which lasts as long as the block. Without tenants the request
         does not wait, and has no turn.
         """
-        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext()
+        return self.control.tenants.turn(self, model) if self.control.tenants else nullcontext()
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
         """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the
         request generates. Raises Overloaded where the estimates let in too much.
         """
-        self.gate.correct(self, tokens, new_tokens)
+        self.control.correct(self, tokens, new_tokens)
 
     def generated(self, tokens: int) -> None:
         """Counts tokens for the tenant's share when the request has generated them."""
@@ -89,7 +89,7 @@ def _bulk_share(limit: int) -> int:
     return int(limit * (1 - _INTERACTIVE_SHARE))
 
 
-class Gate:
+class AdmissionControl:
     """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous.
     `model_limits`: the most requests in flight of single models, over all versions.
     """
@@ -103,7 +103,7 @@ class Gate:
         *,
         forecasts: bool = True,
     ) -> None:
-        """`forecasts`: whether the gate refuses requests that would be late, after one was late."""
+        """`forecasts`: whether the control refuses requests that would be late, after one was late."""
         self._limits = (max_requests, max_tokens)
         self.forecasts = forecasts
         self.tenants = tenants
@@ -160,9 +160,9 @@ class Gate:
         """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
         DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
-        `known_tokens`: the cost of the input, where it is known before the input is tokenized; else the gate estimates
+        `known_tokens`: the cost of the input, where it is known before the input is tokenized; else the control estimates
         it from the bytes. `new_tokens`: the most tokens that the request generates. `shed`: ends the request, to make
-        room: a bulk request for an interactive one, or a request of a tenant that has more than its share of the gate
+        room: a bulk request for an interactive one, or a request of a tenant that has more than its share of the control
         or of the model. The newest requests go first, and `is_shed` is set. `held`: the record of the request.
         """
         load = self._models.get(model)
@@ -172,7 +172,7 @@ class Gate:
         own = load.of(tenant)
         input_tokens = own.estimate.of(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
-            gate=self,
+            control=self,
             model=load,
             of_tenant=own,
             call=call,
@@ -212,7 +212,7 @@ class Gate:
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
         """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest, in
-        the gate or in its tenant's quota.
+        the control or in its tenant's quota.
         """
         thought = admission.tokens - admission.new_tokens
         if admission.is_estimate:
@@ -310,7 +310,7 @@ class Gate:
     ) -> tuple[int, int] | None:
         """The requests and tokens above the limits with this many more; None where they fit.
 
-        `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it
+        `besides`: requests inside that are not counted. A request larger than the control is let into an empty one, or it
         never could be.
         """
         requests, tokens = self._load.requests + more_requests, self._load.tokens + more_tokens

@@ -13,11 +13,10 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.inference import Result
-from neuronpipe.gateway.running import RunningRequest, answer
+from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache, TimedValue
 from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
@@ -61,21 +60,21 @@ class ResultCache:
     def __init__(self, cache: Cache[_KnownResult]) -> None:
         self._cache = cache
 
-    async def get(self, running: RunningRequest, stages: Stages) -> tuple[Result, Usage]:
+    async def get(self, running: RunningRequest) -> tuple[Result, Usage]:
         """Returns the result of a request: known already, or computed once for all equal requests at a time.
 
         Raises what computing raises.
         """
         request, call = running.request, running.call
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
-            result, usage = await answer(running, stages)
+            result, usage = await running.answer()
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
             return result, usage
         own: list[tuple[Packed[TaskResult], Usage]] = []
 
         async def keep() -> TimedValue[_KnownResult]:
             began_s = time.perf_counter()
-            result, usage = await answer(running, stages)
+            result, usage = await running.answer()
             assert isinstance(result, Packed)  # noqa: S101 (outputs of models are not repeatable)
             own.append((result, usage))
             # As bytes, which is what a door sends: the message would be kept beside them.

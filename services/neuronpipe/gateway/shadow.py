@@ -9,25 +9,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.bundles.served import ModelState, ServedModel
 from neuronpipe.core.calls import Call, told_error
-from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
-from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.gateway.admission import Gate
+from neuronpipe.gateway.admission import AdmissionControl
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
-from neuronpipe.gateway.request_observer import RequestObserver
+from neuronpipe.gateway.kinds import kind_of
+from neuronpipe.gateway.request_checks import within_limit
+from neuronpipe.gateway.request_observer import RequestTimings
 from neuronpipe.gateway.routing import GatewayModel
-from neuronpipe.gateway.running import RunningRequest, answer
-from neuronpipe.gateway.settings import PipelineSettings
+from neuronpipe.gateway.running import PipelineParts, RunningRequest
 from neuronpipe.platform.process.background import run_beside
 
 MAX_COPIES = 16
@@ -53,23 +52,12 @@ class _Pair:
 
 
 class ShadowCopies:
-    """The copies of a gateway. `gate`: the gate of requests. Copies have a gate of their own."""
+    """The copies of a gateway. `pipeline`: the parts of the pipeline. Copies have admission control of their own."""
 
-    def __init__(
-        self,
-        stages: Stages,
-        gate: Gate,
-        deadlines: Deadlines,
-        settings: PipelineSettings,
-        observer: RequestObserver,
-        meters: Meters,
-    ) -> None:
-        self._stages = stages
-        self._gate = gate
-        self._own_gate = Gate(2 * MAX_COPIES, settings.max_tokens_in_flight // _TOKENS_PART, forecasts=False)
-        self._deadlines = deadlines
-        self._settings = settings
-        self._observer = observer
+    def __init__(self, pipeline: PipelineParts, meters: Meters) -> None:
+        self._admission_control = pipeline.admission_control
+        max_tokens = pipeline.settings.max_tokens_in_flight // _TOKENS_PART
+        self._parts = replace(pipeline, admission_control=AdmissionControl(2 * MAX_COPIES, max_tokens, forecasts=False))
         self._meters = meters
         self._waiting: asyncio.Queue[_Pair] = asyncio.Queue(MAX_COPIES)
 
@@ -87,7 +75,7 @@ class ShadowCopies:
         shadow = table.find_shadow(*model.key, answer.request_id)
         if not shadow or request.version:
             return
-        if self._gate.share >= _FULL_SHARE or self._waiting.full():
+        if self._admission_control.share >= _FULL_SHARE or self._waiting.full():
             self._count(shadow, "dropped")
         else:
             self._waiting.put_nowait(_Pair(request, answer, shadow))
@@ -111,17 +99,14 @@ class ShadowCopies:
 
     async def _run(self, pair: _Pair) -> str:
         """Computes and compares a copy. Returns what became of it. Raises what computing raises."""
-        if self._gate.share >= _FULL_SHARE or pair.shadow.state is not ModelState.READY:
+        if self._admission_control.share >= _FULL_SHARE or pair.shadow.state is not ModelState.READY:
             return "dropped"
         with pair.shadow as model:
             began_ns = time.monotonic_ns()
-            call = _call_of_copy(pair)
-            timings = self._observer.begin(Spans.INFER, call)  # in no trace, and not counted among requests
-            copy = RunningRequest(
-                pair.request, call, self._own_gate, self._deadlines, self._settings, timings, is_copy=True
-            )
-            copy.identify(model)
-            result, _ = await answer(copy, self._stages)
+            call = within_limit(_call_of_copy(pair), self._parts.settings)
+            timings = RequestTimings(self._parts.observer, Spans.INFER, call)  # in no trace, not counted among requests
+            kind = kind_of(pair.request, model.spec)
+            result, _ = await kind(self._parts, pair.request, call, model, timings, is_copy=True).answer()
             assert isinstance(result, Packed)  # noqa: S101 (requests with tensors are not copied)
             self._took(model, _COPY, time.monotonic_ns() - began_ns)
         from neuronpipe.tasks.result_agreement import result_agreement  # gateways without shadows need none of it
