@@ -43,7 +43,7 @@ class GenerationRequest(RunningRequest):
     """A prompt that the model continues token by token, with one text or several.
 
     The fields below are set when the prompt is tokenized. `interval`: the number of tokens that become text together
-    after the first one. `is_search`: whether a beam search finds the texts; the executor tells no tokens before its
+    after the first token. `is_search`: whether a beam search finds the texts; the executor tells no tokens before its
     end. `reads_along`: whether tokens become text as they come.
     """
 
@@ -124,11 +124,11 @@ class GenerationRequest(RunningRequest):
         except asyncio.CancelledError:
             self.admission.generated(self.new_tokens)  # the executor may have computed all of them
             raise
-        found = prediction.outputs.arrays
-        longest = max((len(arrays["token_ids"]) for arrays in found), default=0)
+        array_sets = prediction.outputs.arrays
+        longest = max((len(arrays["token_ids"]) for arrays in array_sets), default=0)
         self.admission.generated(longest * self.options.num_beams)
-        self._texts = self._texts[: max(1, len(found))]  # the search may have found fewer texts
-        for text, arrays in zip(self._texts, found, strict=False):
+        self._texts = self._texts[: max(1, len(array_sets))]  # the search may have found fewer texts
+        for text, arrays in zip(self._texts, array_sets, strict=False):
             text.take(arrays)
         return prediction
 
@@ -216,7 +216,7 @@ class _RunningText:
         needs_no_turn = tokens.is_waiting or bool(tokens.token_ids)
         if needs_no_turn != self.needs_no_turn:
             self.needs_no_turn = needs_no_turn
-            if not self.number:  # the other texts begin when the first one has begun
+            if not self.number:  # the other texts begin when the first has begun
                 request.admission.wait(needs_no_turn)
         if tokens.token_ids:
             self.first_token_ns = self.first_token_ns or time.monotonic_ns()

@@ -15,7 +15,7 @@ from neuronpipe.core.packed import Packed, TensorSets
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One input for one model, in a caller's words: without a version the newest version answers.
+    """One input for one model, as the caller named it: without a version the newest version answers.
 
     `encoded`: the tensors of a caller who tokenized, which the model itself takes instead of `input`.
     """
@@ -30,8 +30,8 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, and its tokens, at least one. `sequence`: the number of the text in its request, from 0
-    on. `is_last`: the text ends with this part.
+    """The next part of a text, with at least one token. `sequence`: the number of the text in its request, from 0 on.
+    `is_last`: the text ends with this part.
     """
 
     text: str
@@ -41,7 +41,7 @@ class GeneratedPart:
     is_last: bool = False
 
 
-# The result of a task. For a request with tensors of its own: the outputs of the model, a set for each sequence.
+# The result of a task, or, for a request with tensors of its own, the outputs of the model: a set for each sequence.
 Result: TypeAlias = Packed[TaskResult] | TensorSets
 
 

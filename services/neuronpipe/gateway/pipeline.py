@@ -13,7 +13,7 @@ from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.gateway.admission import AdmissionControl
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent, TextParts
 from neuronpipe.gateway.kinds import kind_of
 from neuronpipe.gateway.request_checks import check_fields, within_limit
@@ -42,14 +42,14 @@ class Pipeline:
         telemetry: Telemetry | None = None,
         results: ResultCache | None = None,
         tenants: Tenants | None = None,
-        holding: Holding | None = None,
+        held_items: HeldItems | None = None,
     ) -> None:
-        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous. `holding`:
-        the limits of the items that the stages hold.
+        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous.
+        `held_items`: the held items of the stages.
         """
         self._models = models
         self._results = results
-        self._holding = holding or Holding()
+        self._held_items = held_items or HeldItems()
         self._beginnings = Places(_BEGINNINGS)
         telemetry = telemetry or Telemetry()
         control = self.admission_control = AdmissionControl(
@@ -74,7 +74,7 @@ class Pipeline:
         tenants = self.admission_control.tenants
         call = tenants.restrict(request.call) if tenants else request.call
         call = within_limit(call, self._parts.settings)
-        timings = RequestTimings(self._parts.observer, span, call, self._holding.record())
+        timings = RequestTimings(self._parts.observer, span, call, self._held_items.new_time())
         try:
             with self._find(request) as model:
                 timings.identify(model.key, model.meters, model.spec.task)
@@ -86,14 +86,14 @@ class Pipeline:
                 else:
                     result, usage = await running.answer()
         except BaseException as error:
-            told = told_error(error, call) if isinstance(error, Exception) else error
-            timings.fail(told)
+            caller_error = told_error(error, call) if isinstance(error, Exception) else error
+            timings.fail(caller_error)
             try:
-                if told is error:
+                if caller_error is error:
                     raise
-                raise told from error
+                raise caller_error from error
             finally:
-                del told  # the error keeps this frame
+                del caller_error  # the error keeps this frame
         answered = running.finish(result, usage)
         self.copies.offer(running, answered, self._models.table)
         return answered
@@ -116,7 +116,7 @@ class Pipeline:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def wait_for_turn(self, call: Call) -> None:
+    async def wait_to_begin(self, call: Call) -> None:
         """Waits until the next request of a batch or stream may begin. Tenants take turns."""
         await self._beginnings.take(call.caller.tenant)
         tenants = self.admission_control.tenants

@@ -86,7 +86,7 @@ class RunningRequest:
                 self.count(encoded)
 
                 work = self._enter(Spans.PREDICT, encoded.tokens + self.new_tokens)
-                prediction = NO_PREDICTION  # where the tokenizer alone has answered
+                prediction = NO_PREDICTION  # the tokenizer alone may have answered
                 if encoded.sequences:
                     prediction = await self.execute(work, encoded)
                 self.timings.note(prediction)

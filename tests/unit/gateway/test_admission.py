@@ -527,7 +527,7 @@ def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
     for number in range(5000):
         system.answer(f"tenant {number}", 0.01, times=1)
     assert len(inside.model._tenants) <= 1000
-    assert inside.model.known("busy") is inside.of_tenant
+    assert inside.model.known("busy") is inside.tenant_load
     assert inside.model.known("tenant 4999")
 
 

@@ -39,7 +39,7 @@ from neuronpipe.gateway.inference import (
     InferenceResult,
 )
 from neuronpipe.gateway.many import infer_together
-from neuronpipe.gateway.routing import GatewayModel, Router
+from neuronpipe.gateway.routing import GatewayModel, VersionRouter
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.in_flight import LARGE_BYTES
@@ -51,7 +51,7 @@ class ModelControl:
     Every method raises NotAllowed, ModelNotFound, ChangeRefused and DeadlineExceeded.
     """
 
-    def __init__(self, repository: Repository, tenants: Tenants | None, router: Router) -> None:
+    def __init__(self, repository: Repository, tenants: Tenants | None, router: VersionRouter) -> None:
         self._repository = repository
         self._tenants = tenants
         self._router = router

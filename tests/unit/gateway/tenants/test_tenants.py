@@ -15,8 +15,8 @@ from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.admission import Admission, AdmissionControl
+from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 from neuronpipe.gateway.tenants.tenants import NOTHING, Rights, Tenants
-from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS, Turn, Turns
 
 _MODEL = ModelKey("m", 1)
 
@@ -257,7 +257,7 @@ def test_a_tenant_in_debt_is_not_forgotten(gates: list[_Gate]) -> None:
 def test_the_time_until_its_turn_is_recorded_in_nanoseconds(gates: list[_Gate]) -> None:
     control = _with(gates)
 
-    class Slow(Turns):
+    class Slow(TenantTurns):
         async def take(self, turn: Turn) -> None:
             control.now_s += 0.25
             await super().take(turn)
