@@ -104,8 +104,8 @@ class EngineSettings(CoreSettings):
         ge=0,
         le=16,
         description="largest number of tokens that a step guesses for a text, from the tokens that followed its last "
-        "tokens before in the prompt or the text; texts stay the same, and texts that copy come faster; with OpenVINO's "
-        "paged attention; 0: no guesses",
+        "tokens before in the prompt or the text; texts stay the same, and texts that copy come faster; with "
+        "OpenVINO's paged attention; 0: no guesses",
     )
     impaired_limit_s: float = Field(
         600.0,
