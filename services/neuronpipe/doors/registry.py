@@ -94,7 +94,7 @@ class RegistryDoor:
         return self._repository.change_registry(at_revision, signed)
 
     def _may_change(self, caller: Caller) -> bool:
-        return not self._tenants or self._tenants.manages_registry(caller)
+        return not self._tenants or self._tenants.rights_of(caller.tenant).manages_registry
 
     def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
         """The part of a registry that the caller may see and has asked for. Authors and notes of changes are for

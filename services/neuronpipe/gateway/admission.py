@@ -26,9 +26,7 @@ _REFUSAL_LIFE_S = 0.02
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admission(Admitted):
-    """A request that is admitted for as long as the block runs. `held`: the time for which the request was held, which
-    says nothing about how long answers take.
-    """
+    """An admitted request, for as long as the block runs. `held`: the time for which it was held."""
 
     control: "AdmissionControl"
     input_bytes: int
@@ -53,9 +51,7 @@ class Admission(Admitted):
         return self.held.total_ns / 1e9 if self.held else 0.0
 
     def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Turn | None]:
-        """Waits for the turn of the request's tenant, which lasts as long as the block. Without tenants the request
-        does not wait, and has no turn.
-        """
+        """Waits for the turn of the tenant, which lasts as long as the block. Without tenants there is no turn."""
         return self.control.tenants.turn(self, model) if self.control.tenants else nullcontext()
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
@@ -189,7 +185,7 @@ class AdmissionControl:
         )
         if self.tenants:
             self.tenants.check(tenant, admission.tokens)
-            weight = self.tenants.weight_of(tenant)
+            weight = self.tenants.rights_of(tenant).weight
         if excess_requests := load.excess_requests(own, weight, call.remaining_s):
             raise self._late(excess_requests, load, own)
         in_its_place = self._in_its_place(load, own, weight)
@@ -214,9 +210,7 @@ class AdmissionControl:
         self._take_out(admission, is_drained=is_answered)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
-        """Replaces the estimates by a request's real tokens. Raises Overloaded where the limits or the tenant's quota
-        have no room for the rest.
-        """
+        """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest."""
         estimated = admission.tokens - admission.new_tokens
         if admission.is_estimate:
             admission.tenant_load.learn_tokens(admission.input_bytes, tokens)
@@ -263,25 +257,21 @@ class AdmissionControl:
         return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
 
     def _late_everywhere(self, remaining_s: float | None, tenant: str) -> tuple[float, ModelLoad, TenantLoad] | None:
-        """The least excess among the models that the tenant called recently, with that model's loads; None where one of
-        the models takes the request.
-        """
+        """The least excess of the tenant's recent models, with its loads; None if a model takes the request."""
         if remaining_s is None:
             return None
         models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
         now_s = time.monotonic()
         if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
             return None
-        weight = self.tenants.weight_of(tenant) if self.tenants else 1.0
+        weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
         least = min(
             ((load.excess_requests(own, weight, remaining_s), load, own) for load, own in models), key=itemgetter(0)
         )
         return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad, own: TenantLoad, weight: float) -> Admitted | None:
-        """The request that must end for one more request of a tenant; None where the model has a place left. Raises
-        Overloaded where no request must end.
-        """
+        """The request that must end for one more of a tenant; None if the model has a place. Raises Overloaded."""
         if not load.limit or load.load.requests < load.limit:
             return None
         if other := load.furthest_over(own, weight):

@@ -30,9 +30,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, with at least one token. `sequence`: the number of the text in its request, from 0 on.
-    `is_last`: the text ends with this part.
-    """
+    """The next part of a text, with at least one token. `sequence`: the number of the text in its request, from 0."""
 
     text: str
     token_ids: list[int]
@@ -75,9 +73,7 @@ TextEvent: TypeAlias = GenerateStart | GeneratedPart | InferenceResult
 
 
 class TextParts:
-    """The parts of a request's texts between its task and its caller. A caller who reads slowly gets all waiting parts
-    of a text as one part.
-    """
+    """The parts of texts on their way to the caller. A slow caller gets all waiting parts of a text as one part."""
 
     def __init__(self) -> None:
         self._waiting: list[GenerateStart | GeneratedPart] = []

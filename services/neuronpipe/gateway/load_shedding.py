@@ -115,9 +115,7 @@ def _seconds(amount: float, drained: float) -> float:
 
 
 class TenantLoad:
-    """The requests of one tenant for one model. `admitted`: in the order of arrival. `answer_s`: the usual time of its
-    answers; 0 before the first answer.
-    """
+    """The requests of one tenant for one model, by arrival. `answer_s`: the usual time of answers; 0 at first."""
 
     __slots__ = ("_tokens_per_byte", "admitted", "answer_s", "late_until_s", "weight")
 

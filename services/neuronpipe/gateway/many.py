@@ -28,9 +28,7 @@ AnswerT = TypeVar("AnswerT")
 async def infer_batch(
     pipeline: Pipeline, call: Call, make_requests: Callable[[Call], Iterable[InferenceRequest]]
 ) -> list[InferenceOutcome]:
-    """Runs many inputs concurrently; each succeeds or fails alone. `make_requests` makes the requests from the call
-    that they share, each when it may begin.
-    """
+    """Runs many inputs concurrently; each succeeds or fails alone. `make_requests` gets the call that they share."""
     with pipeline.observe_together(call) as shared:
         outcomes = (_outcome(pipeline, request, Spans.REQUEST) for request in make_requests(shared))
         return await run_together(outcomes, partial(pipeline.wait_to_begin, shared))
@@ -60,9 +58,7 @@ async def infer_together(
 async def infer_stream(
     pipeline: Pipeline, requests: AsyncIterable[InferenceRequest], max_in_flight: int
 ) -> AsyncIterator[tuple[str, InferenceOutcome]]:
-    """Runs inputs as they arrive, `max_in_flight` at once, and yields ids and outcomes as they are ready. Raises the
-    errors of `requests`.
-    """
+    """Runs inputs as they arrive, `max_in_flight` at once. Yields ids and outcomes as they are ready."""
 
     async def answer(request: InferenceRequest) -> AsyncIterator[tuple[str, InferenceOutcome]]:
         await pipeline.wait_to_begin(request.call)

@@ -44,9 +44,7 @@ class Pipeline:
         tenants: Tenants | None = None,
         held_items: HeldItems | None = None,
     ) -> None:
-        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous.
-        `held_items`: the held items of the stages.
-        """
+        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous."""
         self._models = models
         self._results = results
         self._held_items = held_items or HeldItems()

@@ -87,9 +87,7 @@ class RequestTimings:
         self._end_stage(self.marks_ns[-1])
 
     def finish(
-        self,
-        first_token_ns: int = 0,
-        result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED,
+        self, first_token_ns: int = 0, result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
     ) -> StageTimings:
         """Records a request whose answer is ready. Returns its readings, which spans and metrics also show."""
         ended_ns = time.monotonic_ns()
@@ -231,14 +229,8 @@ class ModelMeters:
         self, timings: StageTimings, unattributed_ns: int, encoded: EncodedInput, context: SpanContext | None
     ) -> None:
         """Records the stages of an answer that was computed."""
-        parts_ns = (
-            timings.preprocess_ns,
-            timings.predict_ns,
-            timings.postprocess_ns,
-            timings.predict_queue_ns,
-            timings.predict_compute_ns,
-            unattributed_ns,
-        )
+        stages_ns = timings.preprocess_ns, timings.predict_ns, timings.postprocess_ns
+        parts_ns = (*stages_ns, timings.predict_queue_ns, timings.predict_compute_ns, unattributed_ns)
         for part, part_ns in zip(self._parts, parts_ns, strict=True):
             part.record(part_ns, context)
         self._tokens.add(encoded.tokens)

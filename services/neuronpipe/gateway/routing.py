@@ -80,11 +80,7 @@ class VersionRouter:
     """Keeps the routes of a gateway's table, and describes the state of every version."""
 
     def __init__(
-        self,
-        live: LiveModels,
-        models: GatewayModels,
-        near: Sequence[ServedModels[Any]],
-        far: Mapping[str, Coalescer],
+        self, live: LiveModels, models: GatewayModels, near: Sequence[ServedModels[Any]], far: Mapping[str, Coalescer]
     ) -> None:
         """`near`: the tables of stages in this process. `far`: the remote stages."""
         self._live = live

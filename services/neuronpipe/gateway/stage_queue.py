@@ -32,19 +32,8 @@ class QueuedItem:
     """
 
     __slots__ = (
-        "cost_tokens",
-        "endpoint",
-        "events",
-        "future",
-        "has_tokens",
-        "held",
-        "is_bulk",
-        "is_returned",
-        "item",
-        "item_id",
-        "losses",
-        "size_bytes",
-        "stream",
+        *("item_id", "item", "stream", "cost_tokens", "size_bytes", "is_bulk", "future"),
+        *("endpoint", "held", "has_tokens", "losses", "is_returned", "events"),
     )
 
     def __init__(self, item_id: int, item: StageItem, stream: TokenSink | None = None) -> None:

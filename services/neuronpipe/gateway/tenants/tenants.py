@@ -94,6 +94,11 @@ class Rights(Frozen):
     highest_priority: Literal["interactive", "bulk"] = "interactive"
     certificates: frozenset[str] = frozenset()
 
+    @property
+    def is_interactive(self) -> bool:
+        """Whether requests and jobs of the tenant may go before bulk work."""
+        return self.highest_priority == "interactive"
+
 
 NOTHING = Rights(models=frozenset())
 EVERYTHING = Rights()
@@ -212,7 +217,7 @@ class Tenants:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`limits`: the most requests and tokens in flight. `window_s`: see TenantTurns."""
-        self._rights_of = rights_of
+        self.rights_of = rights_of
         self._limits = limits
         self._window_s = window_s
         self._meters = meters
@@ -231,35 +236,19 @@ class Tenants:
 
     def models_of(self, caller: Caller) -> frozenset[str] | None:
         """The names of the models that a caller may use; None: all."""
-        return self._rights_of(caller.tenant).models if caller.tenant else None
-
-    def manages_registry(self, caller: Caller) -> bool:
-        """Whether a caller may change the registry. A caller without a tenant may not."""
-        return self._rights_of(caller.tenant).manages_registry
-
-    def max_jobs(self, tenant: str) -> int:
-        """The number of jobs of a tenant that may wait or run; 0 for no limit."""
-        return self._rights_of(tenant).max_jobs or 0
-
-    def is_interactive(self, tenant: str) -> bool:
-        """Whether a tenant's requests and jobs may go before bulk work."""
-        return self._rights_of(tenant).highest_priority == "interactive"
+        return self.rights_of(caller.tenant).models if caller.tenant else None
 
     def restrict(self, call: Call) -> Call:
         """Lowers the priority of a call to the highest priority of its tenant."""
-        if call.is_bulk or self.is_interactive(call.caller.tenant):
+        if call.is_bulk or self.rights_of(call.caller.tenant).is_interactive:
             return call
         return replace(call, priority=Priority.PRIORITY_BULK)
-
-    def weight_of(self, tenant: str) -> float:
-        """The weight of a tenant relative to other tenants."""
-        return self._rights_of(tenant).weight
 
     def check(self, tenant: str, tokens: int = 1, admitted: Admitted | None = None) -> None:
         """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `admitted`:
         the request, where it is in flight already and has this many tokens after all.
         """
-        state, rights = self._tenant(tenant), self._rights_of(tenant)
+        state, rights = self._tenant(tenant), self.rights_of(tenant)
         most, count = rights.max_requests_in_flight, len(state.admitted)
         if most and not admitted and count >= most:
             limit = f"{count} requests in flight, the limit is {most} (the tenant's max_requests_in_flight)"
@@ -319,7 +308,7 @@ class Tenants:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
         tenant, tokens = admitted.call.caller.tenant, REQUEST_TOKENS + admitted.tokens - admitted.new_tokens
-        turn = Turn(tenant, self._rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
+        turn = Turn(tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:
             self._changed_s = self._changed_s if self._last is None else began_s
@@ -349,7 +338,7 @@ class Tenants:
     def _share(self, tenant: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
         """The part of the limits that a tenant has, relative to its weight."""
         requests, tokens = len(tenant.admitted) + more_requests, tenant.load.tokens + more_tokens
-        return max(requests / self._limits[0], tokens / self._limits[1]) / self._rights_of(tenant.name).weight
+        return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight
 
     def _tenant(self, name: str) -> Tenant:
         tenant = self._tenants.get(name)
