@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 # The least time between two checks of all deadlines, and so the most by which an expiry may be late. A timer for each
 # deadline costs 1.5 µs more (2026-11-25, uvloop 0.23). The check of thousands of deadlines takes longer: then the time
@@ -66,7 +66,7 @@ class Deadlines:
             earliest_s = min(deadline_s for deadline_s, _ in self._pending.values())
             self._set_timer(max(earliest_s, now_s + max(_TICK_S, _TICK_CHECKS * (now_s - began_s))))
 
-    def _end(self, expire: Callable[..., Any]) -> None:
+    def _end(self, expire: Callable[..., None]) -> None:
         expire()
 
 
