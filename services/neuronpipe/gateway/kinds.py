@@ -8,7 +8,7 @@ from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.tasks import TASKS
 
 
-class TensorRequest(RunningRequest):
+class OwnTensorsRequest(RunningRequest):
     """Tensors of a caller who tokenized: the result is the outputs of the model itself."""
 
     is_repeatable = False
@@ -33,6 +33,6 @@ class TensorRequest(RunningRequest):
 def kind_of(request: InferenceRequest, spec: ModelSpec) -> type[RunningRequest]:
     """Returns the class that runs a request for a model. Raises InvalidInput for an input that cannot be parsed."""
     if request.encoded:
-        return TensorRequest
+        return OwnTensorsRequest
     task = TASKS[spec.task]
     return GenerationRequest if task.generates and request.input.task == task.name else RunningRequest
