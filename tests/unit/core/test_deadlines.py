@@ -49,23 +49,29 @@ async def test_an_entry_that_is_added_again_has_its_new_deadline() -> None:
 def test_a_caller_whose_bytes_came_while_the_process_stood_still_is_not_late() -> None:
     async def wait() -> list[str]:
         deadlines, ended = Deadlines(LAST_LOOK_S), _Ended("does not")
-        reads, writes = socket.socketpair()
-        reads.setblocking(False)
+        (reads, writes), (stops, wakes) = socket.socketpair(), socket.socketpair()
 
         def read() -> None:
             reads.recv(1)
             deadlines.remove("acts")
 
-        asyncio.get_running_loop().add_reader(reads, read)
+        def stand_still() -> None:
+            """Past the deadlines, while the loop handles what it has read: next it runs timers, and then it reads."""
+            stops.recv(1)
+            writes.send(b"x")
+            time.sleep(0.05)
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(reads, read)
+        loop.add_reader(stops, stand_still)
         for name in ("acts", "does not"):
-            deadlines.add(name, time.monotonic() + 0.01, ended.note(name))
-        await asyncio.sleep(0)
-        writes.send(b"x")
-        time.sleep(0.05)
+            deadlines.add(name, time.monotonic() + 0.02, ended.note(name))
+        wakes.send(b"x")
         await asyncio.wait_for(ended.last.wait(), 10)
-        asyncio.get_running_loop().remove_reader(reads)
-        reads.close()
-        writes.close()
+        for end in (reads, stops):
+            loop.remove_reader(end)
+        for end in (reads, writes, stops, wakes):
+            end.close()
         return ended.names
 
     assert uvloop.run(wait()) == ["does not"]
