@@ -1,10 +1,9 @@
 """Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
 
 docs/contributing.md lists the rules; this file has the rules that a pattern can check. Docstrings, comments and help
-texts in the wings of `_PROSE_WINGS` have more rules than pages have: `_PROSE`. `python -m tests.style --prose WING`
-lists their faults in any wing or file below services/neuronpipe/. Guides have no dates, docs/ has a limit of words, and
-a figure that a page quotes from results is on the page that results.json makes. docs/decisions/0067 says why this
-program is not textlint.
+texts of services/ have more rules than pages have: `_PROSE`. `python -m tests.style --prose WING` lists the faults of
+one wing or file. Guides have no dates, docs/ has a limit of words, and a figure that a page quotes from results is on
+the page that results.json makes. docs/decisions/0067 says why this program is not textlint.
 """
 
 import argparse
@@ -67,11 +66,6 @@ _HELP = re.compile(r"(default|as|if|with|without|for|in|by|at|to|on|not|most|lea
 # The argument that is the help text, by the functions of the command line that add options and commands.
 _HELP_PLACES = {"option": 2, "subcommand": 3}
 _PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
-# The wings whose docstrings, comments and help texts keep these rules.
-_PROSE_WINGS: tuple[str, ...] = (
-    *("api", "bulk", "bundles", "cli", "client", "compiler", "core", "deploy", "doors", "measure", "platform", "rpc"),
-    *("serve", "stages/neuron_executor", "stages/postprocessor", "stages/server.py", "stages/tokenizer", "tasks"),
-)
 _MAX_WORDS_OF_PROSE = 30
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
 _DATE = re.compile(r"20\d\d-\d\d-\d\d")
@@ -236,7 +230,7 @@ def faults() -> Iterator[str]:
             yield f"{place}:{line}: {fault}"
     if (count := sum(map(words, (page for page in by_hand if page.is_relative_to(_DOCS))))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
-    yield from prose_faults(_SERVICES / wing for wing in _PROSE_WINGS)
+    yield from prose_faults([_SERVICES])
     for page in by_hand:
         if page != _DOCS / "performance.md":  # has figures of its own, from the commands that it names
             yield from wrong_figures(page)

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.gateway.holding import MAX_HELD_BYTES
+from neuronpipe.gateway.held_items import MAX_HELD_BYTES
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.stages.neuron_executor.memory import plan_memory
 from neuronpipe.stages.settings import EncodingSettings, EngineSettings

@@ -98,7 +98,7 @@ class ServedModels(Generic[ResourceT]):
     def keys(self) -> frozenset[ModelKey]:
         return frozenset(model.key for model in self.table)
 
-    def holds(self, key: ModelKey) -> bool:
+    def has(self, key: ModelKey) -> bool:
         return key in self.keys
 
     def problem_of(self, key: ModelKey) -> str:

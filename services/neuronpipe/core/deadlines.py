@@ -1,6 +1,7 @@
 """The times of requests: deadlines, with one timer for all because hardly any of them passes, and held time."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,22 +9,31 @@ from types import TracebackType
 from typing import Self
 
 # The least time between two checks of all deadlines, and so the most by which an expiry may be late. A timer for each
-# deadline costs 1.5 µs more (2026-11-25, uvloop 0.23).
-_TICK_S = 0.01
+# deadline costs 1.5 µs more (2026-11-25, uvloop 0.23). The check of thousands of deadlines takes longer: then the time
+# between two checks is this multiple of the last check.
+_TICK_S, _TICK_CHECKS = 0.01, 20
+# Time for which a caller is still read before the caller is said to be late. uvloop runs timers before it reads: after
+# a process has stood still, the caller's bytes would come too late.
+LAST_LOOK_S = 0.01
 
 
 class Deadlines:
-    """Calls a function for each entry whose deadline has passed."""
+    """Calls a function for each entry whose deadline has passed.
 
-    def __init__(self) -> None:
-        self._pending: dict[object, tuple[float, Callable[[], None]]] = {}
+    `last_look_s`: the time for which the event loop still reads before an entry expires; LAST_LOOK_S where a caller
+    must act before the deadline, otherwise 0.
+    """
+
+    def __init__(self, last_look_s: float = 0.0) -> None:
+        self._pending: dict[object, tuple[float, Callable[..., None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at_s = 0.0
+        self._look_at_s = math.inf
+        self._last_look_s = last_look_s
 
-    def add(self, key: object, deadline_s: float, expire: Callable[[], None]) -> None:
+    def add(self, key: object, deadline_s: float, expire: Callable[..., None]) -> None:
         """Calls `expire` once `deadline_s` has passed, unless `key` is removed before."""
         self._pending[key] = deadline_s, expire
-        if self._timer is None or deadline_s < self._look_at_s:
+        if deadline_s < self._look_at_s:
             self._set_timer(deadline_s)
 
     def remove(self, key: object) -> None:
@@ -37,13 +47,27 @@ class Deadlines:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), self._look)
 
     def _look(self) -> None:
-        self._timer = None
         now_s = time.monotonic() + 0.0005  # uvloop's timers may be early by half a millisecond
-        for key, (deadline_s, expire) in list(self._pending.items()):
-            if deadline_s <= now_s and self._pending.pop(key, None) is not None:
-                expire()
+        if self._last_look_s:
+            self._timer = asyncio.get_running_loop().call_later(self._last_look_s, self._end_due, now_s)
+        else:
+            self._end_due(now_s)
+
+    def _end_due(self, due_s: float) -> None:
+        """Ends the entries whose deadline was not after `due_s`."""
+        began_s = time.monotonic()
+        self._timer, self._look_at_s = None, math.inf
+        for key, entry in list(self._pending.items()):
+            if entry[0] <= due_s and self._pending.get(key) is entry:
+                del self._pending[key]
+                self._end(entry[1])
         if self._pending:
-            self._set_timer(max(min(deadline_s for deadline_s, _ in self._pending.values()), now_s + _TICK_S))
+            now_s = time.monotonic()
+            earliest_s = min(deadline_s for deadline_s, _ in self._pending.values())
+            self._set_timer(max(earliest_s, now_s + max(_TICK_S, _TICK_CHECKS * (now_s - began_s))))
+
+    def _end(self, expire: Callable[..., None]) -> None:
+        expire()
 
 
 class Late(TimeoutError):

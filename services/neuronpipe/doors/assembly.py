@@ -158,13 +158,13 @@ async def running_scaler(
         yield
         return
 
-    gate = gateway.pipeline.gate
+    control = gateway.pipeline.admission_control
 
     async def count() -> int:
-        return gate.in_flight[0]
+        return control.in_flight[0]
 
     async def is_active() -> bool:
-        return bool(gate.in_flight[0]) or time.monotonic() < gate.last_s + _SCALER_IDLE_S
+        return bool(control.in_flight[0]) or time.monotonic() < control.last_s + _SCALER_IDLE_S
 
     own = process.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
     door = GrpcDoor(own, [SCALER.full_name], option="--scaler-listen", event="listening for KEDA")

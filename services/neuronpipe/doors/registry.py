@@ -93,7 +93,7 @@ class RegistryDoor:
         return self._repository.change_registry(at_revision, signed)
 
     def _may_change(self, caller: Caller) -> bool:
-        return not self._tenants or self._tenants.manages_registry(caller)
+        return not self._tenants or self._tenants.rights_of(caller.tenant).manages_registry
 
     def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
         """Returns the part of a registry that the caller asks for and may see. `model`: empty for all models.

@@ -1,4 +1,4 @@
-"""Who may call a gateway, what each tenant may do, and who may see and change the registry, whatever the door."""
+"""Access to a gateway, the same for every door: its callers, the rights of tenants, and the rights to its registry."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +24,7 @@ _FAIR_WINDOW_S = 0.02
 
 
 class Access:
-    """The guard of a gateway's doors, and the tenants of its pipeline; None for both where everybody may call."""
+    """The guard of a gateway's doors, and the tenants of its pipeline; both are None where any client may call."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Access:
         *,
         verifies_certificates: bool = False,
     ) -> None:
-        """`addresses`: where the gateway listens. `verifies_certificates`: whether its doors let in callers with a
-        certificate only, whom the file of the tenants may name. Without keys, tokens and tenants, all of these may call
-        as one. Raises SetupError.
+        """`addresses`: the addresses of the gateway. `verifies_certificates`: whether its doors require a certificate,
+        whose names the file of tenants may list. Without keys, tokens and tenants, all callers with a certificate may
+        call, without a tenant. Raises SetupError.
         """
         has_authentication = callers.has_authentication or (verifies_certificates and callers.tenants is not None)
         if not (has_authentication or verifies_certificates):
@@ -73,7 +73,7 @@ class Access:
     async def kept_up_to_date(self, *, shares_budgets: bool = True) -> AsyncIterator[None]:
         """Follows changes of the files, and shares budgets with other gateways through Redis, while the block runs."""
         async with AsyncExitStack() as stack:
-            files = [*(self.guard.files if self.guard else ()), *((self._book,) if self._book else ())]
+            files = [*(self.guard.files if self.guard else ()), *filter(None, [self._book])]
             if files:
                 stack.enter_context(watching(*files))
             if shares_budgets and self.tenants and self._book and self._redis.redis_url:
@@ -100,28 +100,28 @@ def access_by(
     redis: RedisSettings,
     telemetry: Telemetry,
 ) -> Access:
-    """Who may call a gateway with these settings. Raises SetupError."""
+    """Makes the access to a gateway with these settings. Raises SetupError."""
     addresses, verifies = (process.listen, settings.http.http_listen), bool(tls.tls_client_ca)
     return Access(settings.callers, settings.pipeline, redis, addresses, telemetry, verifies_certificates=verifies)
 
 
 def may_see(tenants: Tenants | None, caller: Caller, model: str) -> bool:
-    """Whether a caller may know what is registered of a model. `tenants`: None where everybody may who may call."""
+    """Whether a caller may see a model in the registry. `tenants`: None where every caller may."""
     models = tenants.models_of(caller) if tenants else None
     return models is None or model in models
 
 
 def check_may_change(tenants: Tenants | None, caller: Caller, model: str) -> None:
     """Raises NotAllowed for a tenant without the right, and ModelNotFound for a model that it may not use."""
-    if tenants and not tenants.manages_registry(caller):
+    if tenants and not tenants.rights_of(caller.tenant).manages_registry:
         raise NotAllowed(f"tenant {caller.tenant!r} does not have the right manages_registry")
     if not may_see(tenants, caller, model):
         raise ModelNotFound(f"model {model!r} is not registered")
 
 
 async def registry_of(work: Callable[[], Registry]) -> Registry:
-    """What reading or changing a registry returns, from a thread. Raises ChangeRefused where that is not possible."""
+    """Reads or changes a registry in a thread. Raises ChangeRefused where that is not possible."""
     try:
-        return await run_apart(work)  # its bucket may hang
+        return await run_apart(work)  # the bucket may hang
     except SetupError as error:
         raise ChangeRefused(str(error)) from error

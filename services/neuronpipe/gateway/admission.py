@@ -12,12 +12,12 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
-from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
-from neuronpipe.gateway.tenants.tenants import Admitted, Tenants
-from neuronpipe.gateway.tenants.turns import Turn
+from neuronpipe.gateway.load_shedding import Admitted, Load, ModelLoad, TenantLoad
+from neuronpipe.gateway.tenant_turns import Turn
+from neuronpipe.gateway.tenants.tenants import Tenants
 
-# Bulk requests leave this share of the gate to interactive ones, so that it is seldom necessary to end one that is
-# under way.
+# Bulk requests leave this share of the limits to interactive requests, so that it is seldom necessary to end a bulk
+# request that is under way.
 _INTERACTIVE_SHARE = 0.25
 _LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
 # Refusals before reading share one error for this time, because a refusal must cost little.
@@ -26,11 +26,9 @@ _REFUSAL_LIFE_S = 0.02
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admission(Admitted):
-    """A request inside the gate for as long as the block runs. `held`: the time for which the request was held, which
-    says nothing about how long answers take.
-    """
+    """An admitted request, for as long as the block runs. `held`: the time for which it was held."""
 
-    gate: "Gate"
+    control: "AdmissionControl"
     input_bytes: int
     is_estimate: bool
     began_s: float
@@ -40,12 +38,12 @@ class Admission(Admitted):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.shed = _has_left  # it may belong to the request, which has this admission
+        self.shed = _end_nothing  # the function may belong to the request, which has this admission
         is_late = kind is not None and issubclass(kind, DeadlineExceeded)
-        if is_late and self.gate.forecasts and not (self.held and self.held.service):
+        if is_late and self.control.forecasts and not (self.held and self.held.service):
             self.note_late()
         if not self.is_shed:
-            self.gate.leave(self, is_answered=kind is None)
+            self.control.leave(self, is_answered=kind is None)
 
     @property
     def held_s(self) -> float:
@@ -53,16 +51,14 @@ class Admission(Admitted):
         return self.held.total_ns / 1e9 if self.held else 0.0
 
     def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Turn | None]:
-        """Waits for the turn of the request's tenant, which lasts as long as the block. Without tenants the request
-        does not wait, and has no turn.
-        """
-        return self.gate.tenants.turn(self, model) if self.gate.tenants else nullcontext()
+        """Waits for the turn of the tenant, which lasts as long as the block. Without tenants there is no turn."""
+        return self.control.tenants.turn(self, model) if self.control.tenants else nullcontext()
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
         """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the
         request generates. Raises Overloaded where the estimates let in too much.
         """
-        self.gate.correct(self, tokens, new_tokens)
+        self.control.correct(self, tokens, new_tokens)
 
     def generated(self, tokens: int) -> None:
         """Counts tokens for the tenant's share when the request has generated them."""
@@ -78,20 +74,22 @@ class Admission(Admitted):
     def note_late(self) -> None:
         """Records that this request missed its deadline, or will miss it."""
         deadline_s, sent_s = self.call.deadline_s, self.began_s + self.held_s
-        self.model.note_late(self.of_tenant, None if deadline_s is None else deadline_s - sent_s)
+        self.model.note_late(self.tenant_load, None if deadline_s is None else deadline_s - sent_s)
 
 
-def _has_left() -> None:
-    """Ends nothing: the request has left."""
+def _end_nothing() -> None:
+    """Takes the place of `shed` once the request has left."""
 
 
 def _bulk_share(limit: int) -> int:
     return int(limit * (1 - _INTERACTIVE_SHARE))
 
 
-class Gate:
-    """Counts requests and tokens in and out. `tenants`: their quotas and shares; None where callers are anonymous.
-    `model_limits`: the most requests in flight of single models, over all versions.
+class AdmissionControl:
+    """Counts the requests and tokens in flight, and refuses requests beyond the limits.
+
+    `tenants`: their quotas and shares; None where callers are anonymous. `model_limits`: the most requests in flight of
+    single models, over all versions. `last_s`: the time.monotonic() when the last request came, or left.
     """
 
     def __init__(
@@ -103,21 +101,20 @@ class Gate:
         *,
         forecasts: bool = True,
     ) -> None:
-        """`forecasts`: whether the gate refuses requests that would be late, after one was late."""
+        """`forecasts`: whether requests that would be late are refused after a request was late."""
         self._limits = (max_requests, max_tokens)
         self.forecasts = forecasts
         self.tenants = tenants
         self._load = Load()
-        self._models: dict[str, ModelLoad[Admitted]] = {}
+        self._models: dict[str, ModelLoad] = {}
         self._model_limits = model_limits or {}
-        # When the last request came, or left, on time.monotonic().
         self.last_s = -math.inf
-        self._bulk: dict[Admitted, None] = {}  # in the order in which they came
+        self._bulk: dict[Admitted, None] = {}  # in the order of arrival
         self._last_refusal: tuple[float, object, NeuronpipeError | None] = 0.0, None, None
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Requests and tokens inside."""
+        """The requests and the tokens in flight."""
         return self._load.requests, self._load.tokens
 
     @property
@@ -126,17 +123,17 @@ class Gate:
         return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
-        """Load shedding before a request is read. Raises Overloaded where there is no place, or none that is free by
-        its deadline, and DeadlineExceeded where even then no answer would be ready. Its model is one of those that its
-        tenant called of late; it is refused if each of them would refuse it.
+        """Sheds load before a request is read, so that its model is not known. The request is refused if each model
+        that its tenant called recently would refuse it.
 
-        `remaining_s`: what is left of the request's deadline; None for none.
+        `remaining_s`: the time until the request's deadline; None for none. Raises Overloaded where there is no place,
+        or no place that is free by the deadline, and DeadlineExceeded where even then no answer would be ready.
         """
         is_full = self._load.requests >= self._limits[0] and not self._bulk
         if self.tenants:
             self.tenants.check(tenant)
             if is_full and self.tenants.furthest_over(tenant):
-                is_full = False  # the load is another's, who makes room
+                is_full = False  # the load is another tenant's, who makes room
         late = None if is_full else self._late_everywhere(remaining_s, tenant)
         if is_full or late:
             made_s, made_for, error = self._last_refusal
@@ -160,21 +157,23 @@ class Gate:
         """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
         DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
-        `known_tokens`: the cost of the input, where it is known before the input is tokenized; else the gate estimates
-        it from the bytes. `new_tokens`: the most tokens that the request generates. `shed`: ends the request, to make
-        room: a bulk request for an interactive one, or a request of a tenant that has more than its share of the gate
-        or of the model. The newest requests go first, and `is_shed` is set. `held`: the record of the request.
+        `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
+        estimated from the bytes. `new_tokens`: the most tokens that the request generates. `held`: the record of the
+        request.
+
+        `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
+        has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.
         """
         load = self._models.get(model)
         if load is None:
             load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))
         tenant, weight = call.caller.tenant, 1.0
         own = load.of(tenant)
-        input_tokens = own.estimate.of(input_bytes) if known_tokens is None else known_tokens
+        input_tokens = own.estimated_tokens(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
-            gate=self,
+            control=self,
             model=load,
-            of_tenant=own,
+            tenant_load=own,
             call=call,
             input_bytes=input_bytes,
             tokens=input_tokens + new_tokens,
@@ -186,7 +185,7 @@ class Gate:
         )
         if self.tenants:
             self.tenants.check(tenant, admission.tokens)
-            weight = self.tenants.weight_of(tenant)
+            weight = self.tenants.rights_of(tenant).weight
         if excess_requests := load.excess_requests(own, weight, call.remaining_s):
             raise self._late(excess_requests, load, own)
         in_its_place = self._in_its_place(load, own, weight)
@@ -194,7 +193,7 @@ class Gate:
         if in_its_place and not in_its_place.is_shed:
             self._shed(in_its_place, f"a tenant that has less of model {model!r} (the gateway's model_concurrency)")
         self._load.enter(admission.tokens)
-        load.enter(own, weight, admission, admission.tokens)
+        load.enter(admission, weight)
         self.last_s = admission.began_s
         if call.is_bulk:
             self._bulk[admission] = None
@@ -206,19 +205,17 @@ class Gate:
         """Counts the end of a request that was not shed."""
         if is_answered:
             answer_s = time.monotonic() - admission.began_s - admission.held_s
-            admission.model.note_answer(admission.of_tenant, answer_s)
-        # A request that a stage refuses leaves at once, and says nothing about how fast others leave.
+            admission.model.note_answer(admission.tenant_load, answer_s)
+        # A request that a stage refuses leaves at once, and says nothing about how fast other requests leave.
         self._take_out(admission, is_drained=is_answered)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
-        """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest, in
-        the gate or in its tenant's quota.
-        """
-        thought = admission.tokens - admission.new_tokens
+        """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest."""
+        estimated = admission.tokens - admission.new_tokens
         if admission.is_estimate:
-            admission.of_tenant.estimate.learn(admission.input_bytes, tokens)
+            admission.tenant_load.learn_tokens(admission.input_bytes, tokens)
         else:
-            tokens = thought
+            tokens = estimated
         more = tokens + new_tokens - admission.tokens
         if more and not admission.is_shed:
             if more > 0:
@@ -230,72 +227,63 @@ class Gate:
             if self.tenants:
                 self.tenants.correct(admission, more)
         if admission.own_turn:
-            admission.own_turn.resize(tokens - thought)
+            admission.own_turn.resize(tokens - estimated)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:
-        """The error of a request that had to end, with the time in which one more of its size drains."""
+        """Makes the error of a request that had to end, with the time in which a request of its size drains."""
         problem = f"the request was ended to make room for {admission.shed_for}"
         return Overloaded(problem, self._load.retry_after_s(1, admission.tokens))
 
     def _full(self, excess: tuple[int, int], *, is_bulk: bool = False) -> Overloaded:
-        """The error of a request for which there is no room, with the time that the excess takes to drain. Where there
-        are tenants it does not say what others have in flight.
+        """Makes the error of a request for which there is no room, with the time that the excess takes to drain. Where
+        there are tenants, the error does not say what others have in flight.
         """
-        inside, limit, what, setting = self._load.requests, self._limits[0], "requests", "max_requests_in_flight"
+        in_flight, limit, unit, setting = self._load.requests, self._limits[0], "requests", "max_requests_in_flight"
         if not excess[0]:
-            inside, limit, what, setting = self._load.tokens, self._limits[1], "tokens", "max_tokens_in_flight"
+            in_flight, limit, unit, setting = self._load.tokens, self._limits[1], "tokens", "max_tokens_in_flight"
         shown = f"the limit is {limit} (the gateway's {setting})"
         if is_bulk:
             shown = f"the limit of bulk requests is {_bulk_share(limit)} (of the gateway's {setting}, {limit})"
-        count = "too many" if self.tenants else f"about {inside}" if what == "tokens" else f"{inside}"
-        return Overloaded(f"{count} {what} in flight, {shown}", self._load.retry_after_s(*excess))
+        count = "too many" if self.tenants else f"about {in_flight}" if unit == "tokens" else f"{in_flight}"
+        return Overloaded(f"{count} {unit} in flight, {shown}", self._load.retry_after_s(*excess))
 
-    def _late(self, excess_requests: float, load: ModelLoad[Admitted], own: TenantLoad[Admitted]) -> NeuronpipeError:
-        """The error of a request that would be late, by the requests that must leave before."""
+    def _late(self, excess_requests: float, load: ModelLoad, own: TenantLoad) -> NeuronpipeError:
+        """Makes the error of a request that would be late, from the number of requests that must leave before."""
         takes = f": answers of model {load.name!r} take about {own.answer_s:.2g} s now" if own.answer_s else ""
         problem = f"the deadline would pass before the result is ready{takes}"
         if math.isinf(excess_requests):
             return DeadlineExceeded(problem)
         return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
 
-    def _late_everywhere(
-        self, remaining_s: float | None, tenant: str
-    ) -> tuple[float, ModelLoad[Admitted], TenantLoad[Admitted]] | None:
-        """Of the models that the tenant called of late the one with the least excess; None where one of them takes the
-        request.
-        """
+    def _late_everywhere(self, remaining_s: float | None, tenant: str) -> tuple[float, ModelLoad, TenantLoad] | None:
+        """The least excess of the tenant's recent models, with its loads; None if a model takes the request."""
         if remaining_s is None:
             return None
         models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
         now_s = time.monotonic()
         if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
             return None
-        weight = self.tenants.weight_of(tenant) if self.tenants else 1.0
+        weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
         least = min(
             ((load.excess_requests(own, weight, remaining_s), load, own) for load, own in models), key=itemgetter(0)
         )
         return least if least[0] else None
 
-    def _in_its_place(self, load: ModelLoad[Admitted], own: TenantLoad[Admitted], weight: float) -> Admitted | None:
-        """The request that must end for one more of a tenant, where the model has no place left; None where it has.
-        Raises Overloaded where none must.
-        """
+    def _in_its_place(self, load: ModelLoad, own: TenantLoad, weight: float) -> Admitted | None:
+        """The request that must end for one more of a tenant; None if the model has a place. Raises Overloaded."""
         if not load.limit or load.load.requests < load.limit:
             return None
-        other = load.furthest_over(own, weight)
-        if other is None:
-            problem = (
-                f"{load.load.requests} requests in flight, the limit is {load.limit} (the gateway's model_concurrency)"
-            )
-            raise Overloaded(f"model {load.name!r}: {problem}", load.load.retry_after_s(1, 0))
-        return other
+        if other := load.furthest_over(own, weight):
+            return other
+        count, limit = load.load.requests, f"the limit is {load.limit} (the gateway's model_concurrency)"
+        raise Overloaded(f"model {load.name!r}: {count} requests in flight, {limit}", load.load.retry_after_s(1, 0))
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:
-        """Sheds other requests for more requests and tokens of this one. Raises Overloaded where there is no room."""
+        """Sheds other requests to make room for this many more. Raises Overloaded where that is not possible."""
         is_bulk = admission.call.is_bulk
         excess = self._excess(requests, tokens, is_bulk=is_bulk)
-        if excess and not is_bulk and not self._excess(requests, tokens, is_bulk=False, besides=self._bulk):
+        if excess and not is_bulk and not self._excess(requests, tokens, is_bulk=False, without=self._bulk):
             while excess:
                 self._shed(next(reversed(self._bulk)), f"interactive requests ({_LIMITS})")
                 excess = self._excess(requests, tokens, is_bulk=False)
@@ -306,21 +294,21 @@ class Gate:
             raise self._full(excess, is_bulk=is_bulk)
 
     def _excess(
-        self, more_requests: int, more_tokens: int, *, is_bulk: bool, besides: Collection[Admitted] = ()
+        self, more_requests: int, more_tokens: int, *, is_bulk: bool, without: Collection[Admitted] = ()
     ) -> tuple[int, int] | None:
         """The requests and tokens above the limits with this many more; None where they fit.
 
-        `besides`: requests inside that are not counted. A request larger than the gate is let into an empty one, or it
-        never could be.
+        `without`: requests in flight that are not counted. A request larger than the limits is admitted alone, as it
+        would never be admitted otherwise.
         """
         requests, tokens = self._load.requests + more_requests, self._load.tokens + more_tokens
-        if besides:
-            requests -= len(besides)
-            tokens -= sum(admission.tokens for admission in besides)
+        if without:
+            requests -= len(without)
+            tokens -= sum(admission.tokens for admission in without)
         if requests <= 1:
             return None
         most_requests, most_tokens = map(_bulk_share, self._limits) if is_bulk else self._limits
-        # A request that is inside already has its place: only its tokens are in question.
+        # A request that is admitted already has its place: only its tokens are in question.
         excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
@@ -332,7 +320,7 @@ class Gate:
     def _take_out(self, admission: Admitted, *, is_drained: bool) -> None:
         self._bulk.pop(admission, None)
         self._load.leave(admission.tokens, is_drained=is_drained)
-        admission.model.leave(admission.of_tenant, admission, admission.tokens, is_drained=is_drained)
+        admission.model.leave(admission, is_drained=is_drained)
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:

@@ -9,7 +9,7 @@ from neuronpipe.bundles.served import running_models
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.results import kept_results, running_result_cache
 from neuronpipe.gateway.routing import GatewayModels, open_gateway_models
@@ -20,7 +20,7 @@ from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The parts that every door gets: one pipeline for all, and the served models."""
+    """The parts of a gateway that every door gets: one pipeline for all doors, and the served models."""
 
     pipeline: Pipeline
     catalog: Catalog
@@ -35,11 +35,11 @@ async def running_pipeline(
     telemetry: Telemetry,
     tenants: Tenants | None = None,
     known: Sequence[Bundle] = (),
-    holding: Holding | None = None,
+    held_items: HeldItems | None = None,
     redis: RedisSettings = NO_REDIS,
 ) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
-    """The table of these models, and the pipeline that runs requests for them. `tenants`: None where callers have no
-    names. `known`: bundles that will be opened later. `holding`: that of its stages. Raises SetupError.
+    """Makes the table of these models, and the pipeline that runs requests for them. `tenants`: None where callers have
+    no names. `known`: bundles that will be opened later. `held_items`: the held items of the stages. Raises SetupError.
     """
     keeps_results = kept_results([*bundles, *known], results)
     async with AsyncExitStack() as stack:
@@ -48,6 +48,6 @@ async def running_pipeline(
             cache = await stack.enter_async_context(running_result_cache(results, telemetry, redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
-        pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, holding)
+        pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, held_items)
         await stack.enter_async_context(pipeline.copies.running())
         yield models, pipeline

@@ -7,14 +7,16 @@ from neuronpipe.core.callers import current_caller
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelSpec, ModelTable
-from neuronpipe.gateway.routing import GatewayModel, GatewayModels, Router
+from neuronpipe.gateway.routing import GatewayModel, GatewayModels, VersionRouter
 from neuronpipe.gateway.tenants.tenants import Tenants
 
 
 class Catalog:
-    """Answers ModelService's questions, by what the caller whom the running task answers may use."""
+    """Answers ModelService's questions about the models that the caller of the running task may use."""
 
-    def __init__(self, models: GatewayModels, tenants: Tenants | None = None, router: Router | None = None) -> None:
+    def __init__(
+        self, models: GatewayModels, tenants: Tenants | None = None, router: VersionRouter | None = None
+    ) -> None:
         """`router`: describes the states of versions; None where versions do not change."""
         self.models = models
         self.router = router
@@ -27,7 +29,7 @@ class Catalog:
         return self._tenants.table_of(current_caller(), table) if self._tenants else table
 
     def list_models(self) -> ListModelsResponse:
-        """Every version of every model, and those that are not served and should be."""
+        """Every version of every model, also versions that should be served and are not."""
         described = {model.key: self._describe(model.bundle) for model in self.served}
         if self.router:
             names = self._tenants.models_of(current_caller()) if self._tenants else None

@@ -4,7 +4,7 @@ Items wait in one queue. Each process of the stage (an endpoint) has a stream, w
 endpoint has answered its last message. So no item waits while an endpoint is free, messages grow with the load, and an
 endpoint that is slow, stuck or gone does not affect the others. An item is sent only to endpoints that have its model.
 If an endpoint dies, its items are sent to another, because stages are pure functions. Only an item that has tokens of a
-text already ends with an error: its caller may have read them. Knows no transport.
+text already ends with an error: its caller may have read them. The coalescer knows no transport.
 """
 
 import asyncio
@@ -23,45 +23,45 @@ from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Preparation, Stream
 from neuronpipe.core.tracing import SpanEvent, current_span
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.stage_queue import QueuedItem, StageQueue
 
 # An endpoint answers within a millisecond (stages.proto). Without an answer in this time it is stuck.
 _STUCK_AFTER_S = 10.0
 # The number of checks of an endpoint within that time. A timer for each message would cost more than sending it.
 _LOOKS = 10
-# If this many endpoints died with an item, it is considered the reason, and fails.
+# If this many endpoints died with an item, the item is considered the reason, and fails.
 _MAX_LOSSES = 3
-# A retired endpoint finishes its items. One that says nothing for so long is considered gone: its items go to another.
+# A retired endpoint finishes its items. If it says nothing for this time, it is considered gone: its items go to
+# another endpoint.
 _RETIRED_LIMIT_S = 60.0
 # The limit for abandoned ids in one message, so that they alone never fill it.
 _MAX_ABANDONED = 128
 
 
 class Coalescer:
-    """One stage with all of its endpoints. The instance and `generate` are stage functions. `serve` adds one."""
+    """One stage with all of its endpoints, which `serve` adds. The instance and `generate` are stage functions."""
 
     def __init__(
         self,
         service: str,
         report: Callable[[bool], Awaitable[None]],
         retried: metrics.Counter | None = None,
-        holding: Holding | None = None,
+        held_items: HeldItems | None = None,
     ) -> None:
-        """`report` is called when the first endpoint comes and when the last one goes.
-
-        `retried` counts items that are sent again. `holding`: of items whose model no endpoint has; None: they fail.
+        """`report` is called when the first endpoint comes and when the last endpoint goes. `retried` counts items that
+        are sent again. `held_items`: the limits for items whose model no endpoint has; None: such items fail.
         """
         self.service = service
         self._retried = retried or metrics.Counter()
         self._report = report
-        self._holding = holding or Holding()
-        self._holding.watch_stop(self.recount)
+        self._held_items = held_items or HeldItems()
+        self._held_items.watch_stop(self.recount)
         self._queue = StageQueue()
-        self._endpoints: set[_Endpoint] = set()
-        # The number of endpoints that announce a model, and the number that announce nothing.
-        self._holders: Counter[ModelKey] = Counter()
-        self._holders_of_any = 0
+        self._endpoints: set[_StageEndpoint] = set()
+        # The number of endpoints that accept items for a model, and the number that accept all items.
+        self._accepting: Counter[ModelKey] = Counter()
+        self._accepting_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
         # The models that items may be sent for; None until `need` says so.
@@ -75,12 +75,12 @@ class Coalescer:
 
     async def __call__(self, item: StageItem, stream: TokenSink | None = None) -> Any:
         """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,
-        the item is cancelled, too.
+        the item is also cancelled.
 
-        Raises the errors of the stage, Unavailable, and Overloaded where too much is held.
+        Raises the errors of the stage, Unavailable, and Overloaded where too many items are held.
         """
         queued = QueuedItem(next(self._item_ids), item, stream)
-        if not self._holders_of(item.model):
+        if not self._count_accepting(item.model):
             self._hold(queued)
         self._queue.append(queued)
         self._wake_one()
@@ -91,47 +91,47 @@ class Coalescer:
                 self._queue.remove(queued)
                 if queued.endpoint:
                     queued.endpoint.abandon(queued.item_id)
-            queued.release(is_sent=False)
+            self._release(queued, is_sent=False)
             if queued.events and (span := current_span()):
                 span.events.extend(queued.events)
         if isinstance(outcome, NeuronpipeError):
             raise outcome
         return outcome
 
-    def holds(self, key: ModelKey) -> bool:
-        """Whether an endpoint has a model."""
-        return bool(self._holders_of(key))
+    def has(self, key: ModelKey) -> bool:
+        """Whether an endpoint accepts items for a model."""
+        return bool(self._count_accepting(key))
 
     def problem_of(self, key: ModelKey) -> str:
-        """Why an endpoint could not load a model that it should have; empty if nothing is wrong."""
+        """The problem of an endpoint that could not load a model; empty if there is none."""
         problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether an endpoint is loading a model; None where one has it in memory, or none has it at all."""
+        """Whether an endpoint is loading a model; None where an endpoint has it in memory, or no endpoint has it."""
         having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
         if not all(key in endpoint.unloaded for endpoint in having):
             return None
         return any(endpoint.unloaded[key] for endpoint in having) if having else None
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        """How far all endpoints together have prepared a model."""
+        """The progress of all endpoints together in preparing a model."""
         return sum((endpoint.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of what endpoints have, until the returned function is called."""
+        """Calls `changed` after each change of the endpoints' models, until the returned function is called."""
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
     def need(self, keys: frozenset[ModelKey]) -> None:
-        """Says which models items may be sent for from now on. Endpoints unload none of them."""
+        """Sets the models that items may be sent for from now on. Endpoints unload none of them."""
         self.needed = keys
         for endpoint in self._endpoints:
             endpoint.wake()
 
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then another endpoint gets the items without an outcome."""
-        endpoint = _Endpoint(self, stream)
+        endpoint = _StageEndpoint(self, stream)
         self._endpoints.add(endpoint)
         self.recount()
         try:
@@ -144,8 +144,8 @@ class Coalescer:
                     queued.losses += 1
             await self.retire(endpoint, left)
 
-    async def retire(self, endpoint: "_Endpoint", unread: Iterable[QueuedItem]) -> None:
-        """Gives an endpoint no more items. Those that it has not read are sent elsewhere."""
+    async def retire(self, endpoint: "_StageEndpoint", unread: Iterable[QueuedItem]) -> None:
+        """Gives an endpoint no more items. The items that it has not read are sent elsewhere."""
         self._endpoints.discard(endpoint)
         returned = []
         for queued in unread:
@@ -153,7 +153,7 @@ class Coalescer:
             if queued.losses >= _MAX_LOSSES or queued.has_tokens:
                 queued.end(Unavailable(self._unreachable))
             elif not queued.future.done():
-                queued.put(NewTokens())  # it may have waited there for its grammar
+                queued.put(NewTokens())  # the item may have waited there for its grammar
                 returned.append(queued)
         self._queue.put_back(returned)
         self.recount()
@@ -162,11 +162,11 @@ class Coalescer:
     def recount(self) -> None:
         """Updates which endpoint has which model. Items for a model that no endpoint has any more are held, or fail."""
         self._choose_loaders()
-        self._holders = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
-        self._holders_of_any = sum(endpoint.models is None for endpoint in self._endpoints)
+        self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
+        self._accepting_any = sum(endpoint.models is None for endpoint in self._endpoints)
         for queued in list(self._queue):
-            if self._holders_of(queued.item.model):
-                queued.release(is_sent=True)
+            if self.has(queued.item.model):
+                self._release(queued, is_sent=True)
                 continue
             try:
                 self._hold(queued)
@@ -177,11 +177,11 @@ class Coalescer:
             changed()
         self._wake_one()
 
-    def take(self, endpoint: "_Endpoint") -> list[QueuedItem]:
-        """An endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
+    def take(self, endpoint: "_StageEndpoint") -> list[QueuedItem]:
+        """Takes an endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
         waiting = self._queue.cost_tokens.items()
         share_tokens = sum(
-            -(-tokens // self._holders_of(model)) for model, tokens in waiting if endpoint.has_model(model)
+            -(-tokens // self._count_accepting(model)) for model, tokens in waiting if endpoint.has_model(model)
         )
         taken = self._queue.take(endpoint.has_model, share_tokens, takes_suspects=self._takes_suspects(endpoint))
         for queued in taken:
@@ -193,25 +193,24 @@ class Coalescer:
         return taken
 
     def _choose_loaders(self) -> None:
-        """Decides which endpoints accept items for which model: those that have it in memory, or else a single one,
-        which loads it: one that is loading it already, or the one with the fewest models in memory.
+        """Decides which endpoints accept items for which model: the endpoints that have it in memory, or otherwise a
+        single endpoint, which loads it. An endpoint that is loading the model already goes first, then the endpoint
+        with the fewest models in memory.
         """
-        in_memory = {endpoint: endpoint.in_memory for endpoint in self._endpoints if endpoint.unloaded}
+        in_memory = {endpoint: set(endpoint.in_memory) for endpoint in self._endpoints if endpoint.unloaded}
         for endpoint in self._endpoints:
-            endpoint.accepted = in_memory.get(endpoint, endpoint.models)
+            endpoint.accepted = endpoint.models
         if not in_memory:
             return
-        loaded = {model for endpoint in self._endpoints for model in endpoint.accepted or ()}
-        unloaded = sorted({model for endpoint in in_memory for model in endpoint.unloaded} - loaded)
-        accepted = {endpoint: set(models) for endpoint, models in in_memory.items()}
-        for model in unloaded:
+        loaded = {model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models or ())}
+        for model in sorted({model for endpoint in in_memory for model in endpoint.unloaded} - loaded):
             able = [endpoint for endpoint in in_memory if model in endpoint.unloaded]
-            chosen = min(able, key=lambda one: (not one.unloaded[model], len(accepted[one])))
-            accepted[chosen].add(model)
-        for endpoint, models in accepted.items():
+            chosen = min(able, key=lambda endpoint: (not endpoint.unloaded[model], len(in_memory[endpoint])))
+            in_memory[chosen].add(model)
+        for endpoint, models in in_memory.items():
             endpoint.accepted = frozenset(models)
 
-    def _takes_suspects(self, endpoint: "_Endpoint") -> bool:
+    def _takes_suspects(self, endpoint: "_StageEndpoint") -> bool:
         # There is hardly ever a suspect, and a search of an endpoint's items takes time for each item.
         return self._queue.has_suspects and not endpoint.has_suspect
 
@@ -220,33 +219,40 @@ class Coalescer:
             self._is_reported = bool(self._endpoints)
             await self._report(self._is_reported)
 
-    def _holders_of(self, model: ModelKey) -> int:
-        return self._holders_of_any + self._holders[model]
+    def _count_accepting(self, model: ModelKey) -> int:
+        return self._accepting_any + self._accepting[model]
 
     def _hold(self, queued: QueuedItem) -> None:
-        """Holds an item that no endpoint can take now. Raises Unavailable where none ever may, and Overloaded."""
-        model = queued.item.model
-        has_failed = bool(self._endpoints) and all(model in endpoint.problems for endpoint in self._endpoints)
-        if not self._holding.is_on or has_failed:
-            raise self._unavailable(model)
-        if not queued.hold:
-            item = queued.item
-            queued.hold = self._holding.begin(self.service, queued.size_bytes, item.call.caller.tenant, item.work.held)
-            queued.events.append(SpanEvent(Events.HELD, queued.hold.began_ns))
+        """Holds an item that no endpoint can take now. Raises Overloaded, and Unavailable where none ever may."""
+        item = queued.item
+        has_failed = bool(self._endpoints) and all(item.model in endpoint.problems for endpoint in self._endpoints)
+        if not self._held_items.is_on or has_failed:
+            raise self._unavailable(item.model)
+        if not queued.held:
+            tenant = item.call.caller.tenant
+            queued.held = self._held_items.hold(self.service, queued.size_bytes, tenant, item.work.held)
+            queued.events.append(SpanEvent(Events.HELD, queued.held.began_ns))
+
+    def _release(self, queued: QueuedItem, *, is_sent: bool) -> None:
+        """Holds an item no longer, if it is held."""
+        if queued.held:
+            self._held_items.end(queued.held, is_sent=is_sent)
+            queued.held = None
+            queued.events.append(SpanEvent(Events.RELEASED, time.monotonic_ns()))
 
     def _unavailable(self, model: ModelKey) -> Unavailable:
         problem = f"no process of the {self.service} service has model {model.name!r} version {model.version}"
         if not self._endpoints:
             problem = self._unreachable
-        return Unavailable(f"{problem}; the gateway is stopping" if self._holding.is_stopping else problem)
+        return Unavailable(f"{problem}; the gateway is stopping" if self._held_items.is_stopping else problem)
 
     @property
     def _unreachable(self) -> str:
         return f"the {self.service} service cannot be reached"
 
     def _wake_one(self) -> None:
-        """Wakes the endpoint with the least work, of those that can take from the queue."""
-        least: _Endpoint | None = None
+        """Wakes the free endpoint with the least work for which an item waits."""
+        least: _StageEndpoint | None = None
         for endpoint in self._endpoints:
             if (
                 endpoint.is_free
@@ -258,39 +264,40 @@ class Coalescer:
             least.wake()
 
 
-class _Endpoint:
-    """The stream of one endpoint."""
+class _StageEndpoint:
+    """The stream to one endpoint.
+
+    `accepted`: the models for which the endpoint gets items; None: any. `cost_tokens`: the cost of its items in flight.
+    `is_free`: the endpoint waits for items to send, and new items wake it.
+    """
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
         self.problems = stream.problems
         self.unloaded = stream.unloaded
         self.prepared = stream.prepared
-        # The models that it gets items for; None: any.
         self.accepted = self.models
-        # The models that it was told items may be sent for.
-        self._told: frozenset[ModelKey] | None = None
-        # The cost of its items in flight.
+        # The needed models that the process knows.
+        self._needed: frozenset[ModelKey] | None = None
         self.cost_tokens = 0
         self._coalescer = coalescer
         self._stream = stream
         self._in_flight: dict[int, QueuedItem] = {}
         self._abandoned: list[int] = []
         self._is_answered = asyncio.Event()
-        # When the message was sent that it has not answered yet.
+        # The time of a message that is not answered yet.
         self._sent_s: float | None = None
-        # Whether it waits for items to send. New items set the event.
         self.is_free = False
         self._is_woken = asyncio.Event()
         self._is_retired = False
 
     @property
     def has_suspect(self) -> bool:
-        """Whether it works on an item with which endpoints died."""
+        """Whether the endpoint works on an item with which endpoints died."""
         return any(queued.is_suspect for queued in self._in_flight.values())
 
     def has_model(self, model: ModelKey) -> bool:
-        """Whether it accepts items for a model."""
+        """Whether the endpoint accepts items for a model."""
         return self.accepted is None or model in self.accepted
 
     @property
@@ -299,7 +306,7 @@ class _Endpoint:
         return (self.models or frozenset()) - self.unloaded.keys()
 
     def wake(self) -> None:
-        """Makes it check for items to send."""
+        """Makes the endpoint check for items to send."""
         self.is_free = False
         self._is_woken.set()
 
@@ -310,7 +317,7 @@ class _Endpoint:
             self.wake()
 
     def give_up(self, kept_item_ids: Collection[int] = ()) -> list[QueuedItem]:
-        """Returns the items that it works on, except those that it keeps. From now on it does not own them."""
+        """Returns the items in flight, except kept items. The endpoint no longer owns the returned items."""
         return [
             queued
             for item_id in list(self._in_flight)
@@ -345,10 +352,10 @@ class _Endpoint:
         """Sends items and the ids of abandoned items. A retired endpoint gets no items, and still gets the ids."""
         while True:
             needed = self._coalescer.needed
-            if not self._is_retired and needed is not None and needed != self._told:
-                self._told = needed
+            if not self._is_retired and needed is not None and needed != self._needed:
+                self._needed = needed
                 await self._stream.tell_needed(needed)
-                continue  # it may have been retired meanwhile
+                continue  # the endpoint may have been retired meanwhile
             taken = [] if self._is_retired else self._coalescer.take(self)
             abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
             if not taken and not abandoned:
@@ -373,7 +380,7 @@ class _Endpoint:
             self._sent_s = None
 
     async def _watch(self) -> None:
-        """Raises TimeoutError once the endpoint is stuck. If it reads no more, sending is blocked, too."""
+        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read."""
         while True:
             await asyncio.sleep(_STUCK_AFTER_S / _LOOKS)
             if self._sent_s is not None and time.monotonic() >= self._sent_s + _STUCK_AFTER_S:
@@ -383,10 +390,10 @@ class _Endpoint:
         while True:
             response = await self._stream.receive()
             for item_id, outcome in response.outcomes:
-                if isinstance(outcome, NewTokens):
-                    self._put(item_id, outcome)
-                else:
+                if not isinstance(outcome, NewTokens):
                     self._end(item_id, outcome)
+                elif queued := self._in_flight.get(item_id):
+                    queued.put(outcome)
             if response.models is not None:
                 self.models, self.problems = response.models, response.problems
                 self.unloaded, self.prepared = response.unloaded, response.prepared
@@ -397,7 +404,7 @@ class _Endpoint:
             self._is_answered.set()
 
     async def _retire(self) -> None:
-        """Retires the endpoint once its address is gone: it finishes its items and gets no more."""
+        """Retires the endpoint once its address is gone: the endpoint finishes its items and gets no more."""
         await self._stream.retired.wait()
         self._is_retired = True
         await self._coalescer.retire(self, ())
@@ -408,15 +415,11 @@ class _Endpoint:
                     self._is_answered.clear()
                     await self._is_answered.wait()
 
-    def _put(self, item_id: int, tokens: NewTokens) -> None:
-        if queued := self._in_flight.get(item_id):
-            queued.put(tokens)
-
     def _end(self, item_id: int, outcome: object) -> None:
         queued = self._pop(item_id)
         if queued:
             queued.end(outcome)
-            if queued.is_suspect:  # the next one's turn
+            if queued.is_suspect:  # the next suspect may be sent
                 self.wake()
 
     def _pop(self, item_id: int) -> QueuedItem | None:

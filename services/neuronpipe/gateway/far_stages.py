@@ -9,13 +9,13 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.tls import WatchedTls
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE
 
-# How long the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
+# The time for which the first requests wait for the gateway's connections; a stage that is there takes milliseconds.
 _CONNECT_LIMIT_S = 1.0
 _RPCS = {rpc.service_name: rpc for rpc in (TOKENIZE, EXECUTE, POSTPROCESS)}
 
@@ -26,10 +26,12 @@ async def running_far_stages(
     meters: Meters,
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
-    holding: Holding | None = None,
+    held_items: HeldItems | None = None,
 ) -> AsyncIterator[Mapping[str, Coalescer]]:
-    """The stages behind targets, by their services' names. `report` is told of each whether it can be reached, at first
-    and when that changes. `tls`: of the connections to hosts; Unix sockets have none. `holding`: see Coalescer.
+    """Runs the stages behind targets. Yields them by the names of their services.
+
+    `report` is called with each stage and whether it can be reached, at first and when that changes. `tls`: TLS of the
+    connections to hosts; Unix sockets have none. `held_items`: see Coalescer.
     """
     reached: set[str] = set()
     complete, ending = asyncio.Event(), asyncio.Event()
@@ -44,7 +46,7 @@ async def running_far_stages(
             log_warning("stage lost", stage=service)
 
     coalescers = {
-        service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service), holding)
+        service: Coalescer(service, partial(note, service), meters.counter(Metrics.RETRIED, service), held_items)
         for service in targets
     }
     for service in coalescers:

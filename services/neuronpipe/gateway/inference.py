@@ -1,6 +1,7 @@
 """The requests that doors pass to the pipeline, and its results."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from neuronpipe.core.packed import Packed, TensorSets
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One input for one model, in a caller's words: without a version the newest version answers.
+    """One input for one model, as the caller named it: without a version the newest version answers.
 
     `encoded`: the tensors of a caller who tokenized, which the model itself takes instead of `input`.
     """
@@ -29,9 +30,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """The next part of a text, and its tokens, at least one. `sequence`: the number of the text in its request, from 0
-    on. `is_last`: the text ends with this part.
-    """
+    """The next part of a text, with at least one token. `sequence`: the number of the text in its request, from 0."""
 
     text: str
     token_ids: list[int]
@@ -40,7 +39,7 @@ class GeneratedPart:
     is_last: bool = False
 
 
-# The result of a task. For a request with tensors of its own: the outputs of the model, a set for each sequence.
+# The result of a task, or, for a request with tensors of its own, the outputs of the model: a set for each sequence.
 Result: TypeAlias = Packed[TaskResult] | TensorSets
 
 
@@ -71,3 +70,44 @@ class InferenceResult:
 InferenceOutcome: TypeAlias = InferenceResult | NeuronpipeError
 # A request that generates yields its start, the parts of its texts, and its result.
 TextEvent: TypeAlias = GenerateStart | GeneratedPart | InferenceResult
+
+
+class TextParts:
+    """The parts of texts on their way to the caller. A slow caller gets all waiting parts of a text as one part."""
+
+    def __init__(self) -> None:
+        self._waiting: list[GenerateStart | GeneratedPart] = []
+        self._has_news = asyncio.Event()
+        self._is_closed = False
+
+    def put(self, part: GenerateStart | GeneratedPart) -> None:
+        """Adds the start of the texts, or a part of a text."""
+        self._waiting.append(part)
+        self._has_news.set()
+
+    def close(self) -> None:
+        """Ends the parts: the request has its result or its error."""
+        self._is_closed = True
+        self._has_news.set()
+
+    async def take(self) -> list[GenerateStart | GeneratedPart]:
+        """Waits for parts, and takes those that wait; none once the parts are closed."""
+        while not (self._waiting or self._is_closed):
+            self._has_news.clear()
+            await self._has_news.wait()
+        waiting, self._waiting = self._waiting, []
+        return [*_joined(waiting)]
+
+
+def _joined(waiting: Iterable[GenerateStart | GeneratedPart]) -> Iterable[GenerateStart | GeneratedPart]:
+    """Yields the start by itself, and all parts of a text together."""
+    parts_by_text: dict[int, list[GeneratedPart]] = {}
+    for part in waiting:
+        if isinstance(part, GenerateStart):
+            yield part
+        else:
+            parts_by_text.setdefault(part.sequence, []).append(part)
+    for sequence, parts in parts_by_text.items():
+        token_ids = [token_id for part in parts for token_id in part.token_ids]
+        logprobs = [logprob for part in parts for logprob in part.logprobs]
+        yield GeneratedPart("".join(part.text for part in parts), token_ids, sequence, logprobs, parts[-1].is_last)

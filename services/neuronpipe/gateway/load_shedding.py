@@ -1,12 +1,17 @@
-"""The load of the gate and of each model: what is in flight, how fast it drains, and which requests would be late.
+"""The load of admission control and of each model: the requests in flight, how fast they drain, and which would be
+late.
 
-One tenant's late requests and long answers say nothing of another's: what answers usually take is learned for each
-tenant of each model, and a forecast counts only the requests that go before the tenant's next one.
+Late requests and long answers of a tenant say nothing about another tenant: the usual time of answers is learned for
+each tenant of each model, and a forecast counts only the requests that go before the tenant's next request.
 """
 
 import math
 import time
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from neuronpipe.core.calls import Call
+from neuronpipe.gateway.tenant_turns import Turn
 
 # Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
 # be forecast.
@@ -22,7 +27,7 @@ _ANSWER_WEIGHT = 0.05
 # If less than this share of its usual time is left, a request has spent most of it in the network or in gRPC. Not all
 # of it: under overload, answers usually take as long as their deadlines let them.
 _LEAST_SHARE_LEFT = 0.5
-# A model keeps what it knows of so many tenants that have nothing in flight.
+# The number of tenants without requests in flight of which a model keeps what it learned.
 _MAX_IDLE_TENANTS = 500
 
 # Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
@@ -30,24 +35,35 @@ _TOKENS_PER_BYTE = 0.25
 _MAX_TOKENS_PER_BYTE = 1.0
 _ESTIMATE_WEIGHT = 0.05
 
-AdmittedT = TypeVar("AdmittedT")
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class Admitted:
+    """A request that admission control has admitted.
 
-class TokenEstimate:
-    """Tokens of inputs by their bytes, as those before them had."""
+    `tenant_load`: what the tenant has of the model. `tokens`: the tokens of the input plus `new_tokens`, the most
+    tokens that the request generates. `shed`: ends the request, to make room for what `shed_for` then says. `own_turn`:
+    the turn of its tenant in which the request runs.
+    """
 
-    def __init__(self) -> None:
-        self._tokens_per_byte = _TOKENS_PER_BYTE
+    call: Call
+    model: "ModelLoad"
+    tenant_load: "TenantLoad"
+    tokens: int
+    shed: Callable[[], None]
+    new_tokens: int = 0
+    generated_tokens: int = 0
+    shed_for: str = ""
+    own_turn: Turn | None = None
 
-    def of(self, input_bytes: int) -> int:
-        """The tokens of an input of so many bytes; at least one."""
-        return max(1, round(input_bytes * self._tokens_per_byte))
+    @property
+    def is_shed(self) -> bool:
+        """Whether the request had to end."""
+        return bool(self.shed_for)
 
-    def learn(self, input_bytes: int, tokens: int) -> None:
-        """An input of so many bytes had so many tokens."""
-        # A long context in many overlapping windows says nothing about others.
-        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, input_bytes))
-        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
+    @property
+    def cost(self) -> int:
+        """The cost of the request so far, in tokens. A request that never ran costs nothing."""
+        return self.tokens - self.new_tokens + self.generated_tokens if self.own_turn else 0
 
 
 class Load:
@@ -61,14 +77,14 @@ class Load:
         self._at_s = time.monotonic()
 
     def enter(self, tokens: int) -> None:
-        """A request of so many tokens comes. The time in which there was none says nothing of the rate."""
+        """Counts a request. The time without requests says nothing about the rate."""
         if not self.requests:
             self._at_s = time.monotonic()
         self.requests += 1
         self.tokens += tokens
 
     def leave(self, tokens: int, *, is_drained: bool = True) -> None:
-        """A request leaves; `is_drained`: because it has run."""
+        """Counts the end of a request. `is_drained`: the request has run."""
         if is_drained:
             self._fade()
             self._drained_requests += 1
@@ -82,7 +98,7 @@ class Load:
         return max(_seconds(requests, self._drained_requests), _seconds(tokens, self._drained_tokens))
 
     def retry_after_s(self, requests: int, tokens: int) -> float:
-        """What a refused caller is told to wait, until this many requests and tokens have drained."""
+        """The time that a refused caller is told to wait, until this many requests and tokens have drained."""
         return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.seconds(requests, tokens)))
 
     def _fade(self) -> None:
@@ -94,111 +110,120 @@ class Load:
         self._at_s = now_s
 
 
-class TenantLoad(Generic[AdmittedT]):
-    """What one tenant has of a model. `admitted`: in the order in which they came. `answer_s`: how long its answers
-    usually take; 0 before the first.
-    """
+def _seconds(amount: float, drained: float) -> float:
+    return amount * _RATE_WINDOW_S / drained if drained > 1e-9 else math.inf if amount else 0.0
 
-    __slots__ = ("admitted", "answer_s", "estimate", "late_until_s", "weight")
+
+class TenantLoad:
+    """The requests of one tenant for one model, by arrival. `answer_s`: the usual time of answers; 0 at first."""
+
+    __slots__ = ("_tokens_per_byte", "admitted", "answer_s", "late_until_s", "weight")
 
     def __init__(self) -> None:
-        self.admitted: dict[AdmittedT, None] = {}
-        self.estimate = TokenEstimate()
+        self.admitted: dict[Admitted, None] = {}
         self.weight = 1.0
         self.answer_s = 0.0
         self.late_until_s = -math.inf
+        self._tokens_per_byte = _TOKENS_PER_BYTE
 
     def share(self, more_requests: int = 0) -> float:
-        """Its requests by its weight."""
+        """The number of requests relative to the tenant's weight."""
         return (len(self.admitted) + more_requests) / self.weight
 
+    def estimated_tokens(self, input_bytes: int) -> int:
+        """Estimates the tokens of an input from its bytes; at least 1."""
+        return max(1, round(input_bytes * self._tokens_per_byte))
 
-class ModelLoad(Generic[AdmittedT]):
-    """The load of one model. It refuses nothing before the first late request. `limit`: of requests; 0 for none."""
+    def learn_tokens(self, input_bytes: int, tokens: int) -> None:
+        """Corrects the estimate by an input whose tokens are counted."""
+        # A long context in many overlapping windows says nothing about other inputs.
+        tokens_per_byte = min(_MAX_TOKENS_PER_BYTE, tokens / max(1, input_bytes))
+        self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
+
+
+class ModelLoad:
+    """The load of one model. It refuses nothing before the first late request. `limit`: the most requests; 0: none."""
 
     def __init__(self, name: str, limit: int = 0) -> None:
         self.name = name
         self.limit = limit
         self.load = Load()
         self.overloaded_until_s = -math.inf
-        self._tenants: dict[str, TenantLoad[AdmittedT]] = {}
-        self._weights = 0.0  # of the tenants that have something in flight
+        self._tenants: dict[str, TenantLoad] = {}
+        self._weights = 0.0  # the sum for the tenants that have requests in flight
         self._answer_s = 0.0
 
-    def known(self, tenant: str) -> TenantLoad[AdmittedT] | None:
-        """What a tenant has of it; None for one that has not called it of late."""
+    def known(self, tenant: str) -> TenantLoad | None:
+        """The load of a tenant; None for a tenant that has not called the model recently."""
         return self._tenants.get(tenant)
 
-    def of(self, tenant: str) -> TenantLoad[AdmittedT]:
-        """What a tenant has of it, at once with a request of it."""
+    def of(self, tenant: str) -> TenantLoad:
+        """The load of a tenant that has a request for the model now."""
         return self._tenants.get(tenant) or self._new(tenant)
 
-    def enter(self, one: TenantLoad[AdmittedT], weight: float, admitted: AdmittedT, tokens: int) -> None:
-        """A request of a tenant is let in."""
-        if not one.admitted:
-            one.weight = weight
+    def enter(self, admitted: Admitted, weight: float) -> None:
+        """Counts a request. `weight`: its tenant's."""
+        tenant_load = admitted.tenant_load
+        if not tenant_load.admitted:
+            tenant_load.weight = weight
             self._weights += weight
-        one.admitted[admitted] = None
-        self.load.enter(tokens)
+        tenant_load.admitted[admitted] = None
+        self.load.enter(admitted.tokens)
 
-    def leave(self, one: TenantLoad[AdmittedT], admitted: AdmittedT, tokens: int, *, is_drained: bool) -> None:
-        """A request leaves. `is_drained`: it was not shed."""
-        del one.admitted[admitted]
-        if not one.admitted:
-            self._weights -= one.weight
-        self.load.leave(tokens, is_drained=is_drained)
+    def leave(self, admitted: Admitted, *, is_drained: bool) -> None:
+        """Counts the end of a request. `is_drained`: the request was not shed."""
+        tenant_load = admitted.tenant_load
+        del tenant_load.admitted[admitted]
+        if not tenant_load.admitted:
+            self._weights -= tenant_load.weight
+        self.load.leave(admitted.tokens, is_drained=is_drained)
 
-    def note_answer(self, one: TenantLoad[AdmittedT], seconds: float) -> None:
+    def note_answer(self, tenant_load: TenantLoad, seconds: float) -> None:
         """Records how long a request took to answer after its admission."""
-        one.answer_s += _ANSWER_WEIGHT * (seconds - one.answer_s)
+        tenant_load.answer_s += _ANSWER_WEIGHT * (seconds - tenant_load.answer_s)
         self._answer_s += _ANSWER_WEIGHT * (seconds - self._answer_s)
 
-    def note_late(self, one: TenantLoad[AdmittedT], remaining_s: float | None) -> None:
-        """Records that a request in flight has passed its deadline, or will. `remaining_s`: what was left of it when
-        the request came, without the time in which it was held: one that was hopeless says nothing.
+    def note_late(self, tenant_load: TenantLoad, remaining_s: float | None) -> None:
+        """Records that a request in flight missed its deadline, or will miss it. `remaining_s`: the time until its
+        deadline when the request came, without the time for which it was held. A hopeless request tells nothing.
         """
-        if remaining_s is None or remaining_s >= _LEAST_SHARE_LEFT * (one.answer_s or self._answer_s):
-            one.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S
+        if remaining_s is None or remaining_s >= _LEAST_SHARE_LEFT * (tenant_load.answer_s or self._answer_s):
+            tenant_load.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
-    def excess_requests(self, one: TenantLoad[AdmittedT], weight: float, remaining_s: float | None) -> float:
-        """The number of requests in flight that must leave before one more of a tenant can be answered in time; 0 if
-        it fits, infinite if a response would take longer in any case.
+    def excess_requests(self, tenant_load: TenantLoad, weight: float, remaining_s: float | None) -> float:
+        """The number of requests in flight that must leave before one more of a tenant can be answered in time; 0 if it
+        fits, infinite if a response would take longer in any case.
 
-        `remaining_s`: the time until its deadline; None for none.
+        Treats the model as overloaded for longer if the request does not fit. `remaining_s`: the time until its
+        deadline; None for none.
         """
         now_s = time.monotonic()
         if remaining_s is None or now_s >= self.overloaded_until_s:
             return 0
-        if now_s < one.late_until_s and remaining_s < _LEAST_SHARE_LEFT * one.answer_s:
+        if now_s < tenant_load.late_until_s and remaining_s < _LEAST_SHARE_LEFT * tenant_load.answer_s:
             return math.inf
-        ahead = self._ahead(one, weight)
+        # All requests run before the next request of the tenant, or fewer where tenants take turns.
+        own = len(tenant_load.admitted)
+        weights = self._weights if own else self._weights + weight
+        ahead = min(self.load.requests, (own + 1) * weights / weight)
         wait_s = self.load.seconds(ahead, 0) if ahead >= _MIN_REQUESTS else 0.0
         if wait_s <= remaining_s:
             return 0
         self.overloaded_until_s = now_s + _OVERLOAD_S
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
-    def furthest_over(self, one: TenantLoad[AdmittedT], weight: float) -> AdmittedT | None:
-        """The newest request of the tenant that has most of the model for its weight, where the one that asks would
-        still have less with one more; None else.
+    def furthest_over(self, tenant_load: TenantLoad, weight: float) -> Admitted | None:
+        """The newest request of the tenant that has most of the model for its weight, if the given tenant would have
+        less even with one more request; otherwise None.
         """
-        most = max((one for one in self._tenants.values() if one.admitted), key=TenantLoad.share, default=None)
-        asks = (len(one.admitted) + 1) / weight
-        return next(reversed(most.admitted)) if most and most.share(-1) >= asks else None
+        busy = (other for other in self._tenants.values() if other.admitted)
+        most = max(busy, key=TenantLoad.share, default=None)
+        share = (len(tenant_load.admitted) + 1) / weight
+        return next(reversed(most.admitted)) if most and most.share(-1) >= share else None
 
-    def _ahead(self, one: TenantLoad[AdmittedT], weight: float) -> float:
-        """How many requests run before the next one of a tenant: all, or fewer where tenants take turns."""
-        own = len(one.admitted)
-        weights = self._weights if own else self._weights + weight
-        return min(self.load.requests, (own + 1) * weights / weight)
-
-    def _new(self, tenant: str) -> TenantLoad[AdmittedT]:
+    def _new(self, tenant: str) -> TenantLoad:
         if len(self._tenants) >= 2 * _MAX_IDLE_TENANTS:
-            idle = [name for name, one in self._tenants.items() if not one.admitted]
+            idle = [name for name, tenant_load in self._tenants.items() if not tenant_load.admitted]
             for name in idle[: len(idle) - _MAX_IDLE_TENANTS]:
                 del self._tenants[name]
         return self._tenants.setdefault(tenant, TenantLoad())
-
-
-def _seconds(amount: float, drained: float) -> float:
-    return amount * _RATE_WINDOW_S / drained if drained > 1e-9 else math.inf if amount else 0.0

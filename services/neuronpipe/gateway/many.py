@@ -1,4 +1,4 @@
-"""Runs many requests of one call: a batch with one response, or a stream of responses as they are ready."""
+"""Runs many requests of one call: a batch with one response, or a stream of responses."""
 
 import asyncio
 from collections.abc import (
@@ -28,13 +28,10 @@ AnswerT = TypeVar("AnswerT")
 async def infer_batch(
     pipeline: Pipeline, call: Call, make_requests: Callable[[Call], Iterable[InferenceRequest]]
 ) -> list[InferenceOutcome]:
-    """Runs many inputs concurrently; each succeeds or fails alone.
-
-    `make_requests` makes the requests from the call that they share, each as its turn comes.
-    """
+    """Runs many inputs concurrently; each succeeds or fails alone. `make_requests` gets the call that they share."""
     with pipeline.observe_together(call) as shared:
         outcomes = (_outcome(pipeline, request, Spans.REQUEST) for request in make_requests(shared))
-        return await run_together(outcomes, partial(pipeline.wait_for_turn, shared))
+        return await run_together(outcomes, partial(pipeline.wait_to_begin, shared))
 
 
 async def infer_together(
@@ -45,14 +42,14 @@ async def infer_together(
     *,
     at_once: int,
 ) -> list[InferenceResult]:
-    """Runs inputs side by side, `at_once` of them, of which all must succeed: the first error ends the rest, and is
-    raised. `infer`: what runs each of them, with the call that they share.
+    """Runs inputs side by side, `at_once` at most. All must succeed: the first error ends the rest, and is raised.
+    `infer`: runs each input with the call that they share.
     """
     places = asyncio.Semaphore(at_once)
 
-    async def run(one: Callable[[Call], Coroutine[Any, Any, InferenceResult]]) -> InferenceResult:
+    async def run(infer_input: Callable[[Call], Coroutine[Any, Any, InferenceResult]]) -> InferenceResult:
         async with places:
-            return await one(shared)
+            return await infer_input(shared)
 
     with pipeline.observe_together(call, span) as shared:
         return await run_together(map(run, infer))
@@ -61,13 +58,10 @@ async def infer_together(
 async def infer_stream(
     pipeline: Pipeline, requests: AsyncIterable[InferenceRequest], max_in_flight: int
 ) -> AsyncIterator[tuple[str, InferenceOutcome]]:
-    """Runs inputs as they arrive, `max_in_flight` at once, and yields ids and outcomes as they are ready.
-
-    Raises what `requests` raises.
-    """
+    """Runs inputs as they arrive, `max_in_flight` at once. Yields ids and outcomes as they are ready."""
 
     async def answer(request: InferenceRequest) -> AsyncIterator[tuple[str, InferenceOutcome]]:
-        await pipeline.wait_for_turn(request.call)
+        await pipeline.wait_to_begin(request.call)
         if request.call.request_id:
             yield request.call.request_id, await _outcome(pipeline, request, Spans.INFER_STREAM)
         else:
@@ -81,19 +75,19 @@ async def answer_stream(
     requests: AsyncIterable[RequestT], answer: Callable[[RequestT], AsyncIterator[AnswerT]], max_in_flight: int
 ) -> AsyncIterator[AnswerT]:
     """Answers requests as they arrive, `max_in_flight` at once, and yields answers as they are ready. `answer` yields
-    one or several, and raises nothing. Raises what `requests` raises.
+    the answers to a request. Raises the errors of `requests` and `answer`.
     """
     answers: asyncio.Queue[tuple[AnswerT, asyncio.Event] | Exception | None] = asyncio.Queue()
     free_places = asyncio.Semaphore(max_in_flight)
     running: set[asyncio.Task[None]] = set()
 
     async def put(request: RequestT) -> None:
-        # An answer waits, and its request has its place, until the caller took it, so that one who does not read cannot
-        # pile answers up here.
+        # A request keeps its place until the caller has taken the answer, so that answers for a caller who does not
+        # read cannot pile up here.
         try:
-            async for one in answer(request):
+            async for answered in answer(request):
                 is_taken = asyncio.Event()
-                answers.put_nowait((one, is_taken))
+                answers.put_nowait((answered, is_taken))
                 await is_taken.wait()
         except Exception as fault:
             answers.put_nowait(fault)
@@ -108,7 +102,7 @@ async def answer_stream(
                     task = asyncio.create_task(put(request))
                     running.add(task)
                     task.add_done_callback(running.discard)
-            finally:  # what was read before an error still gets its answers
+            finally:  # requests that were read before an error still get their answers
                 while running:
                     await asyncio.wait(running)
             answers.put_nowait(None)
@@ -127,14 +121,14 @@ async def answer_stream(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        ready = None  # an error keeps this frame
+        ready = None  # an error's traceback keeps this frame
 
 
 async def answer_in_order(
     requests: AsyncIterable[RequestT], answer: Callable[[RequestT], Awaitable[AnswerT]], max_in_flight: int
 ) -> AsyncGenerator[AnswerT, None]:
     """Answers requests as they arrive, `max_in_flight` at once, and yields the answers in the order of the requests.
-    The first error ends it. Raises what `requests` and `answer` raise.
+    The first error of `requests` and `answer` ends the generator, and is raised.
     """
     running: asyncio.Queue[asyncio.Future[AnswerT] | None] = asyncio.Queue()
     free_places = asyncio.Semaphore(max_in_flight)
@@ -147,16 +141,16 @@ async def answer_in_order(
     reading = asyncio.create_task(read())
     reading.add_done_callback(lambda task: running.put_nowait(None))
     try:
-        while (next_one := await running.get()) is not None:
-            yield await next_one
-            free_places.release()  # as the caller took the answer
+        while (answering := await running.get()) is not None:
+            yield await answering
+            free_places.release()  # the caller has taken the answer
         await reading
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        left = [one for one in (running.get_nowait() for _ in range(running.qsize())) if one]
-        for one in left:
-            one.cancel()
+        left = [answering for _ in range(running.qsize()) if (answering := running.get_nowait())]
+        for answering in left:
+            answering.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
 

@@ -6,28 +6,28 @@ from contextlib import AbstractContextManager
 
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.callers import current_caller
-from neuronpipe.core.calls import Call
+from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
-from neuronpipe.gateway.admission import Gate
-from neuronpipe.gateway.generation import TextParts
-from neuronpipe.gateway.holding import Holding
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent
-from neuronpipe.gateway.request_checks import check_fields
-from neuronpipe.gateway.request_observer import RequestObserver
+from neuronpipe.gateway.admission import AdmissionControl
+from neuronpipe.gateway.held_items import HeldItems
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent, TextParts
+from neuronpipe.gateway.kinds import kind_of
+from neuronpipe.gateway.request_checks import check_fields, within_limit
+from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.routing import GatewayModel, GatewayModels
-from neuronpipe.gateway.running import RunningRequest, answer
+from neuronpipe.gateway.running import PipelineParts
 from neuronpipe.gateway.settings import PipelineSettings, parse_limits
 from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.background import Places
 
 # The number of requests of batches and streams that begin in a turn of the event loop, which thousands would hold up;
-# and the number of turns that each request takes where other tenants call, too.
+# and the number of turns that each request takes where other tenants also call.
 _BEGINNINGS, _SHARED_TURNS = 4, 4
 
 
@@ -42,26 +42,25 @@ class Pipeline:
         telemetry: Telemetry | None = None,
         results: ResultCache | None = None,
         tenants: Tenants | None = None,
-        holding: Holding | None = None,
+        held_items: HeldItems | None = None,
     ) -> None:
-        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous. `holding`:
-        the limits of the items that the stages hold.
-        """
+        """`results`: the cache for models that have a digest. `tenants`: None where callers are anonymous."""
         self._models = models
-        self._stages = stages
         self._results = results
-        self._holding = holding or Holding()
-        self._settings = settings
-        self._deadlines = Deadlines()
+        self._held_items = held_items or HeldItems()
         self._beginnings = Places(_BEGINNINGS)
-        limits = parse_limits(settings.model_concurrency)
-        self.gate = Gate(settings.max_requests_in_flight, settings.max_tokens_in_flight, tenants, limits)
         telemetry = telemetry or Telemetry()
-        self._observer = RequestObserver(telemetry)
-        self.copies = ShadowCopies(stages, self.gate, self._deadlines, settings, self._observer, telemetry.meters)
-        telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: self.gate.in_flight[0])
-        telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: self.gate.in_flight[1])
-        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: self.gate.share)
+        control = self.admission_control = AdmissionControl(
+            settings.max_requests_in_flight,
+            settings.max_tokens_in_flight,
+            tenants,
+            parse_limits(settings.model_concurrency),
+        )
+        self._parts = PipelineParts(stages, settings, control, Deadlines(), RequestObserver(telemetry))
+        self.copies = ShadowCopies(self._parts, telemetry.meters)
+        telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: control.in_flight[0])
+        telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: control.in_flight[1])
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: control.share)
 
     async def infer(
         self, request: InferenceRequest, span: Name = Spans.INFER, parts: TextParts | None = None
@@ -70,26 +69,29 @@ class Pipeline:
 
         `span`: the name of the request's span. `parts`: gets the parts of a text as they come.
         """
-        call, tenants = request.call, self.gate.tenants
-        if tenants:
-            call = tenants.restrict(call)
-        running = RunningRequest(
-            request,
-            call,
-            self.gate,
-            self._deadlines,
-            self._settings,
-            self._observer.begin(span, call, self._holding.record()),
-            parts=parts,
-        )
-        with running, self._find(request) as model:
-            running.identify(model)
-            if self._results and model.digest and running.kind.is_repeatable:
-                # The work of another request, for which this one may wait, has its own deadline.
-                with Timeout(self._deadlines, running.call.deadline_s, running.too_late):
-                    result, usage = await self._results.get(running, self._stages)
-            else:
-                result, usage = await answer(running, self._stages)
+        tenants = self.admission_control.tenants
+        call = tenants.restrict(request.call) if tenants else request.call
+        call = within_limit(call, self._parts.settings)
+        timings = RequestTimings(self._parts.observer, span, call, self._held_items.new_time())
+        try:
+            with self._find(request) as model:
+                timings.identify(model.key, model.meters, model.spec.task)
+                running = kind_of(request, model.spec)(self._parts, request, call, model, timings, parts)
+                if self._results and model.digest and running.is_repeatable:
+                    # The work of another request, for which this one may wait, has its own deadline.
+                    with Timeout(self._parts.deadlines, call.deadline_s, running.too_late):
+                        result, usage = await self._results.get(running)
+                else:
+                    result, usage = await running.answer()
+        except BaseException as error:
+            caller_error = told_error(error, call) if isinstance(error, Exception) else error
+            timings.fail(caller_error)
+            try:
+                if caller_error is error:
+                    raise
+                raise caller_error from error
+            finally:
+                del caller_error  # the error keeps this frame
         answered = running.finish(result, usage)
         self.copies.offer(running, answered, self._models.table)
         return answered
@@ -98,7 +100,7 @@ class Pipeline:
         """Yields the start of a text, its parts as they come, and the result of the request. Raises NeuronpipeError.
 
         The request has a task of its own, so that a caller who reads slowly does not hold a place in the gateway. Such
-        a caller gets the parts that wait as one. A generator that is closed ends the request.
+        a caller gets all waiting parts as one part. A generator that is closed ends the request.
         """
         parts = TextParts()
         answering = asyncio.create_task(self.infer(request, span, parts))
@@ -112,26 +114,27 @@ class Pipeline:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
 
-    async def wait_for_turn(self, call: Call) -> None:
+    async def wait_to_begin(self, call: Call) -> None:
         """Waits until the next request of a batch or stream may begin. Tenants take turns."""
         await self._beginnings.take(call.caller.tenant)
-        self._beginnings.leave_after(_SHARED_TURNS if self.gate.tenants and self.gate.tenants.are_several else 1)
+        tenants = self.admission_control.tenants
+        self._beginnings.leave_after(_SHARED_TURNS if tenants and tenants.are_several else 1)
 
     def check_room(self, remaining_s: float | None) -> None:
-        """Sheds load before a request is read; see Gate.check_room."""
+        """Sheds load before a request is read; see AdmissionControl.check_room."""
         try:
-            self.gate.check_room(remaining_s, current_caller().tenant)
+            self.admission_control.check_room(remaining_s, current_caller().tenant)
         except NeuronpipeError as error:
-            self._observer.refused(error)
+            self._parts.observer.refused(error)
             raise
 
     def observe_together(self, call: Call, span: Name = Spans.INFER_BATCH) -> AbstractContextManager[Call]:
         """Observes a call of many requests as a span of its own. Yields the call of each request."""
-        return self._observer.together(call, span)
+        return self._parts.observer.together(call, span)
 
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:
         """Finds the model of a request, whose other fields are checked first. Raises InvalidInput and ModelNotFound."""
         check_fields(request)
-        table, tenants = self._models.table, self.gate.tenants
+        table, tenants = self._models.table, self.admission_control.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
         return table.find(request.model, request.version, request.call.route_key or request.call.request_id)

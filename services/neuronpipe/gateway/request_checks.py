@@ -64,9 +64,7 @@ def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:
 
 
 def within_limit(call: Call, settings: PipelineSettings) -> Call:
-    """Gives the call a deadline that is not after the gateway's limit: a request without a deadline could hold
-    its place for ever.
-    """
+    """Limits the deadline of the call: a request without a deadline could keep its place for ever."""
     latest_s = time.monotonic() + settings.max_request_s
     if call.deadline_s is not None and call.deadline_s <= latest_s:
         return call

@@ -31,57 +31,65 @@ class RequestTimings:
     `held`: the time for which its items were held; None where nothing is held.
     """
 
+    _encoded: EncodedInput | None = None
+    _prediction: Prediction | None = None
+
     def __init__(self, observer: "RequestObserver", name: Name, call: Call, held: HeldTime | None = None) -> None:
+        """Begins the timings of a request that arrives now. `name`: the name of its span."""
         self._tracer = observer.tracer
         self._meters = observer.unknown
-        self._call = call
+        self._trace = call.trace
         self.marks_ns = [time.monotonic_ns()]
         self.held = held
         self._stage: Name | None = None
         self._stage_span: Span | None = None
-        # Handed over when the request has ended, so that this is in none of its durations.
+        # Recorded when the request has ended, so that recording is in none of its durations.
         self._ended: list[Span] = []
-        self._root = observer.first_span(name, call, self.marks_ns[0])
-        self._model: ModelKey | None = None
-        self._task = ""
+        self._root = root = observer.first_span(name, call, self.marks_ns[0])
+        if root:
+            root.attributes |= {
+                Attributes.REQUEST_ID: call.request_id,
+                Attributes.PRIORITY: priority_word(call.priority),
+            }
+            if call.caller.tenant:
+                root.attributes[Attributes.TENANT] = call.caller.tenant
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
-        self._model, self._meters, self._task = model, meters, task
+        self._meters = meters
+        if self._root:
+            name, version = model
+            self._root.attributes |= {Attributes.MODEL: name, Attributes.VERSION: str(version), Attributes.TASK: task}
 
     def enter(self, stage: Name) -> SpanContext | None:
         """Ends one stage and begins the next. Returns the span of the next stage's work, if the request is traced."""
         if self._stage is not None:
-            self.marks_ns.append(time.monotonic_ns())
-        if self._stage_span:
-            self._end_stage(self.marks_ns[-1])
+            self.leave()
         self._stage = stage
         if not self._root:
-            return self._tracer.unsampled(self._call.trace)
+            return self._tracer.unsampled(self._trace)
         self._stage_span = Span(stage, self._root.context.child(), self._root.context, self.marks_ns[-1])
         enter_span(self._stage_span)
         return self._stage_span.context
 
     def note(self, value: EncodedInput | Prediction) -> None:
         """Records the value of the stage."""
+        if isinstance(value, Prediction):
+            self._prediction = value
+        else:
+            self._encoded = value
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(value)
 
     def leave(self) -> None:
-        """Ends the last stage."""
+        """Ends a stage."""
         self.marks_ns.append(time.monotonic_ns())
-        if self._stage_span:
-            self._end_stage(self.marks_ns[-1])
+        self._end_stage(self.marks_ns[-1])
 
     def finish(
-        self,
-        values: tuple[EncodedInput, Prediction] | None,
-        first_token_ns: int = 0,
-        result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED,
+        self, first_token_ns: int = 0, result_cache: "CacheOutcome.ValueType" = CacheOutcome.CACHE_OUTCOME_UNSPECIFIED
     ) -> StageTimings:
-        """Records a request whose answer is ready. `values`: the values of its stages; None where the result was known.
-        Returns the readings, which spans and metrics show, too.
-        """
+        """Records a request whose answer is ready. Returns its readings, which spans and metrics also show."""
         ended_ns = time.monotonic_ns()
         root = self._root
         context, attributes = (root.context, root.attributes) if root else (None, {})
@@ -89,25 +97,23 @@ class RequestTimings:
         self._meters.answered(total_ns, result_cache, context)
         if result_cache:
             attributes[Attributes.RESULT_CACHE] = cache_word(result_cache)
-        if not values:
+        if self._encoded is None or self._prediction is None:  # the result was known
             timings = StageTimings(total_ns=total_ns)
         else:
-            encoded, prediction = values
-            timings = self._stage_timings(total_ns, prediction, first_token_ns)
+            timings = self._stage_timings(total_ns, self._prediction, first_token_ns)
             unattributed_ns = ended_ns - self.marks_ns[-1]
-            self._meters.computed(timings, unattributed_ns, encoded, context)
+            self._meters.computed(timings, unattributed_ns, self._encoded, context)
             if root:
-                attributes |= attributes_of(encoded) | attributes_of(prediction)
+                attributes |= attributes_of(self._encoded) | attributes_of(self._prediction)
                 attributes[Attributes.UNATTRIBUTED_NS] = unattributed_ns
-            if root and prediction.generation:
+            if root and self._prediction.generation:
                 attributes |= {
                     Attributes.FIRST_TOKEN_NS: timings.first_token_ns,
                     Attributes.PREFILL_NS: timings.prefill_ns,
                     Attributes.DECODE_NS: timings.decode_ns,
                     Attributes.LONGEST_GAP_NS: timings.longest_gap_ns,
                 }
-        if root:
-            self._end(root, ended_ns, None)
+        self._end(ended_ns, None)
         return timings
 
     def fail(self, error: BaseException) -> None:
@@ -118,8 +124,7 @@ class RequestTimings:
         if self._stage_span:
             self._stage_span.fail(error, ended_ns)
             self._end_stage(ended_ns)
-        if self._root:
-            self._end(self._root, ended_ns, error)
+        self._end(ended_ns, error)
 
     def _stage_timings(self, total_ns: int, prediction: Prediction, first_token_ns: int) -> StageTimings:
         began_ns, preprocessed_ns, predicted_ns, postprocessed_ns = self.marks_ns
@@ -145,32 +150,19 @@ class RequestTimings:
             self._ended.append(self._stage_span)
             self._stage_span = None
 
-    def _end(self, root: Span, ended_ns: int, error: BaseException | None) -> None:
-        root.attributes |= {
-            Attributes.REQUEST_ID: self._call.request_id,
-            Attributes.PRIORITY: priority_word(self._call.priority),
-        }
-        if tenant := self._call.caller.tenant:
-            root.attributes[Attributes.TENANT] = tenant
-        if self._model:
-            name, version = self._model
-            root.attributes |= {Attributes.MODEL: name, Attributes.VERSION: str(version), Attributes.TASK: self._task}
-        for span in self._ended:
-            self._tracer.record(span)
-        _end_span(self._tracer, root, ended_ns, error)
+    def _end(self, ended_ns: int, error: BaseException | None) -> None:
+        if self._root:
+            for span in self._ended:
+                self._tracer.record(span)
+            _end_span(self._tracer, self._root, ended_ns, error)
 
 
 class RequestObserver:
-    """Observes a gateway's requests."""
+    """Observes a gateway's requests. `unknown`: the metrics of requests whose model is not served."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.tracer = telemetry.tracer
-        # For requests whose model is not served.
         self.unknown = ModelMeters(telemetry.meters, None)
-
-    def begin(self, name: Name, call: Call, held: HeldTime | None = None) -> RequestTimings:
-        """Begins the timings of a request that arrives now, whose span has this name."""
-        return RequestTimings(self, name, call, held)
 
     def refused(self, error: BaseException) -> None:
         """Counts a request that is refused before it is read, so that its model is not known."""
@@ -237,14 +229,8 @@ class ModelMeters:
         self, timings: StageTimings, unattributed_ns: int, encoded: EncodedInput, context: SpanContext | None
     ) -> None:
         """Records the stages of an answer that was computed."""
-        parts_ns = (
-            timings.preprocess_ns,
-            timings.predict_ns,
-            timings.postprocess_ns,
-            timings.predict_queue_ns,
-            timings.predict_compute_ns,
-            unattributed_ns,
-        )
+        stages_ns = timings.preprocess_ns, timings.predict_ns, timings.postprocess_ns
+        parts_ns = (*stages_ns, timings.predict_queue_ns, timings.predict_compute_ns, unattributed_ns)
         for part, part_ns in zip(self._parts, parts_ns, strict=True):
             part.record(part_ns, context)
         self._tokens.add(encoded.tokens)

@@ -1,4 +1,4 @@
-"""Results that were computed before, for the models whose results are cached."""
+"""The cache of results, for the models whose results are cached."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,11 +13,10 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.inference import Result
-from neuronpipe.gateway.running import RunningRequest, answer
+from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache, TimedValue
 from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
@@ -25,62 +24,57 @@ from neuronpipe.platform.cache.sealing import ValueCodec
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"
-# Objects' headers beside the bytes (measured with sys.getsizeof on CPython 3.11).
+# The headers of a result's objects, in addition to its bytes (sys.getsizeof on CPython 3.11).
 _OVERHEAD_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
 class _KnownResult:
-    """A result in the cache."""
+    """A result in the cache: the bytes of a TaskResult, which a door sends."""
 
-    result: Packed[TaskResult]
+    result: bytes
     counts: Usage
 
 
 def _counts(usage: Usage) -> Usage:
-    """The counts that hold for every request with the result."""
+    """The counts that are the same for every request with the result."""
     tokens, truncated_tokens = usage.tokens, usage.truncated_tokens
     return Usage(tokens=tokens, truncated_tokens=truncated_tokens, generated_tokens=usage.generated_tokens)
 
 
 def _pack(known: _KnownResult) -> bytes:
-    return wire.InferResponse(result=known.result.data, usage=known.counts).SerializeToString()
+    return wire.InferResponse(result=known.result, usage=known.counts).SerializeToString()
 
 
 def _unpack(payload: bytes) -> _KnownResult:
     message = wire.InferResponse.FromString(payload)
-    return _KnownResult(Packed(TaskResult, data=message.result), _counts(message.usage))
+    return _KnownResult(message.result, _counts(message.usage))
 
 
-_CODEC = ValueCodec(_pack, _unpack, lambda known: known.result.size_bytes + _OVERHEAD_BYTES)
+_CODEC = ValueCodec(_pack, _unpack, lambda known: len(known.result) + _OVERHEAD_BYTES)
 
 
 class ResultCache:
-    """The results of some models."""
+    """The cached results of some models."""
 
     def __init__(self, cache: Cache[_KnownResult]) -> None:
         self._cache = cache
 
-    async def get(self, running: RunningRequest, stages: Stages) -> tuple[Result, Usage]:
-        """Returns the result of a request: known already, or computed once for all equal requests at a time.
-
-        Raises what computing raises.
-        """
+    async def get(self, running: RunningRequest) -> tuple[Result, Usage]:
+        """Returns the cached result of a request, or computes it once for all equal requests at a time."""
         request, call = running.request, running.call
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
-            result, usage = await answer(running, stages)
+            result, usage = await running.answer()
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
             return result, usage
         own: list[tuple[Packed[TaskResult], Usage]] = []
 
         async def keep() -> TimedValue[_KnownResult]:
             began_s = time.perf_counter()
-            result, usage = await answer(running, stages)
+            result, usage = await running.answer()
             assert isinstance(result, Packed)  # noqa: S101 (outputs of models are not repeatable)
             own.append((result, usage))
-            # As bytes, which is what a door sends: the message would be kept beside them.
-            kept = Packed(TaskResult, data=result.data)
-            return TimedValue(_KnownResult(kept, _counts(usage)), time.perf_counter() - began_s)
+            return TimedValue(_KnownResult(result.data, _counts(usage)), time.perf_counter() - began_s)
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
         is_chat = request.input.task == "text_generation" and bool(request.input.body.messages)
@@ -89,22 +83,19 @@ class ResultCache:
         known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
         if own:
             result, usage = own[0]
-            # Also where Redis was left out of the search: BYPASS is for callers who asked for it.
+            # Also where the cache did not ask Redis: BYPASS is for callers who asked for it.
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_MISS
             return result, usage
-        # A value of its own, since a value keeps its message once it is parsed.
-        result = Packed(TaskResult, data=known.result.data)
         usage = _counts(known.counts)
         usage.result_cache = outcome
-        return result, usage
+        return Packed(TaskResult, data=known.result), usage
 
 
 def _key(scope: str, digest: str, input: bytes, *, is_chat: bool) -> bytes:
-    # A release may compute otherwise. Equal inputs that were serialized differently have keys of their own, which costs
-    # a miss.
-    # Templates of chats may write the date.
+    # Another release may compute another result. Equal inputs that were serialized differently have different keys,
+    # which costs a miss. Templates of chats may write the date.
     head = f"{__version__} {digest} {date.today().isoformat() if is_chat else ''}".encode()
-    if scope:  # with its length, as a name may hold anything
+    if scope:  # with its length, because a name may contain any character
         head = f"{len(scope)} {scope} ".encode() + head
     return blake2b(head + input, digest_size=_KEY_BYTES).digest()
 
@@ -127,7 +118,7 @@ def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callab
 async def running_result_cache(
     settings: ResultCacheSettings, telemetry: Telemetry, redis: RedisSettings = NO_REDIS
 ) -> AsyncIterator[ResultCache]:
-    """The cache of a gateway's results."""
+    """Runs the cache of a gateway's results."""
     cache = Cache("results", settings.result_cache_bytes, redis, settings.result_cache_redis, _CODEC)
     cache.report(telemetry.meters)
     try:

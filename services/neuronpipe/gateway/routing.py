@@ -1,4 +1,4 @@
-"""A gateway's models, and which versions of them answer: what the registry declares, as far as every stage has it."""
+"""The models of a gateway, and the versions that answer: the registry declares them, and every stage has them."""
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from neuronpipe.gateway.request_observer import ModelMeters
 
 @dataclass(frozen=True, slots=True)
 class GatewayModel:
-    """One version of a model. `digest`: that of its bundle if its results are cached; otherwise empty."""
+    """One version of a model. `digest`: the digest of the bundle if its results are cached; otherwise empty."""
 
     key: ModelKey
     spec: ModelSpec
@@ -35,8 +35,8 @@ GatewayModels = ServedModels[GatewayModel]
 def open_gateway_models(
     meters: Meters, keeps_results: Callable[[Bundle], bool], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> GatewayModels:
-    """An empty table. `keeps_results` tells whether a model's results are cached. `aliases`: other names of models,
-    besides that on the Hub of one that was compiled from there, where it is the only one.
+    """Makes an empty table. `keeps_results`: whether a model's results are cached. `aliases`: other names of models. A
+    name on the Hub is also a name of the model that was compiled from there, if only one was.
     """
 
     def other_names(bundles: Iterable[Bundle]) -> Mapping[str, str]:
@@ -57,44 +57,40 @@ def open_gateway_models(
 _NO_ROUTE = ModelRoute({}, ())
 
 
-class Holders(Protocol):
-    """The processes of a stage: those of another service, or this one."""
+class StageModels(Protocol):
+    """The models that the processes of one stage have, which may be this process."""
 
-    def holds(self, key: ModelKey) -> bool:
-        """Whether one of them has a version."""
+    def has(self, key: ModelKey) -> bool:
+        """Whether a process has a version."""
 
     def problem_of(self, key: ModelKey) -> str:
-        """Why one of them does not have a version that it should have; empty if nothing is wrong."""
+        """The problem of a process that should have a version and does not; empty if there is none."""
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether a version is being loaded into memory; None for one that is there."""
+        """Whether a version is being loaded into memory; None if it is in memory."""
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        """How far a version is prepared."""
+        """The progress in preparing a version."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""
 
 
-class Router:
-    """Keeps the routes of a gateway's table, and says what every version is doing."""
+class VersionRouter:
+    """Keeps the routes of a gateway's table, and describes the state of every version."""
 
     def __init__(
-        self,
-        live: LiveModels,
-        models: GatewayModels,
-        near: Sequence[ServedModels[Any]],
-        far: Mapping[str, Coalescer],
+        self, live: LiveModels, models: GatewayModels, near: Sequence[ServedModels[Any]], far: Mapping[str, Coalescer]
     ) -> None:
-        """`near`: the tables of stages in this process. `far`: the other stages."""
+        """`near`: the tables of stages in this process. `far`: the remote stages."""
         self._live = live
         self._models = models
         self._far = far.values()
-        self._holders: Sequence[Holders] = [models, *near, *self._far]
+        self._stages: Sequence[StageModels] = [models, *near, *self._far]
         self._watchers: list[Callable[[], None]] = []
         live.watch(self._follow)
-        for holders in self._holders:
-            holders.watch(self._update)
+        for stage in self._stages:
+            stage.watch(self._update)
         self._follow()
 
     @property
@@ -104,13 +100,14 @@ class Router:
 
     @property
     def unloaded(self) -> list[ModelKey]:
-        """The versions that may be served, of models that are unloaded."""
+        """The versions of unloaded models that may be served."""
         models = self._live.repository.registry.models.items()
-        return [ModelKey(name, one) for name, model in models if model.is_unloaded for one in sorted(model.approved)]
+        unloaded = ((name, sorted(model.approved)) for name, model in models if model.is_unloaded)
+        return [ModelKey(name, version) for name, versions in unloaded for version in versions]
 
     @property
     def served(self) -> frozenset[str]:
-        """The models that requests can get."""
+        """The names of the models that answer requests."""
         return frozenset(key.name for key in self._models.keys)
 
     @property
@@ -119,15 +116,15 @@ class Router:
         return self._live.repository.registry.revision
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of what this says, until the returned function is called."""
+        """Calls `changed` after each change of routes or states, until the returned function is called."""
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
     def describe(self, key: ModelKey) -> Model:
-        """The fields of a version that say what becomes of it."""
+        """The fields of ModelService for the state of a version."""
         route = self._models.table.routes.get(key.name, _NO_ROUTE)
         shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
-        problem = next((said for one in self._holders if (said := one.problem_of(key))), "")
+        problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
         return Model(
             name=key.name,
             version=str(key.version),
@@ -138,7 +135,7 @@ class Router:
             shadow_share=route.shadow[1] if route.shadow and route.shadow[0] == key.version else 0.0,
             is_desired=key in self._live.repository.desired,
             fetched=self._live.repository.fetched.get(key, 0.0),
-            **asdict(sum((one.preparation_of(key) for one in self._holders), Preparation())),
+            **asdict(sum((stage.preparation_of(key) for stage in self._stages), Preparation())),
         )
 
     def _state_of(self, key: ModelKey, problem: str) -> "VersionState.ValueType":
@@ -146,20 +143,20 @@ class Router:
         if version and version.state is ModelState.DRAINING:
             return VersionState.VERSION_STATE_DRAINING
         if self._has(key):
-            loading = {one.is_loading(key) for one in self._holders} - {None}
+            loading = {stage.is_loading(key) for stage in self._stages} - {None}
             if loading:
                 return VersionState.VERSION_STATE_LOADING if True in loading else VersionState.VERSION_STATE_UNLOADED
             return VersionState.VERSION_STATE_READY
         return VersionState.VERSION_STATE_FAILED if problem else VersionState.VERSION_STATE_LOADING
 
     def _follow(self) -> None:
-        """The registry has changed, or what this process has."""
+        """Follows a change of the registry, or of the models of this process."""
         self._update()
         for stage in self._far:
             stage.need(self._live.keys)
 
     def _update(self) -> None:
-        """Sets the routes. Where a version is not there yet, the one before it keeps its aliases and shares."""
+        """Sets the routes. Until a version is there, the former version keeps its aliases and shares."""
         before = self._models.table.declared_routes
         self._models.route(
             {
@@ -182,10 +179,10 @@ class Router:
         wanted = model.routed(aliases)
         shadow = wanted.shadow if wanted.shadow and is_usable(wanted.shadow[0]) else None
         for shares in wanted.shares, before.shares:
-            if usable := tuple(one for one in shares if is_usable(one[0])):
+            if usable := tuple((version, share) for version, share in shares if is_usable(version)):
                 return ModelRoute(aliases, usable, shadow)
         return ModelRoute(aliases, wanted.shares, shadow)
 
     def _has(self, key: ModelKey) -> bool:
         """Whether every stage has a version in at least one process."""
-        return all(holders.holds(key) for holders in self._holders)
+        return all(stage.has(key) for stage in self._stages)

@@ -1,161 +1,170 @@
-"""The main path: a request while it runs, from its arrival to its answer.
+"""The main path: a request while it runs, from its admission to its answer.
 
 The path knows stages only as functions of values: the same code runs over the network and in one process, behind every
 door, and for shadow copies.
 """
 
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Self
+from collections.abc import Awaitable
+from dataclasses import dataclass
 
 from neuronpipe.api.v1.inference_pb2 import Usage
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
-from neuronpipe.core.items import NO_PREDICTION, EncodedInput, Prediction, Stages, Work
+from neuronpipe.core.items import (
+    NO_PREDICTION,
+    EncodedInput,
+    ExecuteItem,
+    PostprocessItem,
+    Prediction,
+    Stages,
+    TokenizeItem,
+    Work,
+)
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.admission import Admission, Gate
-from neuronpipe.gateway.generation import GeneratedText, TextParts
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Result
-from neuronpipe.gateway.kinds import OwnTensors, PlainInput
-from neuronpipe.gateway.request_checks import check_tokens, within_limit
-from neuronpipe.gateway.request_observer import RequestTimings
+from neuronpipe.gateway.admission import Admission, AdmissionControl
+from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Result, TextParts
+from neuronpipe.gateway.request_checks import check_input, check_tokens, has_image
+from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.gateway.tenants.turns import Turn
-from neuronpipe.tasks import TASKS
+
+# So the default limit of a million tokens in flight keeps images to 64 MiB of memory.
+_IMAGE_BYTES_PER_TOKEN = 64
 
 
-async def answer(running: "RunningRequest", stages: Stages) -> tuple[Result, Usage]:
-    """Computes the result of a request. The order of the blocks is the order in which the request waits."""
-    with running.admitted(), running.until_deadline():
-        async with running.tenant_turn():
-            encoded = await running.preprocess(stages)
-            prediction = await running.predict(stages, encoded)
-            return await running.postprocess(stages, encoded, prediction)
+@dataclass(frozen=True, slots=True)
+class PipelineParts:
+    """The parts of a pipeline that its running requests share."""
+
+    stages: Stages
+    settings: PipelineSettings
+    admission_control: AdmissionControl
+    deadlines: Deadlines
+    observer: RequestObserver
 
 
+@dataclass(eq=False)
 class RunningRequest:
-    """One request from its arrival to its answer. One task owns it, and the block that it is the context manager of
-    records its error.
+    """One request from its admission to its answer. One task owns it.
 
-    `request`: what the caller asked, never changed. `call`: its call within the limits of the gateway. `timings`: the
-    spans, the readings of the clock, and the time for which items are held. `values`: the values of the first two
-    stages, once they are there. `parts`: gets the texts as they come.
+    This class is for an input of a task: the tokenizer encodes it, the model computes it once, and the task decodes the
+    outputs. kinds.py and generation.py have the other kinds of requests.
+
+    `request`: what the caller asked, never changed. `call`: its call within the limits of the gateway. `parts`: gets
+    generated texts as they come; None for a caller who waits for the result. `is_copy`: the executor runs all requests
+    of tenants within their shares first.
+
+    `new_tokens`: the most tokens that the request generates. `first_token_ns`: the time of the first token on
+    time.monotonic_ns(); 0 if there is none. `is_repeatable`: whether equal requests have equal results, so that the
+    gateway may keep one result for all of them.
     """
 
+    pipeline: PipelineParts
+    request: InferenceRequest
+    call: Call
     model: GatewayModel
-    kind: PlainInput
-    admission: Admission
-    values: tuple[EncodedInput, Prediction] | None = None
+    timings: RequestTimings
+    parts: TextParts | None = None
+    is_copy: bool = False
 
-    def __init__(
-        self,
-        request: InferenceRequest,
-        call: Call,
-        gate: Gate,
-        deadlines: Deadlines,
-        settings: PipelineSettings,
-        timings: RequestTimings,
-        *,
-        parts: TextParts | None = None,
-        is_copy: bool = False,
-    ) -> None:
-        """`is_copy`: the request goes behind all requests of tenants within their shares."""
-        self.request = request
-        self.call = within_limit(call, settings)
-        self.timings = timings
-        self._gate, self._deadlines, self._settings = gate, deadlines, settings
-        self._parts, self._is_copy = parts, is_copy
+    new_tokens = 0
+    first_token_ns = 0
+    is_repeatable = True
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        """Raises InvalidInput and WrongTask where the model does not take the input."""
+        self.size_bytes = check_input(self.request, self.model.spec, self.pipeline.settings)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            return
-        told = told_error(error, self.call) if isinstance(error, Exception) else error
-        self.timings.fail(told)
-        try:
-            if told is not error:
-                raise told from error
-        finally:
-            del told, error  # the error keeps this frame
+    async def answer(self) -> tuple[Result, Usage]:
+        """Computes the result. The order of the blocks is the order in which the request waits."""
+        with self._admitted() as admission, self._until_deadline():
+            async with admission.turn(self.model.key):
+                encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
+                self.timings.note(encoded)
+                check_tokens(encoded, self.pipeline.settings)
+                self.count(encoded)
 
-    def identify(self, model: GatewayModel) -> None:
-        """Takes the model that was found for the request. Raises InvalidInput and WrongTask."""
-        self.model = model
-        self.timings.identify(model.key, model.meters, model.spec.task)
-        request, task = self.request, TASKS[model.spec.task]
-        if task.generates and not request.encoded and request.input.task == task.name:
-            self.kind = GeneratedText(request, self.call, model, self._settings, self._parts)
-        else:
-            self.kind = (OwnTensors if request.encoded else PlainInput)(request, self.call, model, self._settings)
+                work = self._enter(Spans.PREDICT, encoded.tokens + self.new_tokens)
+                prediction = NO_PREDICTION  # the tokenizer alone may have answered
+                if encoded.sequences:
+                    prediction = await self.execute(work, encoded)
+                self.timings.note(prediction)
 
-    def admitted(self) -> Admission:
-        """Takes the request's place in the gate. Raises Overloaded and DeadlineExceeded."""
-        kind = self.kind
-        self.admission = self._gate.admit(
-            self.call,
-            kind.size_bytes,
-            kind.known_tokens,
-            model=self.model.key.name,
-            new_tokens=kind.new_tokens,
-            shed=lambda: self._timeout.expire(),
-            held=self.timings.held,
-        )
-        return self.admission
-
-    def until_deadline(self) -> Timeout:
-        """Ends the block at the deadline of the request, or when the request is shed."""
-        self._timeout = Timeout(self._deadlines, self.call.deadline_s, self._end_error)
-        return self._timeout
-
-    def tenant_turn(self) -> AbstractAsyncContextManager[Turn | None]:
-        """Waits for the turn of the request's tenant."""
-        return self.admission.turn(self.model.key)
-
-    async def preprocess(self, stages: Stages) -> EncodedInput:
-        """Makes sequences of the input. Their tokens replace the estimates of admission control."""
-        work = self._enter(Spans.PREPROCESS, self.admission.tokens)
-        encoded = await self.kind.preprocess(stages, work)
-        self.timings.note(encoded)
-        check_tokens(encoded, self._settings)
-        self.kind.note_encoded(encoded)
-        self.admission.count(encoded.tokens, self.kind.new_tokens)
-        return encoded
-
-    async def predict(self, stages: Stages, encoded: EncodedInput) -> Prediction:
-        """Computes the outputs of the sequences."""
-        work = self._enter(Spans.PREDICT, encoded.tokens + self.kind.new_tokens)
-        prediction = NO_PREDICTION  # where the tokenizer alone has answered
-        if encoded.sequences:
-            prediction = await self.kind.predict(stages, work, encoded, self.admission)
-        self.values = encoded, prediction
-        self.timings.note(prediction)
-        return prediction
-
-    async def postprocess(self, stages: Stages, encoded: EncodedInput, prediction: Prediction) -> tuple[Result, Usage]:
-        """Makes the result of the outputs."""
-        work = self._enter(Spans.POSTPROCESS, encoded.tokens)
-        result = await self.kind.postprocess(stages, work, encoded, prediction)
-        self.timings.leave()
-        return result, self.kind.usage(encoded, prediction)
+                work = self._enter(Spans.POSTPROCESS, encoded.tokens)
+                result = await self.postprocess(work, encoded, prediction)
+                self.timings.leave()
+                return result, self.usage(encoded, prediction)
 
     def finish(self, result: Result, usage: Usage) -> InferenceResult:
         """Makes the answer. Its timings are the readings that spans and metrics show."""
-        timings = self.timings.finish(self.values, self.kind.first_token_ns, usage.result_cache)
+        timings = self.timings.finish(self.first_token_ns, usage.result_cache)
         return InferenceResult(self.call.request_id, self.model.key, result, usage, timings)
+
+    @property
+    def known_tokens(self) -> int | None:
+        """The cost of the input, where it is known before the input is tokenized."""
+        if not has_image(self.request, self.model.spec):
+            return None
+        # The tokens of an image are known, and its bytes take the memory.
+        return self.model.spec.image_tokens + self.size_bytes // _IMAGE_BYTES_PER_TOKEN
+
+    # The stages return awaitables: a coroutine around each would cost a request a microsecond.
+
+    def tokenize(self, work: Work) -> Awaitable[EncodedInput]:
+        """Makes sequences of the input."""
+        return self.pipeline.stages.tokenize(TokenizeItem(self.call, self.model.key, self.request.input, work=work))
+
+    def count(self, encoded: EncodedInput) -> None:
+        """Replaces the estimates of admission control by the tokens of the input. Raises Overloaded."""
+        self.admission.count(encoded.tokens, self.new_tokens)
+
+    def execute(self, work: Work, encoded: EncodedInput) -> Awaitable[Prediction]:
+        """Computes the outputs of the sequences."""
+        return self.pipeline.stages.execute(ExecuteItem(self.call, self.model.key, encoded.sequences, work=work))
+
+    def postprocess(self, work: Work, encoded: EncodedInput, prediction: Prediction) -> Awaitable[Result]:
+        """Makes the result of the outputs."""
+        input, annotations, outputs = self.request.input, encoded.annotations, prediction.outputs
+        item = PostprocessItem(self.call, self.model.key, input, annotations, outputs, work=work)
+        return self.pipeline.stages.postprocess(item)
+
+    def usage(self, encoded: EncodedInput, prediction: Prediction) -> Usage:
+        """The cost of the request, as its caller is told."""
+        return Usage(
+            tokens=encoded.tokens,
+            truncated_tokens=encoded.truncated_tokens,
+            batch_size=prediction.batch_size,
+            bucket_tokens=prediction.bucket_tokens,
+            token_cache=encoded.token_cache,
+            padded_tokens=prediction.padded_tokens,
+        )
 
     def too_late(self) -> DeadlineExceeded:
         """Makes the error for a deadline that has passed."""
         # Not by the clock: an event loop's timers may be some milliseconds early.
         if self.call.deadline_s == self.request.call.deadline_s:
             return DeadlineExceeded("the deadline passed before the result was ready")
-        limit_s = self._settings.max_request_s
+        limit_s = self.pipeline.settings.max_request_s
         return DeadlineExceeded(f"the result was not ready after {limit_s:g} s, the gateway's max_request_s")
+
+    def _admitted(self) -> Admission:
+        """Takes the request's place in admission control. Raises Overloaded and DeadlineExceeded."""
+        self.admission = self.pipeline.admission_control.admit(
+            self.call,
+            self.size_bytes,
+            self.known_tokens,
+            model=self.model.key.name,
+            new_tokens=self.new_tokens,
+            shed=lambda: self._timeout.expire(),
+            held=self.timings.held,
+        )
+        return self.admission
+
+    def _until_deadline(self) -> Timeout:
+        """Ends the block at the deadline of the request, or when the request is shed."""
+        self._timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, self._end_error)
+        return self._timeout
 
     def _enter(self, stage: Name, cost_tokens: int) -> Work:
         """Begins a stage. Raises DeadlineExceeded if no time is left for it."""
@@ -163,12 +172,12 @@ class RunningRequest:
         self.call.check_deadline()
         if turn := self.admission.own_turn:
             return Work(trace, cost_tokens, turn.is_beyond_share, turn.weight, self.timings.held)
-        return Work(trace, cost_tokens, self._is_copy, 1.0, self.timings.held)
+        return Work(trace, cost_tokens, self.is_copy, 1.0, self.timings.held)
 
     def _end_error(self) -> NeuronpipeError:
         """Makes the error for a request that ends before its result is ready."""
         if self.admission.is_shed:
-            return self._gate.shed_error(self.admission)
+            return self.pipeline.admission_control.shed_error(self.admission)
         held, (name, version) = self.timings.held, self.model.key
         if held and held.service:
             return DeadlineExceeded(

@@ -17,7 +17,7 @@ _MAX_CONCURRENCY = 1_000_000
 
 
 def parse_limits(written: str) -> dict[str, int]:
-    """The limits of models, by name, of the form "minilm=10,other=200". Raises ValueError."""
+    """Parses the limits of models, such as "minilm=10,other=200". Raises ValueError."""
     limits: dict[str, int] = {}
     for part in filter(None, map(str.strip, written.split(","))):
         name, _, number = part.rpartition("=")
@@ -30,7 +30,7 @@ def parse_limits(written: str) -> dict[str, int]:
 
 
 def parse_aliases(written: str) -> dict[str, str]:
-    """Other names of models, of the form "gpt-4o=llama,BAAI/bge-m3=bge". Raises ValueError."""
+    """Parses other names of models, such as "gpt-4o=llama,BAAI/bge-m3=bge". Raises ValueError."""
     aliases: dict[str, str] = {}
     for part in filter(None, map(str.strip, written.split(","))):
         alias, _, model = map(str.strip, part.partition("="))
@@ -43,7 +43,7 @@ def parse_aliases(written: str) -> dict[str, str]:
 
 
 def _target_field(service: str, default: str) -> str:
-    """The field of where a stage is."""
+    """Makes the field of a stage's target."""
     target: str = Field(
         default,
         description=f"gRPC target of the {service}, several are separated by commas; {NEAR}: the stage runs in this "
@@ -63,8 +63,8 @@ class PipelineSettings(Settings):
     )
     model_concurrency: str = Field(
         "",
-        description="most requests in flight of single models, as minilm=10,other=200; more are refused likewise; "
-        "models without a number have no limit of their own",
+        description="limits of the requests in flight for single models, as minilm=10,other=200; more are refused "
+        "likewise; models without a number have no limit of their own",
     )
     model_aliases: str = Field(
         "",
@@ -72,7 +72,10 @@ class PipelineSettings(Settings):
         "model that was compiled from the Hub also has its name there",
     )
     max_request_s: float = Field(
-        600.0, gt=0, le=86_400, description="longest deadline of a request, in seconds; also for requests without one"
+        600.0,
+        gt=0,
+        le=86_400,
+        description="longest deadline of a request in seconds; also for requests without a deadline",
     )
     max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, except images")
     max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of an image model, in bytes")
@@ -80,15 +83,15 @@ class PipelineSettings(Settings):
         1,
         ge=1,
         le=64,
-        description="tokens of a generated text that are sent together, after the first one; with more, a token takes "
+        description="tokens of a generated text that are sent together after the first token; with more, a token takes "
         "less CPU time, and comes later",
     )
 
-    # Tokens of all sequences of one input.
+    # Most tokens of all sequences of one input.
     max_request_tokens: ClassVar[int] = 1 << 19
-    # Requests of one InferBatch. Of the inputs of one HTTP request, this number runs at once.
+    # Most requests of one InferBatch. Also the number of inputs of one HTTP request that run at once.
     max_batch_items: ClassVar[int] = 256
-    # Inputs of one HTTP request, as in OpenAI's API.
+    # Most inputs of one HTTP request, as in OpenAI's API.
     max_http_inputs: ClassVar[int] = 2048
     # Largest response of InferBatch. Results beyond it become errors.
     max_batch_response_bytes: ClassVar[int] = 64 << 20
@@ -117,13 +120,13 @@ class ResultCacheSettings(Settings):
         "with --cache-results",
     )
     result_cache_redis: CachePolicy = Field(
-        "auto", description="when to look in Redis: auto (where that is faster than computing), always, never"
+        "auto", description="use of results in Redis: auto (where that is faster than computing), always, never"
     )
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 
 
 class HttpSettings(Settings):
-    """HTTP, and what it shares with other protocols of servers of one model."""
+    """HTTP, and the settings that it shares with protocols of servers of one model."""
 
     http_listen: Listen = optional_listen_field("HTTP")
     http_hosts: str = Field(
@@ -144,7 +147,7 @@ class HttpSettings(Settings):
     default_models: str = Field(
         "",
         description="models that answer requests which name none, over HTTP and tei.v1, with commas: the first that "
-        "has the task; empty: the only one",
+        "has the task; empty: the only model",
     )
 
     console: Literal["auto", "on", "off"] = Field(
@@ -179,7 +182,7 @@ class StageTlsSettings(Settings):
 
 
 class GatewaySettings(Settings):
-    """The gateway: its stages, and what callers may change."""
+    """The gateway: its stages, and the changes that callers may make."""
 
     pipeline: PipelineSettings
     results: ResultCacheSettings
@@ -189,13 +192,13 @@ class GatewaySettings(Settings):
 
     registry_service: bool = Field(
         False,
-        description="let callers read and change the repository's registry over gRPC (RegistryService); of tenants, "
-        "those with the right manages_registry",
+        description="let callers read and change the repository's registry over gRPC (RegistryService); tenants need "
+        "the right manages_registry",
     )
     model_control: bool = Field(
         False,
         description="let callers load and unload models over the Open Inference Protocol, which changes the "
-        "repository's registry; of tenants, those with the right manages_registry",
+        "repository's registry; tenants need the right manages_registry",
     )
     tokenizer_target: str = _target_field("tokenizer", "127.0.0.1:50051")
     executor_target: str = _target_field("neuron-executor", "127.0.0.1:50052")
@@ -222,7 +225,7 @@ class GatewaySettings(Settings):
 
     @property
     def far_targets(self) -> dict[str, str]:
-        """The targets of the stages that are not in this process, by their services' names."""
+        """The targets of the stages that are not in this process, by the names of their services."""
         targets = {
             "tokenizer": self.tokenizer_target,
             "neuron-executor": self.executor_target,

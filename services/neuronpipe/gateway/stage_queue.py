@@ -2,26 +2,24 @@
 
 import asyncio
 import itertools
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import ModelKey, StageItem
-from neuronpipe.core.names import Events
 from neuronpipe.core.tracing import SpanEvent
-from neuronpipe.gateway.holding import Hold
+from neuronpipe.gateway.held_items import HeldItem
 
 _MAX_ITEMS = 128
 _MAX_BYTES = 1 << 20
-# If this many endpoints died with an item, it may be the reason. From then on it is sent without other suspects, so
-# that these do not die with it. One death is not enough: all items of a process that was killed would have to be sent
+# If this many endpoints died with an item, the item may be the reason. From then on it is sent without other suspects,
+# which would die with it. A single death is not enough: all items of a process that was killed would have to be sent
 # one by one.
 _SUSPECT_LOSSES = 2
 
 
-class ItemHolder(Protocol):
+class ItemEndpoint(Protocol):
     """The endpoint that works on an item."""
 
     def abandon(self, item_id: int) -> None:
@@ -29,22 +27,13 @@ class ItemHolder(Protocol):
 
 
 class QueuedItem:
-    """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError."""
+    """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError. `held`: set while
+    the item is held because no endpoint has its model.
+    """
 
     __slots__ = (
-        "cost_tokens",
-        "endpoint",
-        "events",
-        "future",
-        "has_tokens",
-        "hold",
-        "is_bulk",
-        "is_returned",
-        "item",
-        "item_id",
-        "losses",
-        "size_bytes",
-        "stream",
+        *("item_id", "item", "stream", "cost_tokens", "size_bytes", "is_bulk", "future"),
+        *("endpoint", "held", "has_tokens", "losses", "is_returned", "events"),
     )
 
     def __init__(self, item_id: int, item: StageItem, stream: TokenSink | None = None) -> None:
@@ -56,16 +45,16 @@ class QueuedItem:
         self.size_bytes = item.size_bytes
         self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.endpoint: ItemHolder | None = None
+        self.endpoint: ItemEndpoint | None = None
         self.has_tokens = False
         self.losses = 0
         self.is_returned = False
-        self.hold: Hold | None = None
+        self.held: HeldItem | None = None
         self.events: list[SpanEvent] = []
 
     @property
     def is_suspect(self) -> bool:
-        """Whether endpoints may have died because of it."""
+        """Whether endpoints may have died because of the item."""
         return self.losses >= _SUSPECT_LOSSES
 
     def put(self, tokens: NewTokens) -> None:
@@ -73,13 +62,6 @@ class QueuedItem:
         self.has_tokens |= bool(tokens.token_ids)
         if self.stream and not self.future.done():
             self.stream.put(tokens)
-
-    def release(self, *, is_sent: bool) -> None:
-        """Ends its hold, if it is held."""
-        if self.hold:
-            self.hold.end(is_sent=is_sent)
-            self.hold = None
-            self.events.append(SpanEvent(Events.RELEASED, time.monotonic_ns()))
 
     def end(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""
@@ -94,11 +76,11 @@ _HasModel: TypeAlias = Callable[[ModelKey], bool]
 class StageQueue:
     """The queue of one stage.
 
-    Suspects are taken one by one, then interactive items before bulk items. Of all models, the oldest item goes first.
+    Suspects are taken one by one, then interactive items before bulk items. The oldest item of all models goes first.
     """
 
     def __init__(self) -> None:
-        # The waiting items except suspects, by model.
+        # The tokens of the waiting items of each model, without suspects.
         self.cost_tokens: Counter[ModelKey] = Counter()
         self._suspects: _Line = OrderedDict()
         self._interactive: dict[ModelKey, _Line] = {}
@@ -114,18 +96,18 @@ class StageQueue:
         return bool(self._suspects)
 
     def append(self, queued: QueuedItem) -> None:
-        """Adds a new item at the end."""
+        """Adds a new item at the end of its line."""
         self._line_of(queued)[queued.item_id] = queued
 
     def put_back(self, returned: Iterable[QueuedItem]) -> None:
-        """Puts items that were taken back at the front, in their order."""
+        """Puts taken items back at the front of their lines, in their order."""
         for queued in reversed(list(returned)):
             line = self._suspects if queued.is_suspect else self._line_of(queued)
             line[queued.item_id] = queued
             line.move_to_end(queued.item_id, last=False)
 
     def remove(self, queued: QueuedItem) -> None:
-        """Removes an item at any position, in constant time. It does nothing if the item is not here."""
+        """Removes an item at any position, in constant time. Does nothing if the item does not wait."""
         model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
         if queued.item_id in self._suspects:
             del self._suspects[queued.item_id]
@@ -134,13 +116,13 @@ class StageQueue:
             self._count_out(queued, model, lines)
 
     def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
-        """Whether an endpoint with these models would find an item."""
+        """Whether an item waits for an endpoint with these models."""
         return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._oldest_suspect(has_model))
 
     def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
         """Takes items for one message to an endpoint with these models.
 
-        It stops when they cost as much as the share, or fill the message.
+        The items cost at least the share, or fill the message, if there are that many.
         """
         taken: list[QueuedItem] = []
         if takes_suspects and (suspect := self._oldest_suspect(has_model)):
@@ -155,7 +137,7 @@ class StageQueue:
                     break
                 _, queued = lines[model].popitem(last=False)
                 self._count_out(queued, model, lines)
-                if not queued.future.done():  # otherwise its caller has just left
+                if not queued.future.done():  # otherwise the caller has just left
                     taken.append(queued)
                     cost_tokens += queued.cost_tokens
                     size_bytes += queued.size_bytes
@@ -170,9 +152,8 @@ class StageQueue:
             del self.cost_tokens[model]
 
     def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
-        return next(
-            (one for one in self._suspects.values() if has_model(one.item.model) and not one.future.done()), None
-        )
+        suspects = self._suspects.values()
+        return next((item for item in suspects if has_model(item.item.model) and not item.future.done()), None)
 
     def _line_of(self, queued: QueuedItem) -> _Line:
         model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
@@ -184,7 +165,7 @@ class StageQueue:
 
 
 def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
-    """The model of the oldest item, of the endpoint's models."""
+    """The model with the oldest item among the models of the endpoint."""
     models = [model for model in lines if has_model(model)]
     if len(models) > 1:
         return min(models, key=lambda model: next(iter(lines[model])))

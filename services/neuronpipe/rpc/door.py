@@ -376,7 +376,7 @@ class StreamRead:
         finally:
             self._is_reading = False
             if self._idle_number is not None:
-                self._idle.done(self._idle_number)
+                self._idle.remove(self._idle_number)
                 self._idle_number = None
 
     def answered(self) -> None:

@@ -13,8 +13,8 @@ from neuronpipe.doors.registry import REGISTRY_SERVICE, registry_handlers
 from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import Gateway, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.holding import Holding
-from neuronpipe.gateway.routing import Router
+from neuronpipe.gateway.held_items import HeldItems
+from neuronpipe.gateway.routing import VersionRouter
 from neuronpipe.gateway.settings import NEAR
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
@@ -53,7 +53,7 @@ async def running_gateway(
     stage_tls = watched_tls(files, "client") if (files := own.stage_tls.files(settings.tls)) else None
     if stage_tls:
         show_tls(meters, "client", stage_tls)
-    holding = Holding(own.max_held_requests, meters=meters)
+    held_items = HeldItems(own.max_held_requests, meters=meters)
     reached: dict[str, bool] = {}
 
     def report(stage: str, is_reached: bool) -> None:
@@ -62,18 +62,18 @@ async def running_gateway(
             return
         reached[stage] = is_reached
         for service in INFERENCE_SERVICES:
-            life.health.set(service, holding.is_on or all(reached.values()))
+            life.health.set(service, held_items.is_on or all(reached.values()))
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        stages = await enter(running_stages([], settings, telemetry, report, stage_tls, known, holding))
+        stages = await enter(running_stages([], settings, telemetry, report, stage_tls, known, held_items))
         await enter(access.kept_up_to_date())
-        parts = (own.pipeline, own.results, telemetry, tenants, known, holding, settings.redis)
+        parts = (own.pipeline, own.results, telemetry, tenants, known, held_items, settings.redis)
         models, pipeline = await enter(running_pipeline([], stages.functions, *parts))
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
-        gateway = Gateway(pipeline, Catalog(models, tenants, Router(live, models, stages.near, stages.far)))
+        gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
         jobs = await enter(running_jobs(settings.jobs, own.pipeline, own.http, gateway, tenants, life))
-        life.on_draining(holding.stop)
+        life.on_draining(held_items.stop)
         life.in_flight.add_check(pipeline.check_room)
         targets = list(own.far_targets.values())
         protocols = gateway_protocols(

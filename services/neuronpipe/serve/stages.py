@@ -12,7 +12,7 @@ from neuronpipe.core.items import Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.far_stages import running_far_stages
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.platform.tls import WatchedTls
 from neuronpipe.serve.settings import PipelineProcessSettings
 
@@ -34,12 +34,12 @@ async def running_stages(
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
     known: Sequence[Bundle] = (),
-    holding: Holding | None = None,
+    held_items: HeldItems | None = None,
 ) -> AsyncIterator[RunningStages]:
     """Runs the stages of this process, loaded and warmed up, and connects to the stages behind targets.
 
-    `report`, `tls`, `holding`: see running_far_stages. With an empty name, `report` gets whether this process is well.
-    `known`: bundles that will be opened later. Raises SetupError.
+    `report`, `tls`, `held_items`: see running_far_stages. With an empty name, `report` gets whether this process is
+    well. `known`: bundles that will be opened later. Raises SetupError.
 
     A stage in another process is not even imported, so that its libraries need not be installed.
     """
@@ -70,7 +70,7 @@ async def running_stages(
             near.append(postprocessor.models)
         if far:
             far_stages = await stack.enter_async_context(
-                running_far_stages(far, telemetry.meters, report, tls, holding)
+                running_far_stages(far, telemetry.meters, report, tls, held_items)
             )
             functions |= far_stages
         if "neuron-executor" in far_stages:

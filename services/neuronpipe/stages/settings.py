@@ -57,7 +57,7 @@ class CoreSettings(Settings):
 
 
 class EngineSettings(CoreSettings):
-    """How the executor runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
+    """The executor: how it runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
 
     whole_items: ClassVar[bool] = False
 
@@ -75,17 +75,17 @@ class EngineSettings(CoreSettings):
     lone_graph_bytes: int = Field(
         128 << 20,
         ge=0,
-        description="most memory for OpenVINO's graphs of single lengths, in bytes, for all models: they compute texts "
-        "that come one at a time in two thirds of the time; 0: none",
+        description="memory for OpenVINO's graphs of single lengths, in bytes, for all models: they compute texts that "
+        "come one at a time in two thirds of the time; 0: no such graphs",
     )
     kv_cache_bytes: int = Field(
-        1 << 30, ge=1 << 16, description="most memory for the key-value cache of a model that generates, in bytes"
+        1 << 30, ge=1 << 16, description="memory for the key-value cache of a model that generates, in bytes"
     )
     max_model_memory_bytes: int = Field(
         0,
         ge=0,
-        description="most memory for all models, in bytes: the files that the back end reads, and kv_cache_bytes of "
-        "each that generates; of the device, where the back end has one; 0: no limit",
+        description="memory for all models, in bytes: the files that the back end reads, and kv_cache_bytes of each "
+        "model that generates, on the device if the back end uses a device; 0: no limit",
     )
     models_on_demand: bool = Field(
         False,
@@ -103,8 +103,9 @@ class EngineSettings(CoreSettings):
         0,
         ge=0,
         le=16,
-        description="most tokens that a step guesses for a text, by what followed its last tokens before in the prompt "
-        "or the text; texts stay the same, and those that copy come faster; with OpenVINO's paged attention; 0: none",
+        description="largest number of tokens that a step guesses for a text, from the tokens that followed its last "
+        "tokens before in the prompt or the text; texts stay the same, and texts that copy come faster; with "
+        "OpenVINO's paged attention; 0: no guesses",
     )
     impaired_limit_s: float = Field(
         600.0,
@@ -134,7 +135,7 @@ class NeuronExecutorSettings(StageSettings):
 
 
 class EncodingSettings(Settings):
-    """How inputs are encoded, and the caches of encoded ones: texts' tokens, and images' pixels."""
+    """The encoding of inputs, and the caches of tokens and pixels."""
 
     special_tokens_in_texts: str = Field(
         "",
@@ -148,11 +149,11 @@ class EncodingSettings(Settings):
         "0: no cache",
     )
     token_cache_redis: CachePolicy = Field(
-        "auto", description="when to look in Redis: auto (where that is faster than encoding), always, never"
+        "auto", description="use of encodings in Redis: auto (where that is faster than encoding), always, never"
     )
 
     def reads_special_tokens(self, model: str) -> bool:
-        """Whether those that a text of a caller spells are special."""
+        """Whether special tokens that a caller's text spells are special for a model."""
         return not {model, "*"}.isdisjoint(map(str.strip, self.special_tokens_in_texts.split(",")))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from neuronpipe.core.settings import fields_of, values_of, variable_name
-from neuronpipe.gateway.holding import MAX_HELD_BYTES
+from neuronpipe.gateway.held_items import MAX_HELD_BYTES
 from tests.deploy.objects import (
     BACKENDS,
     BUILT,

@@ -1,10 +1,10 @@
-"""Models with a limit of their own: the setting, and their places in the gate (gateway/admission.py)."""
+"""Models with a limit of their own: the setting, and their places in the control (gateway/admission.py)."""
 
 import pytest
 
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded
-from neuronpipe.gateway.admission import Admission, Gate
+from neuronpipe.gateway.admission import Admission, AdmissionControl
 from neuronpipe.gateway.settings import PipelineSettings, parse_limits
 
 
@@ -22,10 +22,10 @@ def test_a_limit_that_is_none_is_refused_by_its_words(written: str) -> None:
 
 
 def test_a_model_has_as_many_places_as_its_limit_and_others_are_not_touched() -> None:
-    gate = Gate(100, 100, model_limits={"small": 1})
+    control = AdmissionControl(100, 100, model_limits={"small": 1})
 
     def place(model: str) -> Admission:
-        return gate.admit(Call(), 4, model=model, shed=lambda: None)
+        return control.admit(Call(), 4, model=model, shed=lambda: None)
 
     with place("small"), place("other"), place("other"):
         message = "model 'small': 1 requests in flight, the limit is 1"

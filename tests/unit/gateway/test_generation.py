@@ -25,8 +25,8 @@ from neuronpipe.core.items import (
 )
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
-from neuronpipe.gateway.generation import GeneratedText, TextParts
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest
+from neuronpipe.gateway.generation import GenerationRequest
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextParts
 from neuronpipe.gateway.request_observer import ModelMeters
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
@@ -65,11 +65,14 @@ class _System:
         encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
         stages = Stages(self._tokenize, self._execute, self._postprocess, self._generate)
         parts: Any = SimpleNamespace(put=self._put)
-        admission: Any = SimpleNamespace(generated=self.counted.append, wait=self.waits.append)
-        text = GeneratedText(request, Call(), model, PipelineSettings(stream_interval=interval), parts)
-        text.note_encoded(encoded)
-        prediction = await text.predict(stages, NO_WORK, encoded, admission)
-        result = await text.postprocess(stages, NO_WORK, encoded, prediction)
+        pipeline: Any = SimpleNamespace(stages=stages, settings=PipelineSettings(stream_interval=interval))
+        timings: Any = None
+        running = GenerationRequest(pipeline, request, Call(), model, timings, parts)
+        admission: Any = SimpleNamespace(count=lambda *_: None, generated=self.counted.append, wait=self.waits.append)
+        running.admission = admission
+        running.count(encoded)
+        prediction = await running.execute(NO_WORK, encoded)
+        result = await running.postprocess(NO_WORK, encoded, prediction)
         assert isinstance(result, Packed)
         return str(result.message.text_generation.sequences[0].text)
 

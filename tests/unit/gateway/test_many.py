@@ -111,7 +111,7 @@ class _Beginning(Pipeline):
     """Counts the requests that begin."""
 
     def __init__(self, *, are_several: bool) -> None:
-        self.gate = SimpleNamespace(tenants=SimpleNamespace(are_several=are_several))  # type: ignore[assignment]
+        self.admission_control = SimpleNamespace(tenants=SimpleNamespace(are_several=are_several))  # type: ignore[assignment]
         self._beginnings = Places(4)
         self.begun: list[str] = []
 

@@ -56,7 +56,7 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.load_shedding import ModelLoad
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
@@ -771,17 +771,17 @@ async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
 
 
 async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    holding, learned = Holding(1, 1), list[float]()
+    held_items, learned = HeldItems(1, 1), list[float]()
     monkeypatch.setattr(ModelLoad, "note_answer", lambda self, one, seconds: learned.append(seconds))
 
     async def execute(item: ExecuteItem) -> Prediction:
-        hold = holding.begin("neuron-executor", 0, request=item.work.held)
-        hold.began_ns -= 60 * 10**9  # of which the gate knows nothing: it takes them off
-        hold.end(is_sent=True)
+        held = held_items.hold("neuron-executor", 0, held_time=item.work.held)
+        held.began_ns -= 60 * 10**9  # of which admission control knows nothing: it takes them off
+        held_items.end(held, is_sent=True)
         return await _execute(item)
 
     models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
-    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, holding=holding)
+    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, held_items=held_items)
     await Door(NativeDoor(pipeline, Catalog(models), settings)).infer(_request(), Call())
     assert learned == [pytest.approx(-60, abs=5)]
 
@@ -793,10 +793,10 @@ async def test_deadlines_that_pass_while_requests_are_held_are_no_overload(is_th
     async def report(is_reached: bool) -> None:
         """Nobody asks."""
 
-    holding, wire = Holding(100, 1 << 20), Wire()
-    execute = Coalescer("neuron-executor", report, holding=holding)
+    held_items, wire = HeldItems(100, 1 << 20), Wire()
+    execute = Coalescer("neuron-executor", report, held_items=held_items)
     models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
-    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, holding=holding)
+    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, held_items=held_items)
     door = Door(NativeDoor(pipeline, Catalog(models), settings))
 
     def ask(seconds: float, count: int) -> list[asyncio.Task[Any]]:

@@ -20,7 +20,7 @@ from neuronpipe.core.tracing import SpanContext, Tracer, current_span
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.gateway.request_observer import RequestObserver
+from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.servers.door import Door, door_of, models_of
 from tests.unit.every_error import EVERY_ERROR
@@ -289,7 +289,7 @@ async def test_a_request_over_http_has_a_span_of_a_server_that_names_no_rpc() ->
     telemetry = Recorded()
     observer = RequestObserver(telemetry)
     with observer.together(Call(), Spans.HTTP_BATCH) as call:
-        observer.begin(Spans.HTTP_REQUEST, call).finish(None)
+        RequestTimings(observer, Spans.HTTP_REQUEST, call).finish()
     batch, request = telemetry.one(Spans.HTTP_BATCH), telemetry.one(Spans.HTTP_REQUEST)
     assert (batch.kind, request.kind, request.parent) == ("server", "server", batch.context)
     assert Attributes.RPC_METHOD not in batch.attributes | request.attributes

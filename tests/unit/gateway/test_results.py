@@ -42,7 +42,7 @@ from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.assembly import running_pipeline
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.generation import GeneratedText
+from neuronpipe.gateway.generation import GenerationRequest
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_observer import ModelMeters
 from neuronpipe.gateway.results import running_result_cache
@@ -322,16 +322,17 @@ def test_texts_that_are_drawn_without_a_seed_are_not_kept(
         request = InferenceRequest(Call(), "m", "", Packed(TaskInput, message=input))
         spec, key = model_spec(task, **own), ModelKey("m", 1)
         model = GatewayModel(key, spec, ModelMeters(Telemetry().meters, key))
-        assert GeneratedText(request, Call(), model, PipelineSettings()).is_repeatable == is_kept
+        pipeline: Any = SimpleNamespace(settings=PipelineSettings())
+        timings: Any = None
+        assert GenerationRequest(pipeline, request, Call(), model, timings).is_repeatable == is_kept
 
 
 async def test_a_known_chat_is_of_its_day_because_templates_write_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = task_input(text_generation={"messages": [{"role": "user", "content": "so"}]})
 
-    async def answer(running: object, stages: object) -> tuple[Packed[TaskResult], Usage]:
+    async def answer() -> tuple[Packed[TaskResult], Usage]:
         return pack_result(TaskResult()), Usage(tokens=3, generated_tokens=4, truncated_tokens=5, steps=6)
 
-    monkeypatch.setattr("neuronpipe.gateway.results.answer", answer)
     async with running_result_cache(ResultCacheSettings(), Telemetry()) as cache:
         outcomes = []
         for day in (1, 1, 2):
@@ -339,8 +340,9 @@ async def test_a_known_chat_is_of_its_day_because_templates_write_the_date(monke
             monkeypatch.setattr("neuronpipe.gateway.results.date", SimpleNamespace(today=lambda today=today: today))
             for input in (chat, _request().input):
                 request = InferenceRequest(Call(), "m", "", Packed(TaskInput, message=input))
-                running: Any = SimpleNamespace(request=request, call=Call(), model=SimpleNamespace(digest="digest"))
-                _, usage = await cache.get(running, _Stages().functions)
+                model = SimpleNamespace(digest="digest")
+                running: Any = SimpleNamespace(request=request, call=Call(), model=model, answer=answer)
+                _, usage = await cache.get(running)
                 outcomes.append(usage.result_cache)
     assert outcomes == [_MISS, _MISS, _HIT, _HIT, _MISS, _HIT]
     assert usage == Usage(tokens=3, generated_tokens=4, truncated_tokens=5, result_cache=_HIT)

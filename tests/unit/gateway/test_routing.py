@@ -22,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.routing import Router, open_gateway_models
+from neuronpipe.gateway.routing import VersionRouter, open_gateway_models
 from tests.servers.door import bundle_of
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
@@ -56,7 +56,7 @@ class _Gateway:
         repository.look_every_s = 0.02
         tables: list[ServedModels[Any]] = [self.near, self.models]
         async with running_live_models(repository, tables, Meters()) as live:
-            router = Router(live, self.models, [self.near], {"tokenizer": self.system.coalescer})
+            router = VersionRouter(live, self.models, [self.near], {"tokenizer": self.system.coalescer})
             self.catalog = Catalog(self.models, router=router)
             yield self
 

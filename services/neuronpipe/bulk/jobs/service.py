@@ -130,7 +130,7 @@ class Jobs:
         """Stores a job, or finds the stored job with the same id and content."""
         tenant, id, digest = call.caller.tenant, new_id(), hashlib.sha256(content).hexdigest()
         priority = PRIORITIES[submitted.priority]
-        if priority == "high" and self._tenants and not self._tenants.is_interactive(tenant):
+        if priority == "high" and self._tenants and not self._tenants.rights_of(tenant).is_interactive:
             priority = "normal"
         fields: dict[str, str | int] = {
             "request_id": submitted.request_id,
@@ -154,7 +154,9 @@ class Jobs:
             fields=fields,
         )
         tenant_limits = (
-            (self._tenants.max_jobs(tenant), self._settings.jobs_max_tenant_bytes) if self._tenants else (0, 0)
+            (self._tenants.rights_of(tenant).max_jobs or 0, self._settings.jobs_max_tenant_bytes)
+            if self._tenants
+            else (0, 0)
         )
         known, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
         if known_digest != digest:

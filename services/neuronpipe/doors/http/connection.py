@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.http.asgi import STATUS_LINES, Application, Exchange
 from neuronpipe.platform.process.background import LoopTurns
@@ -24,29 +25,12 @@ from neuronpipe.platform.tls import ServerTls
 # Time for which a connection whose request was refused takes the rest of the request, in service and while the process
 # stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
-# Time for which a connection is still read before the caller is said to be late. uvloop runs timers before it reads:
-# after a process has stood still, the caller's bytes would come too late.
-_LAST_LOOK_S = 0.01
 # Size of the pieces of the input that the parser gets, and the largest size within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 # Characters of a host's name or address with its port (RFC 3986, 3.2.2).
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = "This port takes HTTP/1.1."
-
-
-class _CallerLimit:
-    """Calls a function once the caller has not acted for a time, unless it is cancelled."""
-
-    def __init__(self, limit_s: float, end: Callable[..., None], *arguments: str) -> None:
-        self._end, self._arguments = end, arguments
-        self._timer = asyncio.get_running_loop().call_later(limit_s, self._look_again)
-
-    def _look_again(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LAST_LOOK_S, self._end, *self._arguments)
-
-    def cancel(self) -> None:
-        self._timer.cancel()
 
 
 class HttpServer:
@@ -63,7 +47,7 @@ class HttpServer:
         shares_port: bool = False,
     ) -> None:
         self.limits, self.in_flight = limits, in_flight
-        self.turns = LoopTurns()
+        self.turns, self.deadlines = LoopTurns(), Deadlines(LAST_LOOK_S)
         self.connections: set[HttpConnection] = set()
         self._app = app
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,11 +137,9 @@ class HttpConnection(asyncio.Protocol):
         self._latest: Exchange | None = None
         self._is_full = self._is_paused = self._is_lingering = False
         self._linger_s = _LINGER_S
-        self._unread: _CallerLimit | None = None
         self._claim: Claim | None = None
-        # The limits of the next head, and of a connection without a request.
-        self._timer: _CallerLimit | None = None
-        self._idle: _CallerLimit | None = None
+        # Whether the time until the next head is limited, and the time without a request.
+        self._is_timed = self._is_idle = False
         self._ending: asyncio.TimerHandle | None = None
         self._has_rest = False  # whether the caller is still sending its request
         self._is_in_head, self._is_in_trailers = True, False
@@ -201,7 +183,7 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_writable.clear()
-        self._unread = _CallerLimit(self._limits.max_send_s, self._abort, "max_send_s")
+        self._set_limit("unread", self._limits.max_send_s, partial(self._abort, "max_send_s"))
         self._claim = Claim(str(id(self)), lambda error: self._abort("max_send_s"))
         self._in_flight.unread.grow(self._claim, self.transport.get_write_buffer_size())
 
@@ -210,11 +192,10 @@ class HttpConnection(asyncio.Protocol):
         self._end_unread()
 
     def _end_unread(self) -> None:
-        if self._unread:
-            self._unread.cancel()
+        self._server.deadlines.remove((self, "unread"))
         if self._claim:
             self._in_flight.unread.end(self._claim)
-        self._unread = self._claim = None
+            self._claim = None
 
     def data_received(self, data: bytes) -> None:
         self._held += data
@@ -225,7 +206,7 @@ class HttpConnection(asyncio.Protocol):
         turns = self._server.turns
         while begin < len(held) and not (self.pipeline or self.is_closing):
             before = self._requests
-            if not turns.has_room_after(before - first, began_s):
+            if not turns.continue_turn(before - first, began_s):
                 turns.wait(self._take_held)
                 break
             self._take(held[begin : begin + size])
@@ -247,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_header_bytes:
                 self._end("max_header_bytes")
-            elif self._is_in_head and self._timer is None:
+            elif self._is_in_head and not self._is_timed:
                 self._start_timer()
 
     def _feed(self, data: bytes) -> None:
@@ -481,24 +462,30 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self.transport.resume_reading()
 
+    def _set_limit(self, wait: str, limit_s: float, end: Callable[[], None]) -> None:
+        """Calls `end` once the caller has not acted for a time, unless this wait is removed before."""
+        self._server.deadlines.add((self, wait), time.monotonic() + limit_s, end)
+
     def _start_timer(self) -> None:
-        self._timer = _CallerLimit(self._limits.max_handshake_s, self._end, "max_handshake_s")
+        self._is_timed = True
+        self._set_limit("head", self._limits.max_handshake_s, partial(self._end, "max_handshake_s"))
 
     def _stop_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        if self._is_timed:
+            self._is_timed = False
+            self._server.deadlines.remove((self, "head"))
 
     def _begin_idle(self) -> None:
         """Begins the limit of an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
-        if limit_s and not (self._running or self._held or self._timer or self._idle or self.is_closing):
-            self._idle = _CallerLimit(limit_s, self._leave_idle)
+        if limit_s and not (self._running or self._held or self._is_timed or self._is_idle or self.is_closing):
+            self._is_idle = True
+            self._set_limit("idle", limit_s, self._leave_idle)
 
     def _end_idle(self) -> None:
-        if self._idle:
-            self._idle.cancel()
-            self._idle = None
+        if self._is_idle:
+            self._is_idle = False
+            self._server.deadlines.remove((self, "idle"))
 
     def _leave_idle(self) -> None:
         if self.transport.get_write_buffer_size():  # closing would wait until the caller has read its answer

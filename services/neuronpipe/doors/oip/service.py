@@ -35,7 +35,7 @@ from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
-from neuronpipe.gateway.routing import GatewayModel, Router
+from neuronpipe.gateway.routing import GatewayModel, VersionRouter
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.in_flight import LARGE_BYTES
@@ -47,7 +47,7 @@ class ModelControl:
     Every method raises NotAllowed, ModelNotFound, ChangeRefused and DeadlineExceeded.
     """
 
-    def __init__(self, repository: Repository, tenants: Tenants | None, router: Router) -> None:
+    def __init__(self, repository: Repository, tenants: Tenants | None, router: VersionRouter) -> None:
         self._repository, self._tenants, self._router = repository, tenants, router
 
     async def load(self, name: str, limit_s: float | None) -> None:

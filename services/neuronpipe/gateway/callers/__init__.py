@@ -1,1 +1,1 @@
-"""Authentication: who calls the gateway."""
+"""Authentication of the gateway's callers."""

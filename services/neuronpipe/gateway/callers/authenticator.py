@@ -1,4 +1,4 @@
-"""Tells doors who calls: by an API key, a token, or the certificate of the connection."""
+"""Authenticates callers by an API key, a token, or the certificate of the connection."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +10,7 @@ from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.callers.keys import PREFIX, KeyRecord, Refused, WatchedFile, find_key, parse_keys
+from neuronpipe.gateway.callers.keys import PREFIX, CredentialsRefused, KeyRecord, WatchedFile, find_key, parse_keys
 from neuronpipe.gateway.callers.settings import CallerSettings, open_services
 from neuronpipe.platform.process.door import Credentials
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MESSAGE = "no valid API key, token or client certificate came with the call"
 _SCHEME = "bearer "
-# Each reason is logged at most so often; the metric counts every call.
+# The shortest time between two log lines of one reason; the metric counts every call.
 _LOG_EVERY_S = 1.0
 
 
@@ -60,44 +60,44 @@ class Authenticator:
 
     @property
     def files(self) -> list[WatchedFile[Mapping[str, KeyRecord]] | "WatchedFile[TokenVerifier]"]:
-        """What must be watched."""
+        """The files that must be watched."""
         return [file for file in (self._keys, self._tokens) if file]
 
     def identify(self, credentials: Credentials) -> Caller:
-        """The caller. Raises Unauthenticated."""
+        """Returns the caller. Raises Unauthenticated."""
         try:
             name, tenant = self._identify(credentials)
             if credentials.on_behalf:
                 if not self._acts_for_others(tenant):
-                    raise Refused("acts_for_others")
+                    raise CredentialsRefused("acts_for_others")
                 if not is_tenant_name(credentials.on_behalf):
-                    raise Refused("tenant_name")
+                    raise CredentialsRefused("tenant_name")
                 tenant = credentials.on_behalf
-        except Refused as refused:
+        except CredentialsRefused as refused:
             self._note(str(refused))
             raise Unauthenticated(_MESSAGE) from None
         self._meters.counter(Metrics.AUTHENTICATIONS, "accepted").add()
         return Caller(name, tenant, "" if self._is_shared else tenant)
 
     def _identify(self, credentials: Credentials) -> tuple[str, str]:
-        """Name and tenant."""
+        """Returns the caller's name and tenant. Raises CredentialsRefused."""
         if not credentials.authorization:
             for name in credentials.names:
                 if tenant := self._tenant_of(name):
                     return name, tenant
-            raise Refused("unknown_certificate" if credentials.names else "missing")
+            raise CredentialsRefused("unknown_certificate" if credentials.names else "missing")
         if credentials.authorization[: len(_SCHEME)].lower() != _SCHEME:
-            raise Refused("malformed")
+            raise CredentialsRefused("malformed")
         secret = credentials.authorization[len(_SCHEME) :].strip()
         if secret.startswith(PREFIX):
             record = find_key(self._keys.value, secret) if self._keys else None
             if record is None:
-                raise Refused("unknown_key")
+                raise CredentialsRefused("unknown_key")
             if record.has_expired:
-                raise Refused("expired")
+                raise CredentialsRefused("expired")
             return record.name, record.tenant
         if not self._tokens:
-            raise Refused("unknown_key")
+            raise CredentialsRefused("unknown_key")
         identity = self._tokens.value.identify(secret)
         return identity.subject, identity.tenant
 

@@ -1,6 +1,6 @@
-"""API keys: the file that has their hashes, a key a line, and what `neuronpipe key` does with it.
+"""API keys: the file of their hashes, one key a line, and the work of `neuronpipe key`.
 
-Also files of settings that are read again when they change.
+Also files of settings that are reloaded when they change.
 """
 
 import codecs
@@ -26,10 +26,10 @@ from neuronpipe.platform.watched import ValueT, Watched
 
 
 class WatchedFile(Watched[ValueT]):
-    """One file of an option, with the metric that says whether it can be used."""
+    """The file of an option, with the metric that says whether it can be used."""
 
     def __init__(self, option: str, path: Path, parse: Callable[[bytes], ValueT], meters: Meters) -> None:
-        """`option`: the one that names the file. `parse` raises SetupError. Raises SetupError."""
+        """`option`: the option that names the file. `parse` raises SetupError. Raises SetupError."""
         super().__init__([path], lambda: parse(_read(path, option)))
         meters.gauge(Metrics.FILE_LOADED, lambda: not self.problem, option)
 
@@ -45,12 +45,12 @@ _SHOWN = 20
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
-class Refused(Exception):
+class CredentialsRefused(Exception):
     """Credentials are not accepted. The message is one word, for the log and the metrics; callers never see it."""
 
 
 class KeyRecord(Frozen):
-    """A key as its file has it: a line of JSON. `sha256`: of the salt and the secret."""
+    """A key in the file: a line of JSON. `sha256`: the hash of the salt with the secret."""
 
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
     name: Annotated[str, AfterValidator(check_tenant_name)]
@@ -62,23 +62,23 @@ class KeyRecord(Frozen):
 
     @property
     def has_expired(self) -> bool:
-        """Whether its time is over; a key without one stays."""
+        """Whether the key has expired; a key without `expires` never does."""
         return bool(self.expires) and self.expires <= datetime.now(UTC).strftime(_TIME)
 
     def fits(self, secret: str) -> bool:
-        """Whether the secret is this key's."""
+        """Whether the secret belongs to this key."""
         return hmac.compare_digest(_hash(self.salt, secret), self.sha256)
 
 
 def find_key(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
-    """The record of a key that a caller shows; None for one that is unknown."""
+    """Finds the record of a caller's key; None for an unknown key."""
     key_id, _, secret = key.removeprefix(PREFIX).partition("_")
     record = records.get(key_id)
     return record if record and record.fits(secret) else None
 
 
 def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
-    """The keys of a file by their ids. Logs the first numbers of lines that hold none; the others count."""
+    """Parses the keys of a file, by their ids. Logs the first numbers of lines without a key; the other lines count."""
     records, broken = {}, []
     for number, line in _lines(content):
         if record := _record(line):
@@ -93,27 +93,16 @@ def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
 
 
 def create_key(path: Path, tenant: str, name: str, days: float | None = None) -> str:
-    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere. `days`: after
-    which it expires; None: never.
-
-    Raises SetupError.
+    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere. `days`: days
+    until the key expires; None: it never expires. Raises SetupError.
     """
-    key_id, secret, salt = (
-        secrets.token_hex(_ID_BYTES),
-        secrets.token_urlsafe(_SECRET_BYTES),
-        secrets.token_hex(_SALT_BYTES),
-    )
-    now = datetime.now(UTC)
-    expires = "" if days is None else (now + timedelta(days=days)).strftime(_TIME)
+    key_id, salt = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SALT_BYTES)
+    secret, now = secrets.token_urlsafe(_SECRET_BYTES), datetime.now(UTC)
+    created, expires = now.strftime(_TIME), "" if days is None else (now + timedelta(days=days)).strftime(_TIME)
+    hashed = _hash(salt, secret)
     try:
         record = KeyRecord(
-            id=key_id,
-            name=name,
-            tenant=tenant,
-            created=now.strftime(_TIME),
-            expires=expires,
-            salt=salt,
-            sha256=_hash(salt, secret),
+            id=key_id, name=name, tenant=tenant, created=created, expires=expires, salt=salt, sha256=hashed
         )
     except ValidationError as error:
         raise SetupError(
@@ -126,12 +115,12 @@ def create_key(path: Path, tenant: str, name: str, days: float | None = None) ->
 
 
 def list_keys(path: Path) -> list[KeyRecord]:
-    """The keys of a file. Raises SetupError where it cannot be read."""
+    """Returns the keys of a file. Raises SetupError where it cannot be read."""
     return list(parse_keys(_read(path)).values())
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
-    """Takes keys out of a file; every other line stays as it is. Returns those. Raises SetupError."""
+    """Takes keys out of a file, and returns them. Every other line stays as it is. Raises SetupError."""
     list_keys(path)
     with _changing(path) as (content, write):
         revoked = {key.id: key for key in parse_keys(content).values() if is_revoked(key)}
@@ -145,7 +134,7 @@ def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[Key
 def _record(line: bytes) -> KeyRecord | None:
     try:
         return KeyRecord.model_validate_json(line)
-    except ValidationError:  # its message has the line
+    except ValidationError:  # the error's message contains the line
         return None
 
 
@@ -161,12 +150,12 @@ def _hash(salt: str, secret: str) -> str:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
-    """A file's content, and what replaces it as a whole, one process at a time. Raises SetupError."""
+    """Locks a file. Yields its content, and the function that replaces the whole content. Raises SetupError."""
 
     def write(content: bytes) -> None:
         replace_file(file, content, mode=file.stat().st_mode & 0o777 if file.exists() else 0o600)
 
     with files_told(f"--api-keys {path}"):
-        file = path.resolve()  # a link stays one, and writers by other names wait too
+        file = path.resolve()  # a link stays a link, and writers by other names also wait
         with locked_folder(file.parent):
             yield _read(path) if path.exists() else b"", write

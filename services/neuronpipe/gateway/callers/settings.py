@@ -1,4 +1,4 @@
-"""Who may call a gateway, and what tenants may do: settings of the gateway and of all services in one process."""
+"""Settings of authentication and tenants: for the gateway, and for all services in one process."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class CallerSettings(Settings):
     )
     open_services: str = Field(
         "health",
-        description="what needs no credentials where the rest does, of health, reflection and metrics, with commas; "
+        description="services without credentials where others need them: health, reflection, metrics, with commas; "
         "metrics only at metrics_listen where that is set",
     )
     shared_cache: bool = Field(
@@ -53,12 +53,12 @@ class CallerSettings(Settings):
 
 
 def open_services(setting: str) -> frozenset[str]:
-    """The services of the setting."""
+    """Parses the setting open_services."""
     return frozenset(filter(None, map(str.strip, setting.split(","))))
 
 
 def check_exposure(settings: CallerSettings, *addresses: str) -> None:
-    """Raises SetupError for addresses that others than this machine reach, unless the settings let everybody call."""
+    """Raises SetupError for addresses that other machines reach, unless the settings let any client call."""
     public = [address for address in addresses if address and not is_loopback(address)]
     if public and not settings.insecure_public:
         raise SetupError(

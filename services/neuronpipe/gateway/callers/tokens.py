@@ -14,10 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from neuronpipe.core.callers import is_tenant_name
 from neuronpipe.core.errors import SetupError
-from neuronpipe.gateway.callers.keys import Refused
+from neuronpipe.gateway.callers.keys import CredentialsRefused
 
 _MIN_RSA_BITS = 2048
-# Tokens that were found valid. A client sends the same one for minutes or hours, and a signature takes up to 100 µs.
+# The number of verified tokens that are kept. A client sends the same token for minutes or hours, and verifying a
+# signature takes up to 100 µs.
 _MAX_VERIFIED = 4096
 _REASONS: dict[type[Exception], str] = {
     jwt.ExpiredSignatureError: "expired",
@@ -34,7 +35,7 @@ _REASONS: dict[type[Exception], str] = {
 @dataclass(frozen=True, slots=True)
 class TokenRules:
     """The claims that a token needs in addition to a valid signature. `tenant_claim`: the claim that names the tenant.
-    `clock_skew_s`: the most by which the clocks of issuers differ from this one.
+    `clock_skew_s`: the largest difference between the clocks of issuers and this clock.
     """
 
     issuer: str
@@ -45,7 +46,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whom a token names, until when by time.time()."""
+    """The subject and the tenant that a token names. `expires_s`: by time.time()."""
 
     subject: str
     tenant: str
@@ -53,7 +54,7 @@ class Identity:
 
 
 class TokenVerifier:
-    """Verifies tokens signed with RS256 or ES256. Belongs to one content of the file of keys."""
+    """Verifies tokens signed with RS256 or ES256. A changed file of keys has a new verifier."""
 
     def __init__(self, content: bytes, rules: TokenRules) -> None:
         """`content`: a JWKS (RFC 7517). Raises SetupError, which names the key that cannot be used."""
@@ -62,7 +63,7 @@ class TokenVerifier:
         self._verified: OrderedDict[bytes, Identity] = OrderedDict()
 
     def identify(self, token: str) -> Identity:
-        """Whom a valid token names. Raises Refused."""
+        """Returns the identity that a valid token names. Raises CredentialsRefused."""
         digest = sha256(token.encode()).digest()
         identity = self._verified.get(digest)
         if identity is None:
@@ -71,7 +72,7 @@ class TokenVerifier:
             if len(self._verified) > _MAX_VERIFIED:
                 self._verified.popitem(last=False)
         elif time.time() >= identity.expires_s + self._rules.clock_skew_s:
-            raise Refused("expired")
+            raise CredentialsRefused("expired")
         return identity
 
     def _verify(self, token: str) -> Identity:
@@ -80,7 +81,7 @@ class TokenVerifier:
             key_id = jwt.get_unverified_header(token).get("kid", "")
             algorithm, key = self._keys.get(str(key_id)) or ("", None)
             if key is None:
-                raise Refused("unknown_signing_key")
+                raise CredentialsRefused("unknown_signing_key")
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
@@ -91,17 +92,17 @@ class TokenVerifier:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except (jwt.InvalidTokenError, RecursionError) as error:  # JSON in it may be nested without end
-            raise Refused(_REASONS.get(type(error), "malformed")) from None
+            raise CredentialsRefused(_REASONS.get(type(error), "malformed")) from None
         tenant = claims.get(rules.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
-            raise Refused("no_tenant")
+            raise CredentialsRefused("no_tenant")
         if not is_tenant_name(tenant):
-            raise Refused("tenant_name")
+            raise CredentialsRefused("tenant_name")
         return Identity(str(claims["sub"]), tenant, float(claims["exp"]))
 
 
 def _read_keys(content: bytes) -> Mapping[str, tuple[str, Any]]:
-    """Algorithm and key by key id; the key id of the only key may be missing, in it and in tokens."""
+    """Reads the algorithm and the key of each key id. A single key needs no key id, and neither do its tokens."""
     try:
         entries = json.loads(content)["keys"]
         entries = [entry for entry in entries if entry.get("use", "sig") == "sig"]

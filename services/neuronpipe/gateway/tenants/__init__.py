@@ -1,1 +1,1 @@
-"""What tenants may do: their models, quotas and shares."""
+"""Tenants of a gateway: their models, quotas and shares."""

@@ -1,8 +1,8 @@
 """The budgets of a minute that several gateways share, through Redis.
 
 Every gateway tells Redis a few times a second what its tenants took, and learns what is left of each budget. No request
-waits for it. While Redis is in trouble each gateway has its share alone: the budget by the number of gateways that
-Redis knew last.
+waits for it. While Redis does not answer, each gateway uses its share alone: the budget divided by the last known
+number of gateways.
 """
 
 import asyncio
@@ -20,11 +20,12 @@ from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.process.background import run_beside
 
 _EXCHANGE_EVERY_S = 0.2
-# A gateway counts for so long after it was last heard of, and what it told last is known for so long.
+# Redis counts a gateway for the first time after its last exchange, and keeps that exchange's number for the second.
 _GATEWAY_LIFE_S, _GATEWAY_KEPT_S = 10, 180
 _CONNECTIONS = 4
-# A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns what is left, and their number.
-# A gateway repeats an exchange whose answer it did not get in time: its number says that the tokens were taken already.
+# A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns the level, and the number of
+# gateways. A gateway repeats an exchange whose answer did not come in time: its number shows that the tokens were
+# taken.
 _EXCHANGE = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -58,7 +59,7 @@ class SharedBudgets:
     """The exchange of one gateway with Redis."""
 
     def __init__(self, remote: Remote, tenants: Tenants) -> None:
-        self.is_away = False
+        self.is_unreachable = False
         self._remote = remote
         self._tenants = tenants
         self._gateway = secrets.token_hex(8)
@@ -72,27 +73,27 @@ class SharedBudgets:
                 for tenant, bucket in self._tenants.with_budgets():
                     await self._exchange(tenant, bucket)
             except RemoteError as error:
-                if not self.is_away:
+                if not self.is_unreachable:
                     log_warning("budgets are not shared: Redis does not answer", problem=str(error))
-                self.is_away = True
+                self.is_unreachable = True
                 for tenant, bucket in self._tenants.with_budgets():
                     bucket.share = 1 / tenant.gateways
             else:
-                if self.is_away:
+                if self.is_unreachable:
                     log("budgets are shared again")
-                self.is_away = False
+                self.is_unreachable = False
 
     async def _exchange(self, tenant: Tenant, bucket: TokenBucket) -> None:
-        bucket.told = number, taken = bucket.told or (next(self._numbers), bucket.taken)
+        bucket.unanswered = number, taken = bucket.unanswered or (next(self._numbers), bucket.taken)
         given = str(bucket.capacity), str(taken), self._gateway, str(number)
         reply = await self._remote.evaluate(_EXCHANGE, b"budget:" + tenant.name.encode(), *given)
         try:
             level, gateways = float(reply[0]), int(reply[1])
         except (TypeError, ValueError, IndexError) as error:
             raise RemoteError("not an answer to the question") from error
-        bucket.share, bucket.told = 1.0, None
+        bucket.share, bucket.unanswered = 1.0, None
         bucket.taken -= taken
-        bucket.level = level - bucket.taken  # what was taken meanwhile
+        bucket.level = level - bucket.taken  # tokens that were taken meanwhile
         tenant.gateways = max(1, gateways)
 
 
@@ -102,7 +103,7 @@ async def running_shared_budgets(settings: RedisSettings, tenants: Tenants, mete
     timeout_s = settings.redis_timeout_ms / 1000
     remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=_CONNECTIONS)
     budgets = SharedBudgets(remote, tenants)
-    meters.gauge(Metrics.BUDGET_REDIS, lambda: not budgets.is_away)
+    meters.gauge(Metrics.BUDGET_REDIS, lambda: not budgets.is_unreachable)
     try:
         async with run_beside(budgets.run()):
             yield

@@ -1,4 +1,4 @@
-"""The tenants of a gateway: their requests inside the gate, their rights, and their token buckets."""
+"""The tenants of a gateway: their requests in flight, their rights, and their token buckets."""
 
 import math
 import time
@@ -6,7 +6,7 @@ import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -19,33 +19,33 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Load, ModelLoad, TenantLoad
-from neuronpipe.gateway.tenants.turns import REQUEST_TOKENS, Turn, Turns
+from neuronpipe.gateway.load_shedding import Admitted, Load
+from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 
 _MINUTE_S = 60.0
 
 
 class TokenBucket:
-    """Holds the tokens of a minute at most, and gets them back evenly. The level may be negative: a debt, where a
-    request took more than was there. It is kept whole.
+    """Contains at most the tokens of a minute, and fills evenly. The level may be negative: a debt, where a request
+    took more tokens than there were. Debts are kept whole.
 
-    `capacity`: tokens a minute; may be changed. `share`: the part of it that counts here; less than 1 where several
-    gateways have the same budget and do not know of each other. `taken`: since that was last told the others. `told`:
-    the number of an exchange that is not answered yet, and the tokens that it tells.
+    `capacity`: tokens per minute; may be changed. `share`: the part of the capacity that counts here; less than 1 where
+    several gateways have the same budget and do not know of each other. `taken`: the tokens taken since the last
+    exchange. `unanswered`: the number of an exchange without an answer, and its tokens.
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity = capacity
         self.share = 1.0
         self.taken = 0
-        self.told: tuple[int, int] | None = None
+        self.unanswered: tuple[int, int] | None = None
         self._clock = clock
         self._level = float(capacity)
         self._at_s = clock()
 
     @property
     def level(self) -> float:
-        """The tokens that are left now."""
+        """The number of tokens that are left now."""
         now_s = self._clock()
         most = self.capacity * self.share
         self._level = min(most, self._level + (now_s - self._at_s) * most / _MINUTE_S)
@@ -57,8 +57,8 @@ class TokenBucket:
         self._level, self._at_s = level, self._clock()
 
     def wait_s(self, tokens: int, taken: int = 0) -> float:
-        """How long until there are so many; 0 where they are there. More than a minute's count as a minute's.
-        `taken`: how many of them were taken already.
+        """The seconds until this many tokens are left; 0 if they are. More tokens than a minute has count as a
+        minute's. `taken`: the number of these tokens that were taken already.
         """
         most = self.capacity * self.share
         missing = min(tokens, most) - (self.level + taken)
@@ -66,19 +66,17 @@ class TokenBucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is taken that has not come back, and the others know."""
+        """Whether all tokens are back, and the other gateways know it."""
         return not self.taken and self.level >= self.capacity * self.share
 
     def take(self, tokens: int) -> None:
-        """Takes tokens out, also more than there are; puts them back where `tokens` is negative."""
-        self.level = self.level - tokens
+        """Takes tokens, also more than there are; puts tokens back where the number is negative."""
+        self.level -= tokens
         self.taken += tokens
 
 
-# The entry for tenants that have none of their own.
+# The entry for tenants without an entry.
 _OTHERS = "*"
-
-
 _Quota: TypeAlias = Annotated[int, Field(ge=1, le=10**15)]
 
 
@@ -95,6 +93,11 @@ class Rights(Frozen):
     manages_registry: bool = False
     highest_priority: Literal["interactive", "bulk"] = "interactive"
     certificates: frozenset[str] = frozenset()
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether requests and jobs of the tenant may go before bulk work."""
+        return self.highest_priority == "interactive"
 
 
 NOTHING = Rights(models=frozenset())
@@ -114,16 +117,16 @@ class TenantBook(Frozen):
         return self
 
     def rights_of(self, tenant: str) -> Rights:
-        """A tenant's rights: nothing, where the file does not name it."""
+        """The rights of a tenant: no rights if the file does not name it."""
         return self.tenants.get(tenant) or self.tenants.get(_OTHERS) or NOTHING
 
     def tenant_of(self, name: str) -> str:
-        """The tenant that a name in a certificate belongs to; empty for none."""
+        """The tenant to which a name in a certificate belongs; empty for none."""
         return next((tenant for tenant, rights in self.tenants.items() if name in rights.certificates), "")
 
 
 def parse_tenants(content: bytes) -> TenantBook:
-    """The tenants of a file. Raises SetupError, which names the place at fault."""
+    """Parses the file of tenants. Raises SetupError, which names the place at fault."""
     try:
         return TenantBook.model_validate(tomllib.loads(content.decode()))
     except ValidationError as error:
@@ -135,65 +138,36 @@ def parse_tenants(content: bytes) -> TenantBook:
 EntryT = TypeVar("EntryT")
 
 _QUOTAS = "requests_in_flight", "tokens_in_flight", "tokens_per_minute"
-# A tenant is forgotten when it was idle for so long, with its metrics; or sooner, where there are so many idle ones.
+# A tenant and its metrics are forgotten after this idle time, or sooner if more than this number of tenants are idle.
 _IDLE_S, _MAX_IDLE = 3600.0, 500
 # Bounds of the time that a refused caller is told to wait.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
-# For so long after another one's request, tenants count as several.
+# Tenants count as several for this time after a request of another tenant than before.
 _SEVERAL_S = 2.0
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Admitted:
-    """A request inside the gate.
-
-    `of_tenant`: the tenant's load of the model. `tokens`: the tokens of the input plus `new_tokens`, the most tokens
-    that the request generates. `shed`: ends the request, to make room for what `shed_for` then says. `own_turn`: the
-    turn of its tenant in which the request runs.
-    """
-
-    call: Call
-    model: "ModelLoad[Admitted]"
-    of_tenant: "TenantLoad[Admitted]"
-    tokens: int
-    shed: Callable[[], None]
-    new_tokens: int = 0
-    generated_tokens: int = 0
-    shed_for: str = ""
-    own_turn: Turn | None = None
-
-    @property
-    def is_shed(self) -> bool:
-        """Whether the request had to end."""
-        return bool(self.shed_for)
-
-    @property
-    def cost(self) -> int:
-        """The cost of the request so far, in tokens. A request that never ran costs nothing."""
-        return self.tokens - self.new_tokens + self.generated_tokens if self.own_turn else 0
-
-
 class Tenant:
-    """One tenant. `inside`: its requests, in the order of arrival. `used_s`: the time of its last request."""
+    """One tenant. `admitted`: its requests in flight, in the order of arrival. `used_s`: the time of its last request.
+    `gateways`: the number of gateways that share its budget, as far as is known.
+    """
 
     def __init__(self, name: str, meters: Meters) -> None:
         self.name = name
-        self.inside: dict[Admitted, None] = {}
+        self.admitted: dict[Admitted, None] = {}
         self.load = Load()
         self.bucket: TokenBucket | None = None
         self.used_s = 0.0
         self.waits = meters.histogram(Metrics.TENANT_WAIT, name)
-        meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.inside), name)
-        # The number of gateways that have its budget, as far as is known.
+        meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.admitted), name)
         self.gateways = 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether it could be forgotten: it has nothing in flight, and no debt."""
-        return not self.inside and (not self.bucket or self.bucket.is_full)
+        """Whether the tenant could be forgotten: it has nothing in flight, and no debt."""
+        return not self.admitted and (not self.bucket or self.bucket.is_full)
 
     def forget(self, meters: Meters) -> None:
-        """Removes its metrics."""
+        """Removes the metrics of the tenant."""
         meters.remove(Metrics.TENANT_WAIT, self.name)
         meters.remove(Metrics.TENANT_IN_FLIGHT, self.name)
         meters.remove(Metrics.TENANT_TOKENS, self.name)
@@ -202,37 +176,37 @@ class Tenant:
 
 
 class Shares:
-    """What tenants hold for long, as places of calls that wait. One tenant has at most `times` as much as it leaves
-    over (dynamic thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998), so that some is left
-    for the next one. Without tenants there is only the limit.
+    """Limits what tenants occupy for long, such as places of calls that wait. One tenant gets at most `times` as much
+    as it leaves, so that some is left for the next tenant (dynamic thresholds: Choudhury and Hahne, IEEE/ACM
+    Transactions on Networking 6(2), 1998). Without tenants there is only the limit.
     """
 
     def __init__(self, limit: int, times: int = 1) -> None:
         self.limit = limit
         self.total = 0
         self._times = times
-        self._of: Counter[str] = Counter()
+        self._by_tenant: Counter[str] = Counter()
 
     def has_room(self, tenant: str, amount: int = 1) -> bool:
-        """Whether a tenant may take so much more."""
-        left, own = self.limit - self.total - amount, self._of[tenant]
+        """Whether a tenant may take this much more."""
+        left, own = self.limit - self.total - amount, self._by_tenant[tenant]
         return left >= 0 and (not tenant or not own or own + amount <= self._times * left)
 
     def take(self, tenant: str, amount: int = 1) -> None:
-        """A tenant has more."""
+        """Adds to what a tenant occupies."""
         self.total += amount
-        self._of[tenant] += amount
+        self._by_tenant[tenant] += amount
 
     def give_back(self, tenant: str, amount: int = 1) -> None:
-        """A tenant has less."""
+        """Subtracts from what a tenant occupies."""
         self.total -= amount
-        self._of[tenant] -= amount
-        if not self._of[tenant]:
-            del self._of[tenant]
+        self._by_tenant[tenant] -= amount
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
 
 class Tenants:
-    """All tenants of a gateway. `rights_of`: a tenant's rights at this time."""
+    """All tenants of a gateway. `rights_of`: the current rights of a tenant."""
 
     def __init__(
         self,
@@ -242,176 +216,162 @@ class Tenants:
         meters: Meters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limits`: requests and tokens of the gate."""
-        self._rights_of = rights_of
+        """`limits`: the most requests and tokens in flight. `window_s`: see TenantTurns."""
+        self.rights_of = rights_of
         self._limits = limits
         self._window_s = window_s
         self._meters = meters
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
-        self._turns: dict[ModelKey, Turns] = {}
+        self._turns: dict[ModelKey, TenantTurns] = {}
         self._look_from = _MAX_IDLE
-        # The tenant that asked last for a turn, and when that was another one than before.
+        # The tenant that asked last for a turn, and the time when that changed.
         self._last: str | None = None
         self._changed_s = -math.inf
 
     def table_of(self, caller: Caller, table: ModelTable[EntryT]) -> ModelTable[EntryT]:
-        """The models that a caller may use. Without a tenant it is the gateway itself, which sees all."""
+        """The models that a caller may use. A caller without a tenant is the gateway itself, which sees all."""
         models = self.models_of(caller)
         return table if models is None else table.only(models)
 
     def models_of(self, caller: Caller) -> frozenset[str] | None:
         """The names of the models that a caller may use; None: all."""
-        return self._rights_of(caller.tenant).models if caller.tenant else None
-
-    def manages_registry(self, caller: Caller) -> bool:
-        """Whether a caller may change the registry. Without a tenant nobody may where there are tenants."""
-        return self._rights_of(caller.tenant).manages_registry
-
-    def max_jobs(self, tenant: str) -> int:
-        """The number of jobs of a tenant that may wait or run; 0 for no limit."""
-        return self._rights_of(tenant).max_jobs or 0
-
-    def is_interactive(self, tenant: str) -> bool:
-        """Whether a tenant's requests and jobs may go before those of bulk work."""
-        return self._rights_of(tenant).highest_priority == "interactive"
+        return self.rights_of(caller.tenant).models if caller.tenant else None
 
     def restrict(self, call: Call) -> Call:
-        """The call with the highest priority that its tenant has, where it asks for more."""
-        if call.is_bulk or self.is_interactive(call.caller.tenant):
+        """Lowers the priority of a call to the highest priority of its tenant."""
+        if call.is_bulk or self.rights_of(call.caller.tenant).is_interactive:
             return call
         return replace(call, priority=Priority.PRIORITY_BULK)
 
-    def weight_of(self, tenant: str) -> float:
-        """A tenant's part of what all share."""
-        return self._rights_of(tenant).weight
-
-    def check(self, tenant: str, tokens: int = 1, inside: Admitted | None = None) -> None:
-        """Raises Overloaded for one more request of so many tokens, where the tenant has its quota inside already.
-        `inside`: the request, where it is one of those, and turns out to have so many.
+    def check(self, tenant: str, tokens: int = 1, admitted: Admitted | None = None) -> None:
+        """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `admitted`:
+        the request, where it is in flight already and has this many tokens after all.
         """
-        one, rights = self._tenant(tenant), self._rights_of(tenant)
-        most = rights.max_requests_in_flight
-        if most and not inside and len(one.inside) >= most:
-            limit = f"{len(one.inside)} requests in flight, the limit is {most} (the tenant's max_requests_in_flight)"
-            raise self._over_quota(one, "requests_in_flight", limit, one.load.seconds(1, 0))
-        own = inside.tokens if inside else 0
-        excess = one.load.tokens - own + tokens - (rights.max_tokens_in_flight or math.inf)
-        # A request that is larger than the limit is let in alone, or it never could be.
-        if excess > 0 and len(one.inside) > bool(inside):
-            most = rights.max_tokens_in_flight
-            limit = f"about {one.load.tokens} tokens in flight, the limit is {most} (the tenant's max_tokens_in_flight)"
-            raise self._over_quota(one, "tokens_in_flight", limit, one.load.seconds(0, excess))
-        if (bucket := self._bucket(one, rights)) and (wait_s := bucket.wait_s(tokens, own)):
+        state, rights = self._tenant(tenant), self.rights_of(tenant)
+        most, count = rights.max_requests_in_flight, len(state.admitted)
+        if most and not admitted and count >= most:
+            limit = f"{count} requests in flight, the limit is {most} (the tenant's max_requests_in_flight)"
+            raise self._over_quota(state, "requests_in_flight", limit, state.load.seconds(1, 0))
+        own_tokens = admitted.tokens if admitted else 0
+        most = rights.max_tokens_in_flight
+        excess = state.load.tokens - own_tokens + tokens - (most or math.inf)
+        # A request that is larger than the limit is admitted alone, as it would never be admitted otherwise.
+        if excess > 0 and count > bool(admitted):
+            limit = (
+                f"about {state.load.tokens} tokens in flight, the limit is {most} (the tenant's max_tokens_in_flight)"
+            )
+            raise self._over_quota(state, "tokens_in_flight", limit, state.load.seconds(0, excess))
+        if (bucket := self._bucket(state, rights)) and (wait_s := bucket.wait_s(tokens, own_tokens)):
             limit = f"the limit is {rights.tokens_per_minute} tokens a minute (the tenant's tokens_per_minute)"
-            raise self._over_quota(one, "tokens_per_minute", limit, wait_s)
+            raise self._over_quota(state, "tokens_per_minute", limit, wait_s)
 
-    def enter(self, admission: Admitted) -> None:
-        """Counts a request that `check` and the gate have let in."""
-        one = self._tenant(admission.call.caller.tenant)
-        one.inside[admission] = None
-        one.load.enter(admission.tokens)
-        if one.bucket:
-            one.bucket.take(admission.tokens)
+    def enter(self, admitted: Admitted) -> None:
+        """Counts a request that is admitted."""
+        tenant = self._tenant(admitted.call.caller.tenant)
+        tenant.admitted[admitted] = None
+        tenant.load.enter(admitted.tokens)
+        if tenant.bucket:
+            tenant.bucket.take(admitted.tokens)
 
-    def correct(self, admission: Admitted, more_tokens: int) -> None:
-        """Adds the tokens that a request has beyond the estimate."""
-        one = self._tenant(admission.call.caller.tenant)
-        one.load.tokens += more_tokens
-        if one.bucket:
-            one.bucket.take(more_tokens)
+    def correct(self, admitted: Admitted, more_tokens: int) -> None:
+        """Adds the tokens of a request beyond the estimate."""
+        tenant = self._tenant(admitted.call.caller.tenant)
+        tenant.load.tokens += more_tokens
+        if tenant.bucket:
+            tenant.bucket.take(more_tokens)
 
-    def leave(self, admission: Admitted, *, is_drained: bool) -> None:
-        """Counts the end of a request. The budget pays its cost, which may be less than the request took, or more.
+    def leave(self, admitted: Admitted, *, is_drained: bool) -> None:
+        """Counts the end of a request. The budget pays the cost of the request, which may be more or less than it took.
 
-        `is_drained`: it was answered, which says how fast others will be.
+        `is_drained`: the request was answered, which says how fast other requests will be.
         """
-        one, cost = self._tenant(admission.call.caller.tenant), admission.cost
-        del one.inside[admission]
-        one.load.leave(admission.tokens, is_drained=is_drained)
+        tenant, cost = self._tenant(admitted.call.caller.tenant), admitted.cost
+        del tenant.admitted[admitted]
+        tenant.load.leave(admitted.tokens, is_drained=is_drained)
         if cost:
-            self._meters.counter(Metrics.TENANT_TOKENS, one.name).add(cost)
-        if one.bucket:
-            one.bucket.take(cost - admission.tokens)
+            self._meters.counter(Metrics.TENANT_TOKENS, tenant.name).add(cost)
+        if tenant.bucket:
+            tenant.bucket.take(cost - admitted.tokens)
 
     def with_budgets(self) -> list[tuple[Tenant, TokenBucket]]:
-        """The tenants that have called and have a budget, which is with each."""
-        return [(one, one.bucket) for one in self._tenants.values() if one.bucket]
+        """The tenants that have called and have a budget, each with its bucket."""
+        return [(tenant, tenant.bucket) for tenant in self._tenants.values() if tenant.bucket]
 
     @property
     def are_several(self) -> bool:
-        """Whether more than one has called of late."""
+        """Whether more than one tenant has called recently."""
         return self._clock() - self._changed_s < _SEVERAL_S
 
     @asynccontextmanager
-    async def turn(self, admission: Admitted, model: ModelKey) -> AsyncIterator[Turn]:
-        """Waits for the turn of the request, which runs in the block; see Turns."""
-        turns = self._turns.get(model) or self._turns.setdefault(model, Turns(self._window_s, self._clock))
-        weight = self._rights_of(admission.call.caller.tenant).weight
-        tokens = REQUEST_TOKENS + admission.tokens - admission.new_tokens
-        turn = Turn(admission.call.caller.tenant, weight, tokens, is_bulk=admission.call.is_bulk)
+    async def turn(self, admitted: Admitted, model: ModelKey) -> AsyncIterator[Turn]:
+        """Waits for the turn of the request, which runs in the block; see TenantTurns."""
+        turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
+        tenant, tokens = admitted.call.caller.tenant, REQUEST_TOKENS + admitted.tokens - admitted.new_tokens
+        turn = Turn(tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
         began_s = self._clock()
-        if turn.tenant != self._last:
+        if tenant != self._last:
             self._changed_s = self._changed_s if self._last is None else began_s
-            self._last = turn.tenant
+            self._last = tenant
         await turns.take(turn)
         is_answered = False
         try:
-            admission.own_turn = turn
-            self._tenant(turn.tenant).waits.record((turn.began_s - began_s) * 1e9)
+            admitted.own_turn = turn
+            self._tenant(tenant).waits.record((turn.began_s - began_s) * 1e9)
             yield turn
             is_answered = True
         finally:
             turns.give_back(turn, is_answered=is_answered)
 
     def furthest_over(self, tenant: str, tokens: int = 1) -> Admitted | None:
-        """The newest request of the tenant that has most of the gate for its weight, where the one that asks would
-        still have less with so many tokens more; None else.
+        """The newest request of the tenant that has most of the limits for its weight, if the given tenant would have
+        less even with this many tokens more; otherwise None.
         """
-        one = max((one for one in self._tenants.values() if one.inside), key=self._load, default=None)
-        if one is None:
+        busy = (other for other in self._tenants.values() if other.admitted)
+        most = max(busy, key=self._share, default=None)
+        if most is None:
             return None
-        newest = next(reversed(one.inside))
-        has_more = self._load(one, -1, -newest.tokens) >= self._load(self._tenant(tenant), 1, tokens)
+        newest = next(reversed(most.admitted))
+        has_more = self._share(most, -1, -newest.tokens) >= self._share(self._tenant(tenant), 1, tokens)
         return newest if has_more else None
 
-    def _load(self, one: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
-        """The part of the gate that a tenant has, by its weight."""
-        requests, tokens = len(one.inside) + more_requests, one.load.tokens + more_tokens
-        return max(requests / self._limits[0], tokens / self._limits[1]) / self._rights_of(one.name).weight
+    def _share(self, tenant: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
+        """The part of the limits that a tenant has, relative to its weight."""
+        requests, tokens = len(tenant.admitted) + more_requests, tenant.load.tokens + more_tokens
+        return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight
 
     def _tenant(self, name: str) -> Tenant:
-        one = self._tenants.get(name)
-        if one is None:
+        tenant = self._tenants.get(name)
+        if tenant is None:
             self._forget_idle()
-            one = self._tenants[name] = Tenant(name, self._meters)
-        one.used_s = self._clock()
-        return one
+            tenant = self._tenants[name] = Tenant(name, self._meters)
+        tenant.used_s = self._clock()
+        return tenant
 
     def _forget_idle(self) -> None:
-        """Forgets tenants that have not asked for long, and the longest idle ones of too many."""
+        """Forgets tenants that have not called for long, and more of the idle tenants if there are too many."""
         if len(self._tenants) < self._look_from:
             return
-        idle = sorted((one for one in self._tenants.values() if one.is_idle), key=lambda one: one.used_s)
+        idle = sorted((tenant for tenant in self._tenants.values() if tenant.is_idle), key=lambda idle: idle.used_s)
         old_s = self._clock() - _IDLE_S
-        for number, one in enumerate(idle):
-            if len(idle) - number > _MAX_IDLE or one.used_s < old_s:
-                del self._tenants[one.name]
-                one.forget(self._meters)
+        for number, tenant in enumerate(idle):
+            if len(idle) - number > _MAX_IDLE or tenant.used_s < old_s:
+                del self._tenants[tenant.name]
+                tenant.forget(self._meters)
         # So that a flood of names costs little for each.
         self._look_from = len(self._tenants) + _MAX_IDLE
 
-    def _bucket(self, one: Tenant, rights: Rights) -> TokenBucket | None:
-        """The tenant's budget, as its rights are now."""
+    def _bucket(self, tenant: Tenant, rights: Rights) -> TokenBucket | None:
+        """The tenant's budget, with the capacity that its rights have now."""
         if not rights.tokens_per_minute:
-            one.bucket = None
-        elif one.bucket is None:
-            one.bucket = TokenBucket(rights.tokens_per_minute, self._clock)
+            tenant.bucket = None
+        elif tenant.bucket is None:
+            tenant.bucket = TokenBucket(rights.tokens_per_minute, self._clock)
         else:
-            one.bucket.capacity = rights.tokens_per_minute
-        return one.bucket
+            tenant.bucket.capacity = rights.tokens_per_minute
+        return tenant.bucket
 
-    def _over_quota(self, one: Tenant, quota: str, limit: str, wait_s: float) -> Overloaded:
-        self._meters.counter(Metrics.TENANT_REFUSED, one.name, quota).add()
+    def _over_quota(self, tenant: Tenant, quota: str, limit: str, wait_s: float) -> Overloaded:
+        self._meters.counter(Metrics.TENANT_REFUSED, tenant.name, quota).add()
         wait_s = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s if math.isfinite(wait_s) else _SHORTEST_WAIT_S))
-        return Overloaded(f"tenant {one.name!r}: {limit}", wait_s)
+        return Overloaded(f"tenant {tenant.name!r}: {limit}", wait_s)

@@ -170,10 +170,11 @@ class LoopTurns:
         self._is_open = self._is_resting = False
         self._waiting: dict[Callable[[], None], None] = {}
 
-    def has_room_after(self, calls: int, began_s: float) -> bool:
-        """Whether reading of a connection may continue: it began at `began_s`, and `calls` new calls came this turn.
+    def continue_turn(self, calls: int, began_s: float) -> bool:
+        """Continues reading a connection in this turn, if the turn has room: returns whether it has.
 
-        Begins a turn if none has begun, and a rest if the turn's time is used up.
+        Reading began at `began_s`, and `calls` new calls came this turn. Begins a turn if none has begun, and a rest if
+        the turn's time is used up.
         """
         self._open()
         if time.monotonic() - began_s < self._left_s:
@@ -188,9 +189,9 @@ class LoopTurns:
         self._left -= calls
         self._left_s -= time.monotonic() - began_s
 
-    def wait(self, go_on: Callable[[], None]) -> None:
-        """Calls `go_on` in a later turn."""
-        self._waiting[go_on] = None
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Calls `resume` in a later turn."""
+        self._waiting[resume] = None
         self._open()
 
     def _open(self) -> None:
@@ -202,12 +203,12 @@ class LoopTurns:
     def _end(self) -> None:
         """Begins a turn for waiting connections, which leave a half of it to connections that receive data now."""
         self._is_open = False
-        for go_on in [] if self._is_resting else list(self._waiting):
+        for resume in [] if self._is_resting else list(self._waiting):
             self._open()
             if self._left <= _CALLS_A_TURN // 2 or self._left_s <= _TURN_S / 2:
                 return
-            del self._waiting[go_on]
-            go_on()
+            del self._waiting[resume]
+            resume()
 
     def _end_rest(self) -> None:
         self._is_resting = False

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
@@ -20,61 +21,47 @@ from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
 # The time before the longest wait may be ended to make room. Any network delivers within it.
 _PATIENCE_S = 5.0
+# The limit of waits without a limit: thirty years.
+_NO_LIMIT_S = 1e9
 
 
-class CallerWaits:
+class CallerWaits(Deadlines):
     """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
 
     `limit_s`: 0: no limit. `max_waits`: the most waits at once. `ended`: counts the ended waits.
     """
 
     def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:
-        self._limit_s = limit_s
+        super().__init__(LAST_LOOK_S)
+        self._limit_s = limit_s or _NO_LIMIT_S
         self._max_waits = max_waits
         self._ended = ended
-        self._waits: dict[int, tuple[float, Callable[[bool], None]]] = {}
         self._numbers = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, end: Callable[[bool], None]) -> int:
-        """Begins a wait, and returns its number, for `done`.
+        """Begins a wait, and returns its number, for `remove`.
 
         `end` is called if the wait is ended: with True at the time limit, with False if another wait needs its place.
         """
         number, now_s = next(self._numbers), time.monotonic()
-        self._waits[number] = now_s, end
-        if len(self._waits) > self._max_waits and now_s - self._first_began_s() > _PATIENCE_S:
-            self._end_first(is_late=False)
-        if self._timer is None and self._limit_s:
-            self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._end_due)
+        self.add(number, now_s + self._limit_s, end)
+        if len(self._pending) > self._max_waits:
+            first = next(iter(self._pending))
+            deadline_s, end_first = self._pending[first]
+            if now_s - (deadline_s - self._limit_s) > _PATIENCE_S:
+                del self._pending[first]
+                self._ended.add()
+                end_first(False)
         return number
-
-    def done(self, number: int) -> None:
-        """Ends a wait whose caller has acted. May be called again."""
-        self._waits.pop(number, None)
 
     def end_all(self) -> None:
         """Ends all current waits."""
-        while self._waits:
-            self._waits.pop(next(iter(self._waits)))[1](False)
+        while self._pending:
+            self._pending.pop(next(iter(self._pending)))[1](False)
 
-    def _end_due(self) -> None:
-        """Ends the waits that are due. One timer serves all, because hardly any wait reaches its limit."""
-        self._timer = None
-        due_s = time.monotonic() - self._limit_s
-        while self._waits and self._first_began_s() <= due_s:
-            self._end_first(is_late=True)
-        if self._waits:
-            wait_s = max(0.0, self._first_began_s() - due_s)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._end_due)
-
-    def _first_began_s(self) -> float:
-        return self._waits[next(iter(self._waits))][0]
-
-    def _end_first(self, *, is_late: bool) -> None:
-        _, end = self._waits.pop(next(iter(self._waits)))
+    def _end(self, expire: Callable[..., None]) -> None:
         self._ended.add()
-        end(is_late)
+        expire(True)
 
 
 # The most calls of all services in one process. The last resort behind the gateway's admission control and the
@@ -183,7 +170,7 @@ class InFlight:
         try:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
-            self.arrivals.done(arrival)
+            self.arrivals.remove(arrival)
             self.budget.end(claim)
 
     async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:

@@ -196,7 +196,7 @@ class Http2Call(MessageStream):
     def end_arrival(self) -> None:
         """Ends the wait for the first message: it has come, or never will."""
         if self._arrival is not None:
-            self.connection.options.in_flight.arrivals.done(self._arrival)
+            self.connection.options.in_flight.arrivals.remove(self._arrival)
             self._arrival = None
 
     async def inflate(self, message: bytes, window_bits: int) -> bytes | None:

@@ -99,7 +99,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def data_received(self, data: bytes) -> None:
         turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
-        while begin < len(data) and not self._is_resting and turns.has_room_after(calls, began_s):
+        while begin < len(data) and not self._is_resting and turns.continue_turn(calls, began_s):
             before = self._calls
             super().data_received(data[begin : begin + size])
             begin, new = begin + size, self._calls - before
@@ -281,7 +281,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def _note_read(self, stream: MessageStream | None) -> None:
         if wait := self._unread.pop(stream, None):
-            self._server.sends.done(wait[0])
+            self._server.sends.remove(wait[0])
 
     # --- time, and the end ---
 

@@ -213,12 +213,12 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
         system_socket = connection.transport.get_extra_info("socket")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: connection._unread is not None)
+        await soon(lambda: connection._claim is not None)
         assert connection._in_flight.unread._bytes
         await reader.readuntil(b"\r\n\r\n")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         assert await reader.readexactly(len(answer)) == answer
-        await soon(lambda: connection._unread is None)
+        await soon(lambda: connection._claim is None)
         assert not connection._in_flight.unread._bytes
         writer.close()
 
@@ -307,7 +307,7 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await soon(lambda: [bool(one._held) and one._timer is None for one in connections] == [True])
+        await soon(lambda: [bool(one._held) and not one._is_timed for one in connections] == [True])
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import RSAAlgorithm
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.gateway.callers.keys import Refused
+from neuronpipe.gateway.callers.keys import CredentialsRefused
 from neuronpipe.gateway.callers.tokens import TokenRules, TokenVerifier
 from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
 
@@ -29,7 +29,7 @@ def verifier(issuer: Issuer) -> TokenVerifier:
 
 
 def _reason(verifier: TokenVerifier, token: str) -> str:
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(CredentialsRefused) as raised:
         verifier.identify(token)
     return str(raised.value)
 

@@ -1,4 +1,4 @@
-"""Tenants' requests through the real gate to a simulated model, in simulated time."""
+"""Tenants' requests through the real control to a simulated model, in simulated time."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
-from neuronpipe.gateway.admission import Gate
+from neuronpipe.gateway.admission import AdmissionControl
 from neuronpipe.gateway.tenants.tenants import Rights, Tenants
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 
@@ -54,14 +54,14 @@ class Outcome:
 
 
 class Simulation:
-    """One model behind a gate."""
+    """One model behind a control."""
 
     def __init__(self, loop: JumpingLoop, device: Device, window_s: float | None) -> None:
-        """`window_s`: None for a gate that knows no tenants."""
+        """`window_s`: None for a control that knows no tenants."""
         self._loop = loop
         self._device = device
         tenants = None if window_s is None else Tenants(lambda name: Rights(), _LIMITS, window_s, Meters(), loop.time)
-        self._gate = Gate(*_LIMITS, tenants)
+        self._control = AdmissionControl(*_LIMITS, tenants)
         # Those within their tenant's share, and the others.
         self._queues: tuple[list[asyncio.Future[None]], list[asyncio.Future[None]]] = [], []
         self._has_work = asyncio.Event()
@@ -91,10 +91,10 @@ class Simulation:
     async def _ask(self, call: Call, outcome: Outcome) -> None:
         began_s = self._loop.time()
         try:
-            self._gate.check_room(None, call.caller.tenant)
+            self._control.check_room(None, call.caller.tenant)
             task = asyncio.current_task()
             assert task
-            with self._gate.admit(call, 0, _TOKENS, model="m", shed=partial(_cancel, task)) as admission:
+            with self._control.admit(call, 0, _TOKENS, model="m", shed=partial(_cancel, task)) as admission:
                 async with admission.turn(_MODEL) as turn:
                     computed: asyncio.Future[None] = self._loop.create_future()
                     self._queues[bool(turn and turn.is_beyond_share)].append(computed)

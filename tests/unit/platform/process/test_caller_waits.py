@@ -22,8 +22,8 @@ async def test_what_is_done_in_time_is_left_alone() -> None:
     ended, second = Counter(), asyncio.Event()
     waits = CallerWaits(0.01, 10, ended)
     done = waits.begin(lambda is_late: pytest.fail("it was done"))
-    waits.done(done)
-    waits.done(done)
+    waits.remove(done)
+    waits.remove(done)
     waits.begin(lambda is_late: second.set())
     await asyncio.wait_for(second.wait(), 10)
     assert ended.value == 1

@@ -743,7 +743,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
             found, rest = frames.frames_in(rest + await asyncio.to_thread(caller.recv, 1 << 20))
             left_bytes -= sum(len(data) for kind, _, _, data in found if kind == frames.DATA)
         assert left_bytes == 0
-        await soon(lambda: not system.server.sends._waits)
+        await soon(lambda: not system.server.sends._pending)
         caller.close()
 
 

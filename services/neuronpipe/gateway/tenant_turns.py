@@ -1,21 +1,22 @@
 """The order of the requests of a model, where several tenants want more than the model can compute.
 
-A window says how many tokens of a model run at once: about what it computes in `window_s`. Further requests wait for
-their tenant's turn. The tenant that ran the least for its weight in the last seconds is next. So that it need not wait
-for what others have borrowed, a tenant that is below its share runs beside them.
+A window limits the tokens of a model that run at once to about what the model computes in `window_s`. Further requests
+wait for their tenant's turn. The tenant that ran the least for its weight in the last seconds is next. A tenant below
+its share also runs beside the others, so that it does not wait for what they have borrowed.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable
+from operator import itemgetter
 
-# A request costs these beside its own: the services compute for it as long as a model for 32 tokens. Else a tenant of
-# many tiny requests would have nearly all of their time.
+# Tokens that a request costs in addition to its own: the services compute for a request as long as a model for 32
+# tokens. Otherwise a tenant of many tiny requests would get nearly all of their time.
 REQUEST_TOKENS = 32
-# This many requests may always run: one is computed while the next one is on its way.
+# This many requests may always run: the model computes the first while the second is on its way.
 _MIN_RUNNING = 2
-# The least window of a model, in quickest answers, or the batches of a slow model would be too small.
+# The smallest window of a model, in quickest answers: otherwise the batches of a slow model would be too small.
 _QUICKEST_ANSWERS = 3
 # The time over which the rate is an average, in seconds in which something ran.
 _RATE_WINDOW_S = 0.5
@@ -23,13 +24,14 @@ _RATE_WINDOW_S = 0.5
 _MOST_WINDOWS = 2
 # The time over which the best rate fades.
 _RATE_MEMORY_S = 60.0
-# The time over which it counts what a tenant ran, in seconds, and how often that fades.
+# The time over which the tokens of a tenant count, in seconds, and the interval at which they fade.
 _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
 class Turn:
-    """A request that runs, or waits to. `tokens`: what runs at once, of its input and `REQUEST_TOKENS`; what it
-    generates counts for its tenant's share only.
+    """A request that runs, or waits for that. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at
+    once; generated tokens count for the share of its tenant only. `is_beyond_share`: known when the request begins to
+    run. `turns`: set when the request asks for its turn.
     """
 
     __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "is_paused", "tenant", "tokens", "turns", "weight")
@@ -40,18 +42,17 @@ class Turn:
         self.tokens = max(1, tokens)
         self.is_bulk = is_bulk
         self.began_s = 0.0
-        # Known when it begins to run.
         self.is_beyond_share = False
         self.is_paused = False
         self.future: asyncio.Future[None] | None = None
-        self.turns: Turns  # of the model, once the request has asked for its turn
+        self.turns: TenantTurns
 
     def charge(self, tokens: int) -> None:
-        """Adds tokens, which may be negative, to the cost of the request for its tenant's share."""
+        """Adds tokens, which may be negative, to the cost of the request for the share of its tenant."""
         self.turns.charge(self, tokens)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Lets others run while the request waits for something that is not the model, or ends that."""
+        """Lets others run while the request waits for something other than the model, or ends that."""
         self.turns.pause(self, is_paused=is_paused)
 
     def resize(self, more: int) -> None:
@@ -59,9 +60,9 @@ class Turn:
         self.turns.resize(self, more)
 
 
-class _Share:
-    """What one tenant has of a model. `used_tokens`: what it ran of late, which fades. `turns`: how many run or wait.
-    `waiting`: interactive requests and bulk ones, in the order of arrival.
+class _TenantShare:
+    """The requests of one tenant for a model. `used_tokens`: the tokens that ran recently, which fade. `turns`: the
+    number of requests that run or wait. `waiting`: interactive and bulk requests, each in the order of arrival.
     """
 
     __slots__ = ("running_tokens", "turns", "used_tokens", "waiting", "weight")
@@ -73,23 +74,23 @@ class _Share:
         self.waiting: tuple[dict[Turn, None], dict[Turn, None]] = {}, {}
 
 
-class Turns:
+class TenantTurns:
     """The turns of one model."""
 
     def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
-        # A paused request is no part of the window, but the model may be busy with it.
+        # Paused requests are no part of the window, but the model may be busy with them.
         self._running = self._paused = 0
         self._running_tokens = 0
-        # The tenants with requests that run, wait, or ran of late.
-        self._shares: dict[str, _Share] = {}
+        # The tenants with requests that run, wait, or ran recently.
+        self._shares: dict[str, _TenantShare] = {}
         self._waiting = 0
-        # Of all of them: the weights of those that have something running or waiting, and what ran of late.
+        # The weights of all tenants with requests that run or wait, and the tokens of all tenants that ran recently.
         self._weights = self._used_tokens = 0.0
-        # Tokens that were answered, and the time in which something ran; both fade.
+        # The answered tokens, and the time in which requests ran; both fade.
         self._answered_tokens = self._busy_s = 0.0
-        # The best of late of one by the other, as a model that has little to do shows less than it can.
+        # The best recent rate of answered tokens: a model that has little to do shows less than it can.
         self._best_rate = 0.0
         self._at_s = clock()
         self._quickest_s = math.inf
@@ -106,7 +107,7 @@ class Turns:
     async def take(self, turn: Turn) -> None:
         """Waits until the request may run. Then, and only then, `give_back` must be called."""
         turn.turns = self
-        share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _Share())
+        share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _TenantShare())
         if share.turns:
             self._weights -= share.weight
         share.turns += 1
@@ -130,7 +131,7 @@ class Turns:
             raise
 
     def give_back(self, turn: Turn, *, is_answered: bool) -> None:
-        """The end of a request that ran."""
+        """Counts the end of a request that ran, and runs the next requests."""
         self._pass_time()
         if is_answered:
             self._answered_tokens += turn.tokens
@@ -145,7 +146,7 @@ class Turns:
         self._run_next()
 
     def pause(self, turn: Turn, *, is_paused: bool) -> None:
-        """A request that runs waits for something that is not the model, so that others may run, or no longer."""
+        """Takes a request that runs out of the window while it waits for something other than the model."""
         if turn.is_paused != is_paused:
             self._pass_time()
             turn.is_paused = is_paused
@@ -160,7 +161,7 @@ class Turns:
             self._used_tokens += tokens
 
     def resize(self, turn: Turn, more: int) -> None:
-        """A request that runs turns out to have `more` tokens than was thought, or fewer where it is negative."""
+        """Corrects the tokens of a request that runs by `more`, which may be negative."""
         turn.tokens += more
         if not turn.is_paused:
             self._running_tokens += more
@@ -177,7 +178,7 @@ class Turns:
             turn.future.set_result(None)
 
     def _count(self, turn: Turn, times: int) -> None:
-        """Adds a request to what runs, or takes it out (-1)."""
+        """Adds a request to the running requests (1), or takes it out (-1)."""
         self._running += times
         self._running_tokens += times * turn.tokens
         self._shares[turn.tenant].running_tokens += times * turn.tokens
@@ -191,22 +192,22 @@ class Turns:
         del self._shares[turn.tenant].waiting[turn.is_bulk][turn]
         self._waiting -= 1
 
-    def _end_turn(self, share: _Share) -> None:
+    def _end_turn(self, share: _TenantShare) -> None:
         share.turns -= 1
         if not share.turns:
             self._weights -= share.weight
 
     def _next(self) -> Turn | None:
-        """The turn that is next, where it may run now."""
+        """The next turn, if it may run now."""
         for is_bulk in (False, True):
             # A request that was cancelled stays in its queue until its task runs.
             firsts = [
                 (share.used_tokens / share.weight, turn)
                 for share in self._shares.values()
-                if (turn := next((one for one in share.waiting[is_bulk] if _is_waiting(one)), None))
+                if (turn := next((turn for turn in share.waiting[is_bulk] if _is_waiting(turn)), None))
             ]
             if firsts:
-                _, turn = min(firsts, key=lambda one: one[0])
+                _, turn = min(firsts, key=itemgetter(0))
                 return turn if self._may_run(turn, is_next=True) else None
         return None
 
@@ -221,11 +222,11 @@ class Turns:
         return running < (window if is_below_share else self._share(turn) * window)
 
     def _share(self, turn: Turn) -> float:
-        """Its tenant's part of all weights."""
+        """The part of all weights that the tenant of a turn has."""
         return turn.weight / self._weights
 
     def _beyond_share(self, turn: Turn) -> float:
-        """The tokens that the tenant ran of late beyond its share of the tokens of all."""
+        """The recent tokens of the tenant beyond its share of the recent tokens of all tenants."""
         return self._shares[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
 
     def _pass_time(self) -> None:
@@ -235,9 +236,11 @@ class Turns:
             left = math.exp(-passed_s / _MEMORY_S)
             for share in self._shares.values():
                 share.used_tokens *= left
-            self._shares = {name: one for name, one in self._shares.items() if one.turns or one.used_tokens >= 1}
-            self._used_tokens = sum(one.used_tokens for one in self._shares.values())
-            self._weights = sum(one.weight for one in self._shares.values() if one.turns)
+            self._shares = {
+                name: share for name, share in self._shares.items() if share.turns or share.used_tokens >= 1
+            }
+            self._used_tokens = sum(share.used_tokens for share in self._shares.values())
+            self._weights = sum(share.weight for share in self._shares.values() if share.turns)
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
         if self._running or self._paused:
             passed_s = now_s - self._at_s

@@ -1,4 +1,4 @@
-"""gateway/tenants/turns.py: whose request runs next, and how many run."""
+"""gateway/tenant_turns.py: whose request runs next, and how many run."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from neuronpipe.gateway.tenants.turns import Turn, Turns
+from neuronpipe.gateway.tenant_turns import TenantTurns, Turn
 
 _WINDOW_S = 0.1
 
@@ -16,7 +16,7 @@ class _Model:
 
     def __init__(self) -> None:
         self.now_s = 50.0
-        self.turns = Turns(_WINDOW_S, lambda: self.now_s)
+        self.turns = TenantTurns(_WINDOW_S, lambda: self.now_s)
         self.running: list[str] = []  # in the order in which they began
         self._taken: dict[str, Turn] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

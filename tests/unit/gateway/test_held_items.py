@@ -1,4 +1,4 @@
-"""gateway/holding.py: items whose model no endpoint has wait for one, within limits."""
+"""gateway/held_items.py: items whose model no endpoint has wait for one, within limits."""
 
 import asyncio
 import itertools
@@ -13,21 +13,21 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Events, Metrics
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from neuronpipe.gateway.holding import Holding
+from neuronpipe.gateway.held_items import HeldItems
 from tests.unit.gateway.coalescer import MODEL, UNREACHABLE, System, item, settled, value, values
 
 _OTHER = ModelKey("other", 1)
 
 
 @pytest.fixture
-def holding() -> Holding:
-    return Holding(2, 100)
+def held_items() -> HeldItems:
+    return HeldItems(2, 100)
 
 
 @pytest.fixture
-async def held(system: System, holding: Holding) -> System:
+async def held(system: System, held_items: HeldItems) -> System:
     """The system, which holds two items of a hundred bytes together."""
-    system.coalescer = Coalescer("tokenizer", system._report, holding=holding)
+    system.coalescer = Coalescer("tokenizer", system._report, held_items=held_items)
     return system
 
 
@@ -68,12 +68,12 @@ async def test_an_item_is_held_again_when_its_endpoint_stops_before_it_has_read_
 
 @pytest.mark.parametrize("ending", ["dies", "drains", "is retired", "has its model no more"])
 async def test_items_that_are_held_again_count_for_their_own_tenants_and_requests(system: System, ending: str) -> None:
-    holding = Holding(18, 1 << 20)
-    system.coalescer = Coalescer("tokenizer", system._report, holding=holding)
+    held_items = HeldItems(18, 1 << 20)
+    system.coalescer = Coalescer("tokenizer", system._report, held_items=held_items)
     records: dict[str, HeldTime | None] = {}
 
     async def ask(tenant: str, name: str) -> object:
-        records[name] = holding.record()
+        records[name] = held_items.new_time()
         return await system.coalescer(item(name, caller=Caller(tenant, tenant), held=records[name]))
 
     wire = await system.connect(MODEL)
@@ -103,8 +103,8 @@ async def test_items_that_are_held_again_count_for_their_own_tenants_and_request
     await asyncio.gather(*greedy.values(), other, return_exceptions=True)
 
 
-async def test_a_request_is_held_until_none_of_its_items_is(held: System, holding: Holding) -> None:
-    record = holding.record()
+async def test_a_request_is_held_until_none_of_its_items_is(held: System, held_items: HeldItems) -> None:
+    record = held_items.new_time()
     assert record
     one, two = [*await held.ask("a", held=record), *await held.ask_for(_OTHER, "b", held=record)]
     wire = await held.connect(MODEL)
@@ -149,9 +149,9 @@ async def test_an_item_for_a_model_that_every_endpoint_failed_to_load_fails_at_o
         await task
 
 
-async def test_draining_ends_what_is_held_and_holds_no_more(held: System, holding: Holding) -> None:
+async def test_draining_ends_what_is_held_and_holds_no_more(held: System, held_items: HeldItems) -> None:
     (task,) = await held.ask("a")
-    await holding.stop()
+    await held_items.stop()
     with pytest.raises(Unavailable, match="the gateway is stopping"):
         await task
     with pytest.raises(Unavailable, match="the gateway is stopping"):
@@ -165,7 +165,7 @@ async def test_nothing_is_held_without_a_limit(system: System) -> None:
 
 async def test_metrics_and_the_span_tell_how_long_an_item_was_held_and_how_that_ended(system: System) -> None:
     meters = Meters()
-    system.coalescer = Coalescer("tokenizer", system._report, holding=Holding(2, 100, meters))
+    system.coalescer = Coalescer("tokenizer", system._report, held_items=HeldItems(2, 100, meters))
     span = Span("predict", SpanContext.new(is_sampled=True), None, 0)
     enter_span(span)
     sent, left = await system.ask("a", "b")
@@ -215,17 +215,17 @@ async def test_a_model_that_no_endpoint_has_in_memory_is_loaded_by_one_with_few_
 
 
 def test_one_tenant_leaves_places_and_bytes_to_others() -> None:
-    holding = Holding(90, 9000)
+    held_items = HeldItems(90, 9000)
     for _ in range(80):
-        holding.begin("tokenizer", 10, "mallory")
+        held_items.hold("tokenizer", 10, "mallory")
     with pytest.raises(Overloaded):
-        holding.begin("tokenizer", 10, "mallory")
-    holding.begin("tokenizer", 1000, "victim")
-    holding.begin("tokenizer", 10, "victim")
+        held_items.hold("tokenizer", 10, "mallory")
+    held_items.hold("tokenizer", 1000, "victim")
+    held_items.hold("tokenizer", 10, "victim")
     with pytest.raises(Overloaded):
-        holding.begin("tokenizer", 8000, "victim")
+        held_items.hold("tokenizer", 8000, "victim")
 
 
 def test_a_tenant_alone_with_one_place_has_it() -> None:
-    holding = Holding(1, 10)
-    holding.begin("tokenizer", 1000, "mallory")
+    held_items = HeldItems(1, 10)
+    held_items.hold("tokenizer", 1000, "mallory")
