@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neuronpipe.measure.machine import describe_machine
-from tests.bench.against_peers import ALL_PEERS, measure_peers
+from tests.bench.against_peers import ALL_PEERS, measure_like_for_like, measure_peers
 from tests.bench.generation import measure_generation
-from tests.bench.like_for_like import measure_like_for_like
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
@@ -61,11 +60,11 @@ def main() -> None:
             if section == "start":
                 run.starts.extend(measure_starts(options.rounds))
             else:
-                for one in sections[section]():
-                    run.measurements.append(one)
+                for turn in sections[section]():
+                    run.measurements.append(turn)
                     print(
-                        f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: "
-                        f"{one.throughput_per_s:.1f}/s",
+                        f"{turn.section}, round {turn.round}, {turn.system}, {turn.callers} callers: "
+                        f"{turn.throughput_per_s:.1f}/s",
                         file=sys.stderr,
                     )
         finally:

@@ -5,7 +5,6 @@ Run: python -m tests.bench.neuron_sim [--seconds S] [--cores 1,2,8,24] [--table 
 """
 
 import argparse
-import asyncio
 import math
 import os
 import shlex
@@ -13,15 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
-import psutil
 import uvloop
 
-from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.repository import read_repository
@@ -34,9 +31,8 @@ from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.settings import EngineSettings
-from tests.bench.callers import WARM_UP_S
-from tests.bench.closed_loop import ClosedLoop, System
-from tests.bench.systems import NO_CACHE
+from tests.bench.load import LoadProcess, send_all
+from tests.bench.systems import NO_CACHE, serving_all, serving_four
 from tests.integration.requests import classify
 from tests.models.repository import classifier
 
@@ -65,54 +61,30 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
     )
 
     async def measure() -> _Rate:
-        done, end_s = 0, 0.0
-
-        async def call() -> None:
-            nonlocal done
-            while time.monotonic() < end_s:
-                await stage.execute(item)
-                done += 1
-
         async with running_executor(
             read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)
         ) as stage:
-            cpu_began_s, end_s = time.process_time(), time.monotonic() + seconds
-            await asyncio.gather(*(call() for _ in range(callers)))
-            cpu_s = time.process_time() - cpu_began_s
-        return _Rate(done / seconds, cpu_s / done)
+            cpu_began_s = time.process_time()
+            found = await send_all(stage.execute, repeat(item), callers=callers, seconds=seconds)
+            done = len(found.answers)
+            return _Rate(done / seconds, (time.process_time() - cpu_began_s) / done)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(measure())
+    return uvloop.run(measure())
 
 
 def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[str, _Rate]:
     request: InferRequest = classify("word " * (_WORD_TOKENS - 2))
     options = ("--cores", str(cores), "--in-flight", str(_IN_FLIGHT))
-
-    def measure(loop: ClosedLoop, target: str, processes: Sequence[ServiceProcess]) -> _Rate:
-        cpu_began_s = _cpu_s(processes)
-        rate = loop.measure(System("served", target), callers, seconds).throughput_per_s
-        return _Rate(rate, (_cpu_s(processes) - cpu_began_s) / (rate * (WARM_UP_S + seconds)))
-
+    stage_options = {"neuron-executor": options, "tokenizer": NO_CACHE}
     rates = {}
-    with ExitStack() as stack:
-        one = stack.enter_context(
-            ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)
-        ).wait_until_ready()
-        loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates[_ALL] = measure(loop, one.target, [one])
-    with ExitStack() as stack:
-        four = stack.enter_context(
-            four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE})
-        )
-        loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates[_FOUR] = measure(loop, four["gateway"].target, list(four.values()))
+    for name, serving in (
+        (_ALL, serving_all(repository, options=(*options, *NO_CACHE))),
+        (_FOUR, serving_four(repository, stage_options=stage_options)),
+    ):
+        with serving as system, LoadProcess.started([request.SerializeToString()]) as loop:
+            turn = loop.measure(system, callers, seconds)
+            rates[name] = _Rate(turn.throughput_per_s, turn.figures["server_cpu_us"] / 1e6)
     return rates
-
-
-def _cpu_s(processes: Sequence[ServiceProcess]) -> float:
-    times = [psutil.Process(process.pid).cpu_times() for process in processes]
-    return sum(float(one.user + one.system) for one in times)
 
 
 def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dict[str, _Rate]]:

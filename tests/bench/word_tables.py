@@ -20,7 +20,7 @@ from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.bench.closed_loop import ClosedLoop
+from tests.bench.load import LoadProcess
 from tests.bench.systems import read_texts, serving_all
 from tests.models.tokenizers import word_piece
 
@@ -56,7 +56,7 @@ def _memory_mb(pid: int) -> tuple[float, float]:
 
 def _rows(name: str, dtypes: Sequence[str], texts: Sequence[str], seconds: float) -> Iterator[str]:
     first = 0.0
-    with tempfile.TemporaryDirectory() as temporary, ClosedLoop.started([_request(text) for text in texts]) as loop:
+    with tempfile.TemporaryDirectory() as temporary, LoadProcess.started([_request(text) for text in texts]) as loop:
         source = _MODELS[name](Path(temporary) / "source")
         for dtype in dtypes:
             request = CompileRequest(str(source), "sentence_embedding", Path(temporary) / dtype, _NAME, dtype=dtype)

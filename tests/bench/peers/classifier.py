@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 MAX_TOKENS = 128
-# A folder that holds it has a graph; see `export_graph` of tests/bench/like_for_like.py.
+# A folder that holds it has a graph; see `export_graph` of tests/bench/against_peers.py.
 GRAPH_FILE = "graph.json"
 # As our back end pads: fewer shapes that OpenVINO meets for the first time.
 _TOKEN_STEP = 4

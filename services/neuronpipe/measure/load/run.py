@@ -17,7 +17,7 @@ import numpy as np
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.generator import PART, ROW, LoadGenerator, Rows, Share, Tick
+from neuronpipe.measure.load.generator import PART, ROW, ClientSender, LoadGenerator, Rows, Share, Tick
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
@@ -131,7 +131,6 @@ def shares(request: LoadRequest) -> list[Share]:
             duration_s=request.duration_s,
             deadline_s=deadline_s,
             drain_s=request.drain_s if deadline_s is None else min(request.drain_s, deadline_s + _DEADLINE_SLACK_S),
-            is_generating=request.generation is not None,
         )
         for index in range(count)
     ]
@@ -238,7 +237,8 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
         begin_s = await asyncio.to_thread(pipe.recv)
         if begin_s is None:
             return
-        generator = LoadGenerator(client, requests, assignment.share, begin_s)
+        sender = ClientSender(client, is_generating=request.generation is not None)
+        generator = LoadGenerator(sender, requests, assignment.share, begin_s)
         threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
         has_ended = asyncio.Event()
         ticking = asyncio.create_task(_tick(pipe, generator, begin_s, has_ended))
