@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse
@@ -59,8 +58,7 @@ _Answer: TypeAlias = tuple[str, float]
 class _Peer:
     """How a peer is called, and its settings: as people write it, and those that are tried like for like.
 
-    `request`: of a text and the model's name. `program`: what its launcher starts, which no package has; `source`: how
-    to get it.
+    `request`: of a text and the model's name.
     """
 
     client: str
@@ -70,8 +68,6 @@ class _Peer:
     settings: Sequence[str] = ("",)
     tried: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    program: str = ""
-    source: str = ""
 
 
 def _plain(text: str, model: str) -> bytes:
@@ -84,10 +80,6 @@ def _text(text: str, model: str) -> bytes:
 
 def _input(text: str, model: str) -> bytes:
     return json.dumps({"model": model, "input": [text]}).encode()
-
-
-def _inputs(text: str, model: str) -> bytes:
-    return json.dumps({"inputs": text, "truncate": True}).encode()
 
 
 def _tensor(text: str, model: str) -> bytes:
@@ -104,9 +96,8 @@ def _named(answer: bytes) -> _Answer:
 
 
 def _likeliest(answer: bytes) -> _Answer:
-    """infinity answers with every label in `data`, TEI with a list of every label."""
-    said: Any = json.loads(answer)
-    best = max(said["data"][0] if isinstance(said, dict) else said, key=lambda scored: scored["score"])
+    """infinity answers with every label."""
+    best = max(json.loads(answer)["data"][0], key=lambda scored: scored["score"])
     return best["label"], best["score"]
 
 
@@ -142,11 +133,6 @@ _PEERS = {
         *(GRPC, "/inference.GRPCInferenceService/ModelInfer", _tensor, _of_tensors, _THREADS),
         (*_TWO_OF_ONE, f"{_TWO_OF_ONE[1]} --queue-delay-us 1000", _ONE_OF_TWO),
     ),
-    "tei": _Peer(
-        *(HTTP, "/predict", _inputs, _likeliest),
-        program="text-embeddings-router",
-        source="in huggingface/text-embeddings-inference: cargo install --path router -F mkl",
-    ),
 }
 ALL_PEERS = tuple(_PEERS)
 
@@ -171,12 +157,12 @@ def measure_peers(
         ]
         loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
         numbers = itertools.count(0, rounds)
+        expected = _reference_answers(tuple(texts[:_CHECKED_TEXTS]))
         for name in peers:
-            peer = _Bench(name, "", SOURCE, texts, _reference_answers(tuple(texts[:_CHECKED_TEXTS])), unavailable)
-            with peer.started():
+            with _Bench.started(name, "", SOURCE, texts, expected, unavailable) as bench:
                 for settings in _PEERS[name].settings:
                     first = next(numbers)
-                    yield from peer.turns(settings, SECTION, seconds, range(first, first + rounds), (loop, ours))
+                    yield from bench.turns(settings, SECTION, seconds, range(first, first + rounds), (loop, ours))
 
 
 def measure_like_for_like(
@@ -196,8 +182,7 @@ def measure_like_for_like(
                 loop.measure(system, CALLERS[-1], seconds)
             expected = [_ours(answer) for answer in loop.answers(ours[0], 1, _CHECKED_TEXTS)]
             for name in (name for name, peer in _PEERS.items() if peer.tried and name in peers):
-                bench = _Bench(name, dtype, graph, texts, expected, unavailable)
-                with bench.started():
+                with _Bench.started(name, dtype, graph, texts, expected, unavailable) as bench:
                     trials = []
                     for settings in _PEERS[name].tried:
                         for trial in bench.turns(settings, TRIALS, seconds):
@@ -219,23 +204,31 @@ def _best_systems(trials: Sequence[Measurement]) -> set[str]:
     return best | ({min(alone, key=lambda trial: trial.latencies_ms["p50"]).system} if alone else set())
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Bench:
-    """One peer with one model. `dtype`: of a graph like ours; empty: as people write the peer."""
+    """One peer with one model, and its generator. `dtype`: of a graph like ours; empty: as people write the peer."""
 
     peer: str
     dtype: str
     model: Path
-    texts: Sequence[str]
+    loop: LoadProcess
     expected: Sequence[_Answer]
     unavailable: dict[str, str]
 
+    @classmethod
     @contextmanager
-    def started(self) -> Iterator[None]:
-        """The generator that calls the peer; ended with the block."""
-        requests = [_PEERS[self.peer].request(text, self.model.name) for text in self.texts]
-        with LoadProcess.started(requests) as self.loop:
-            yield
+    def started(
+        cls,
+        peer: str,
+        dtype: str,
+        model: Path,
+        texts: Sequence[str],
+        expected: Sequence[_Answer],
+        unavailable: dict[str, str],
+    ) -> "Iterator[_Bench]":
+        """Its generator ends with the block."""
+        with LoadProcess.started([_PEERS[peer].request(text, model.name) for text in texts]) as loop:
+            yield cls(peer, dtype, model, loop, expected, unavailable)
 
     def name_of(self, settings: str) -> str:
         """As the tables name it."""
@@ -243,12 +236,7 @@ class _Bench:
         return of_dtype(name, self.dtype) if self.dtype else name
 
     def turns(
-        self,
-        settings: str,
-        section: str,
-        seconds: float,
-        rounds: Sequence[int] = (0,),
-        ours: _Ours | None = None,
+        self, settings: str, section: str, seconds: float, rounds: Sequence[int] = (0,), ours: _Ours | None = None
     ) -> Iterator[Measurement]:
         """Turns of the peer, each with turns of ours that follow it."""
         try:
@@ -278,12 +266,11 @@ class _Bench:
             system = System(name, str(self.model), peer.path, client=peer.client)
             paused: _Paused = nullcontext
             if peer.path:
-                python = peer_python(self.peer, "" if peer.program else self.peer, peer.program, peer.source)
-                command = [python, "-m", f"tests.bench.peers.{self.peer}_server", str(self.model), *settings.split()]
-                log = Path(stack.enter_context(TemporaryDirectory(prefix=f"peer-{self.peer}-"))) / "server.log"
+                words = [f"tests.bench.peers.{self.peer}_server", str(self.model), *settings.split()]
+                command = [peer_python(self.peer), "-m", *words]
                 environment = peer.environment if self.dtype else {}
-                process = stack.enter_context(PeerProcess(self.peer, command, log, environment))
-                target = process.wait_for("ready", _START_LIMIT_S)["target"]
+                process = stack.enter_context(PeerProcess(self.peer, command, environment))
+                target = process.hear("ready", _START_LIMIT_S)["target"]
                 system, paused = replace(system, target=target, pids=(process.pid,)), process.paused
             for callers in (1, _CHECKED_TEXTS):
                 answers = [peer.answer(answer) for answer in self.loop.answers(system, callers, _CHECKED_TEXTS)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from neuronpipe.measure.figures import bootstrap, mean
 from tests.bench.load import LoadProcess
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, FOUR, find_repository, make_request, read_texts, serving_all, serving_four
+from tests.bench.systems import ALL, FOUR, find_repository, make_request, make_texts, serving_all, serving_four
 
 _VALUES: dict[str, Callable[[Measurement], float]] = {
     "throughput": lambda turn: turn.throughput_per_s,
@@ -30,7 +30,7 @@ def main() -> None:
     """Prints a line for each system and number of callers."""
     options = _parse()
     repository = options.repository or find_repository("fake")
-    _, texts = read_texts()
+    texts = make_texts()
     found: dict[tuple[str, int, Path], list[Measurement]] = {}
     with ExitStack() as stack:
         systems = {

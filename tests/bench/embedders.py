@@ -27,7 +27,7 @@ from neuronpipe.platform.process.worker import Worker
 from tests.bench.load import LoadProcess
 from tests.bench.measurements import ratios
 from tests.bench.peers.environments import ROOT
-from tests.bench.systems import DTYPES, read_texts, serving_all
+from tests.bench.systems import DTYPES, make_texts, serving_all
 
 _MODEL = "embedder"
 _CALLERS = 32
@@ -81,7 +81,7 @@ def _make(pipe: "Connection[None, None]", name: str, folder: Path) -> None:
 
 
 def _serve_reference(pipe: "Connection[tuple[float, float], float]", source: Path, texts: Sequence[str]) -> None:
-    """For each turn of some seconds: texts a second of sentence-transformers in batches, and the p50 of one text in ms."""
+    """For each turn of some seconds: texts a second of sentence-transformers in batches, and the p50 of a text, ms."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(source), device="cpu")
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
     given = parser.parse_args()
-    texts = read_texts()[1][:_TEXTS]
+    texts = make_texts()[:_TEXTS]
     print(
         "| Model | System | Texts/s, 32 callers | to theirs | p50 ms, 1 caller | to theirs | Memory, MB | Bundle, MB | "
         "Compiled in, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"

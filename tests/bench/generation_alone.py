@@ -94,10 +94,7 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
     bundles = {bundle.spec.name: bundle for bundle in read_repository(folder / "repository")}
     bundle = bundles[LLAMA]
     numbers = itertools.count()
-    async with (
-        running_devices(EngineSettings(), Telemetry()) as devices,
-        devices.open_generator(bundle) as generator,
-    ):
+    async with running_devices(EngineSettings(), Telemetry()) as devices, devices.open_generator(bundle) as generator:
         while True:
             _, prompt_tokens, new_tokens, callers, seconds = await asyncio.to_thread(pipe.recv)
             tokens = 0

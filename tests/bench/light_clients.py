@@ -18,7 +18,7 @@ from typing import Self, cast
 import hpack
 
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
-from neuronpipe.measure.load.generator import OK, Recorder, Sending
+from neuronpipe.measure.load.generator import OK, Recorder, Sender, Sending
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # RFC 9113, section 6: length and type, flags, stream.
@@ -241,7 +241,7 @@ class GrpcConnection(asyncio.Protocol):
         self._break_off(f"connection lost: {exc}")
 
 
-class HttpSender:
+class HttpSender(Sender):
     """POST with JSON over HTTP/1.1: each caller has a connection, which is kept."""
 
     def __init__(self) -> None:
@@ -278,9 +278,6 @@ class HttpSender:
         now_s = time.monotonic()
         self.send(request, Sending(now_s, now_s, None, Recorder(now_s), end, answered.set_exception))
         return await answered
-
-    def flush(self) -> None:
-        """Does nothing: requests are sent at once."""
 
     async def close(self) -> None:
         """Closes the connections."""

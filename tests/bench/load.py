@@ -146,9 +146,7 @@ class LoadProcess:
             yield cls(worker)
 
     def measure(self, system: System, callers: int, seconds: float, section: str = "", round: int = 0) -> Measurement:
-        """A turn of a closed loop. Blocks for the seconds and the warm-up. Raises ConnectionError, and ProcessEnded where
-        the generator ends.
-        """
+        """A turn of a closed loop, which blocks. Raises ConnectionError, and ProcessEnded where the generator ends."""
         load = LoadRequest(
             target=system.target, model="-", concurrency=callers, duration_s=seconds, warm_up_s=WARM_UP_S
         )

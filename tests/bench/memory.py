@@ -41,7 +41,7 @@ from tests.bench.systems import (
     computed_dtypes,
     find_repository,
     make_request,
-    read_texts,
+    make_texts,
     run_module,
 )
 
@@ -211,8 +211,8 @@ in turn, and their ratio; p99 relative to p50.
 """
     rows = []
     for dtype, figures in found["dtypes"].items():
-        one, many = figures["one"], figures["many"]
-        medians = {**many, **{name: statistics.median(turn[name] for turn in one) for name in one[0]}}
+        turns, many = figures["one"], figures["many"]
+        medians = {**many, **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]}}
         rows.append((dtype, *(cell(medians) for _, cell in _COLUMNS)))
     yield from markdown_table(("", *(name for name, _ in _COLUMNS)), rows)
     yield from ("", f"Command: `{found['command']}`", "")
@@ -233,7 +233,7 @@ def main() -> None:
         "texts": options.texts,
         "dtypes": {},
     }
-    texts = read_texts()[1][:200]
+    texts = make_texts()[:200]
     for dtype in options.dtypes.split(","):
         found["dtypes"][dtype] = {
             "one": list(_one_caller(find_repository(dtype), texts, options.rounds)),

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -113,62 +113,46 @@ def _core_rate(table: str) -> float:
 
 
 def _section(table: str, rates: Mapping[int, Mapping[str, _Rate]]) -> Iterator[str]:
-    core_rate, times = _core_rate(table), DEVICE_TIMES[table]
-    yield f"## {table}, simulated"
-    yield ""
-    yield (
-        f"A core takes {', '.join(f'{time_ms} ms for {bucket}' for bucket, time_ms in times.items())}: at best "
-        f"{core_rate:.0f}/s."
-    )
-    yield ""
-    yield f"| simulated cores | at best /s | {' | '.join(f'{name} /s | busy' for name in (_ALONE, _ALL, _FOUR))} |"
-    yield "|---" * 8 + "|"
+    core_rate, times, names = _core_rate(table), DEVICE_TIMES[table], (_ALONE, _ALL, _FOUR)
+    cells = ", ".join(f"{time_ms} ms for {bucket}" for bucket, time_ms in times.items())
+    yield from (f"## {table}, simulated", "", f"A core takes {cells}: at best {core_rate:.0f}/s.", "")
+    headings = [heading for name in names for heading in (f"{name} /s", "busy")]
+    busy: list[tuple[object, ...]] = []
     for count, systems in rates.items():
         best = core_rate * count
-        cells = (
-            f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR)
-        )
-        yield f"| {count} | {best:.0f} | {' | '.join(cells)} |"
-    yield ""
+        shares = ((f"{systems[name].a_second:.0f}", f"{systems[name].a_second / best:.0%}") for name in names)
+        busy.append((count, f"{best:.0f}", *chain.from_iterable(shares)))
+    yield from _table(("simulated cores", "at best /s", *headings), busy)
     # Where most was done: waiting for too little costs CPU time, too.
-    costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in (_ALONE, _ALL, _FOUR)}
+    costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in names}
     cpus = os.cpu_count() or 1
-    yield (
-        f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To "
-        "keep the cores busy:"
-    )
-    yield ""
-    yield (
-        f"| simulated cores | sequences /s | executor processes | `serve all` processes | machines of {cpus} "
-        "CPUs for these |"
-    )
-    yield "|---" * 5 + "|"
+    said = ", ".join(f"{name} {1e6 * cost:.0f} µs" for name, cost in costs.items())
+    yield from (f"CPU time of a sequence: {said}. To keep the cores busy:", "")
+    needed: list[tuple[object, ...]] = []
     for count in rates:
         best = core_rate * count
         executors, pipelines = (math.ceil(best * costs[name]) for name in (_ALONE, _ALL))
-        yield f"| {count} | {best:.0f} | {executors} | {pipelines} | {math.ceil(pipelines / cpus)} |"
-    yield ""
+        needed.append((count, f"{best:.0f}", executors, pipelines, math.ceil(pipelines / cpus)))
+    machines = f"machines of {cpus} CPUs for these"
+    processes = ("executor processes", "`serve all` processes", machines)
+    yield from _table(("simulated cores", "sequences /s", *processes), needed)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield from (*markdown_table(headings, rows), "")
 
 
 def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mapping[str, str], seconds: float) -> str:
+    command = shlex.join(["python", "-m", "tests.bench.neuron_sim", *sys.argv[1:]])
     lines = [
-        "# Neuron at its published speed, simulated",
-        "",
-        _HEADING,
-        "",
-        f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make "
-        "bench-neuron-sim`). Do not edit.",
-        "",
+        *("# Neuron at its published speed, simulated", "", _HEADING, ""),
+        *(f"Written by `{command}` (`make bench-neuron-sim`). Do not edit.", ""),
         f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the "
-        "share of the "
-        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its "
-        "callers in its "
-        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from CPU "
-        "time, which depends "
-        "less than shares on what else the machine does: Python computes on one CPU a process.",
-        "",
-        *markdown_table(("machine", ""), machine.items()),
-        "",
+        "share of the simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around "
+        "it, and its callers in its process; the served ones share this machine's CPUs with the callers. Processes "
+        "needed are counted from CPU time, which depends less than shares on what else the machine does: Python "
+        "computes on one CPU a process.",
+        *("", *markdown_table(("machine", ""), machine.items()), ""),
         *(line for table, rates in found.items() for line in _section(table, rates)),
     ]
     return "\n".join(lines)

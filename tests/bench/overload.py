@@ -78,12 +78,7 @@ def _on_cpus(cpus: set[int]) -> Iterator[None]:
 
 
 def _measure(
-    system: System,
-    loop: LoadProcess,
-    factor: int,
-    round: int,
-    executor: ServiceProcess,
-    seconds: float,
+    system: System, loop: LoadProcess, factor: int, round: int, executor: ServiceProcess, seconds: float
 ) -> Measurement:
     closed = [loop.measure(system, CALLERS, duration_s) for duration_s in (_PREHEAT_S, seconds)]
     capacity_per_s = closed[-1].throughput_per_s

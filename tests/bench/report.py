@@ -183,9 +183,10 @@ def _like_for_like(section: _Section) -> Iterator[str]:
     yield from _table((*_LOOP_HEADINGS, *headings), rows)
     yield "The settings that were tried, one turn each:"
     yield ""
-    trials, (one, many) = _Section(section.found, TRIALS), against_peers.CALLERS
+    trials, (alone, many) = _Section(section.found, TRIALS), against_peers.CALLERS
     rows = [
-        (system, *trials.cells(system, many, throughput), *trials.cells(system, one, p50)) for system in trials.systems
+        (system, *trials.cells(system, many, throughput), *trials.cells(system, alone, p50))
+        for system in trials.systems
     ]
     yield from _table(("", "answers/s, 32 callers", "p50 ms, 1 caller"), rows)
 
@@ -295,7 +296,7 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
     ),
     models.SECTION: (
         "MiniLM classification",
-        "MiniLM's body with a head of two labels made from a seed, English of 6 to 128 tokens, 33 on average. *Back "
+        "MiniLM's body with a head of two labels made from a seed, English of up to 128 tokens, 33 on average. *Back "
         "end alone*: OpenVINO in one process with as many streams as CPUs, given tokenized texts sorted by length and "
         "cut into the best of several batch sizes: the ceiling. *Padding* is the part of the computed tokens that was "
         "padding.",
@@ -333,8 +334,8 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "Random weights, float32. *llama*: 6 layers of width 512, prompts of 64 tokens, 48 new ones, greedy. "
         "*bart*: 6 + 6 layers of width 512, texts of 256 tokens, 48 new ones, 4 beams. *transformers*: `generate` "
         "in a process of its own, with batches of as many prompts as callers; *engine alone*: the executor's engine "
-        "in a process of its own; *openvino-genai*, *vllm*, *llama-cpp* (its server) and *ctranslate2* in environments "
-        "of their own, with such batches, stopped while it is not their turn. Four processes are called by "
+        "in a process of its own; *openvino-genai*, *vllm* and *ctranslate2* in environments of their own, with such "
+        "batches, stopped while it is not their turn. Four processes are called by "
         "`neuronpipe load --generate`, which reads every part; *with a schema*: texts that are JSON. Rates are "
         "new tokens a second; p50 to p99 are times to the first token, of bart to the whole text.",
         _generation,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
 from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.measure.load.inputs import builtin_texts
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
@@ -40,16 +42,19 @@ ECHO_SERVER, OUR_ECHO = "grpc.aio's echo", "our echo"
 NO_CACHE = ("--token-cache-bytes", "0")
 # One the reference for the other: also what the peers serve.
 SOURCE = CACHE / "source"
-_TEXTS = 1024
+_TEXTS, _BLOCK = 1024, 32
 
 
-def read_texts() -> tuple[Path, list[str]]:
-    """The benchmark's texts and the file that holds them, one a line."""
-    file = CACHE / "texts.txt"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # A process of its own: transformers stays out of the ones that measure.
-    subprocess.run([sys.executable, "-m", "tests.bench.texts", str(_TEXTS), str(file)], check=True, cwd=ROOT)
-    return file, file.read_text().splitlines()
+def make_texts() -> list[str]:
+    """English texts of up to 128 tokens, 33 on average, the same ones in every run.
+
+    Long and short are dealt evenly over the run, at random only within each 32 texts, so that a system which gets
+    through a part of them has the same work as one that gets through all.
+    """
+    by_length = sorted(builtin_texts(0)[:_TEXTS], key=len)
+    chooser, count = random.Random(0), _TEXTS // _BLOCK
+    blocks = [by_length[number::count] for number in range(count)]
+    return [text for block in blocks for text in chooser.sample(block, len(block))]
 
 
 def make_request(text: str) -> bytes:
@@ -186,11 +191,7 @@ async def _serve_our_echo(certificate: Path | None) -> tuple[int, object]:
 
 
 def take_turns(
-    section: str,
-    loop: LoadProcess,
-    turns: Sequence[tuple[int, System]],
-    rounds: Sequence[int],
-    seconds: float,
+    section: str, loop: LoadProcess, turns: Sequence[tuple[int, System]], rounds: Sequence[int], seconds: float
 ) -> Iterator[Measurement]:
     """The turns of each round: a number of callers, and the system that they call."""
     for round in rounds:

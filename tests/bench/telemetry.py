@@ -40,18 +40,13 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
     with running_sink() as sink, LoadProcess.started(requests) as loop:
         for kind in KINDS:
             with ExitStack() as stack:
-                repository = find_repository(kind)
-                systems = []
+                repository, turns = find_repository(kind), list[tuple[int, System]]()
                 for shape, how in itertools.product((ALL, FOUR), (OFF, ONE_PERCENT, EVERYTHING)):
-                    serving = _SERVING[shape](
-                        repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint)
-                    )
-                    systems.append((how, stack.enter_context(serving)))
-                turns = [
-                    (callers, system)
-                    for how, system in systems
-                    for callers in (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ()))
-                ]
+                    variables = _variables(how, sink.endpoint)
+                    serving = _SERVING[shape](repository, f"{shape}, {kind}, {how}", environment=variables)
+                    system = stack.enter_context(serving)
+                    every = (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ()))
+                    turns += [(callers, system) for callers in every]
                 yield from take_turns(SECTION, loop, turns, range(rounds), seconds)
         for shape in (ALL, FOUR):
             sink.messages(clears=True)
@@ -70,10 +65,6 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
                 throughput_per_s=_REQUESTS / took_s,
                 figures={"requests": _REQUESTS, "complete_traces": complete, "spans": spans},
             )
-
-
-def _name(shape: str, kind: str, how: str) -> str:
-    return f"{shape}, {kind}, {how}"
 
 
 def _variables(how: str, endpoint: str) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.load import LoadProcess
-from tests.bench.systems import read_texts, serving_all
+from tests.bench.systems import make_texts, serving_all
 from tests.models.tokenizers import word_piece
 
 _SEED = 20261128
@@ -86,7 +86,7 @@ def main() -> None:
         "| Model | | Bundle, MB | Started, MB | After, MB | Without a file, MB | To the first | p50, ms | Agreement |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
-    _, texts = read_texts()
+    texts = make_texts()
     for name in given.models.split(","):
         for row in _rows(name, given.dtypes.split(","), texts, given.seconds):
             print(row, flush=True)

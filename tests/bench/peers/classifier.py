@@ -43,7 +43,7 @@ def load_graph(source: str, threads: int) -> Classify:
     def classify(texts: Sequence[str]) -> list[tuple[str, float]]:
         encoded = tokenizer.encode_batch_fast(list(texts))
         request.infer(
-            {name: np.array([getattr(one, field) for one in encoded], np.int32) for name, field in fields.items()},
+            {name: np.array([getattr(text, field) for text in encoded], np.int32) for name, field in fields.items()},
             share_inputs=True,
         )
         logits = request.get_output_tensor(0).data

@@ -1,6 +1,4 @@
-"""A pipeline of transformers in the process of its callers, and one thread that calls it: with one text, or with a list of
-all texts that wait.
-"""
+"""A pipeline of transformers in the process of its callers. A thread calls it with one text, or with all that wait."""
 
 import asyncio
 import functools

@@ -2,23 +2,19 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
+from neuronpipe.measure.processes import LoggedProcess, open_log
 from tests.bench.peers.environments import ROOT, environment_python
 
 _STOP_LIMIT_S = 20
-_POLL_S = 0.02
 _LAST_WORDS = 3000
 # No peer may call home or look for a model on the network.
 _ENVIRONMENT = {
@@ -44,75 +40,62 @@ class PeerUnavailable(Exception):
         self.name, self.reason = name, reason
 
 
-def peer_python(name: str, environment: str, program: str = "", source: str = "") -> str:
-    """The interpreter that starts a peer. `program`: what must be on the PATH; `source`: how to get it. Raises
-    PeerUnavailable.
-    """
-    if program and not shutil.which(program):
-        raise PeerUnavailable(name, f"{program} is not on the PATH; {source}")
+def peer_python(name: str) -> str:
+    """The interpreter of a peer's environment. Raises PeerUnavailable."""
     try:
-        return str(environment_python(environment)) if environment else sys.executable
+        return str(environment_python(name))
     except RuntimeError as error:
         raise PeerUnavailable(name, f"cannot be installed: {error}") from error
 
 
-class PeerProcess:
-    """A process of a peer, with its log in a file. Lines of JSON with an `event` are its words to us."""
+class PeerProcess(LoggedProcess):
+    """A process of a peer. Lines of JSON with an `event` are its words to us, JSON on its standard input ours to it."""
 
-    def __init__(
-        self, peer: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._peer, self._log = peer, log
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                text=True,
-                cwd=ROOT,
-                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
-                # Ctrl-C in the terminal is for whoever started us; that one ends the peers.
-                start_new_session=True,
-            )
-        self._lines = log.open()
+    marker = '{"event"'
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+    def __init__(self, peer: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        log = open_log(peer)
+        self._input: Any
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+            # Ctrl-C in the terminal is for the parent, which ends the peers.
+            start_new_session=True,
+        )
+        super().__init__(peer, process, log)
+        self._input = process.stdin
+        self._heard = Counter[str]()
 
-    def tell(self, command: dict[str, object]) -> None:
+    def tell(self, command: Mapping[str, object]) -> None:
         """Sends a line."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            self._input.write(json.dumps(command) + "\n")
+            self._input.flush()
         except BrokenPipeError as error:
-            raise PeerUnavailable(self._peer, f"ended: {self._last_words()}") from error
+            raise PeerUnavailable(self.service, f"ended: {self._last_words()}") from error
 
-    def wait_for(self, event: str, limit_s: float) -> dict[str, Any]:
+    def hear(self, event: str, limit_s: float) -> dict[str, Any]:
         """What it says of an event, since the last one. Raises PeerUnavailable with the end of its log where it does
         not say it.
         """
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s:
-            has_ended = self._process.poll() is not None
-            for line in self._lines:
-                if line.startswith('{"event"') and (said := json.loads(line)).pop("event") == event:
-                    return dict(said)
-            if has_ended:
-                raise PeerUnavailable(self._peer, f"ended with {self._process.returncode}: {self._last_words()}")
-            time.sleep(_POLL_S)
-        raise PeerUnavailable(self._peer, f"did not say {event!r} in {limit_s:.0f} s: {self._last_words()}")
+        self._heard[event] += 1
+        try:
+            return self.wait_for(event, self._heard[event], limit_s)
+        except RuntimeError as error:
+            reason = f"did not say {event!r} in {limit_s:.0f} s, or ended: {self._last_words()}"
+            raise PeerUnavailable(self.service, reason) from error
 
     def family(self) -> list[psutil.Process]:
         """The process and all that it started; none where it has ended."""
-        try:
-            process = psutil.Process(self._process.pid)
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
             return [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+        return []
 
     def pause(self) -> None:
         """Stops it, with all that it started."""
@@ -138,15 +121,10 @@ class PeerProcess:
             self.resume()
 
     def _last_words(self) -> str:
-        return self._log.read_text(errors="replace").strip()[-_LAST_WORDS:]
+        return self.log_text().strip()[-_LAST_WORDS:]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends it, and by force whichever of its children are left."""
+    def stop(self) -> None:
+        """Ends it, and by force what is left of its children."""
         self.resume()
         family = self.family()
         self._process.terminate()
@@ -156,7 +134,7 @@ class PeerProcess:
                 process.kill()
         # Orphans that it left since then are of its process group.
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process.__exit__(None, None, None)
-        self._lines.close()
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(BrokenPipeError):
+            self._input.close()
+        super().stop()

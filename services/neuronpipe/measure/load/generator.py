@@ -228,13 +228,13 @@ class Sender(Protocol):
         """Begins a request."""
 
     def flush(self) -> None:
-        """Sends the requests that were begun."""
+        """Sends the requests that were begun. Does nothing where they begin by themselves."""
 
     async def close(self) -> None:
         """Gives up all requests on their way."""
 
 
-class TaskSender:
+class TaskSender(Sender):
     """Sends each request with a coroutine function, in a task."""
 
     def __init__(self, call: Callable[[Any, Sending], Awaitable[Any]]) -> None:
@@ -246,9 +246,6 @@ class TaskSender:
         task = asyncio.create_task(self._run(request, sending))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def flush(self) -> None:
-        """Does nothing: tasks begin by themselves."""
 
     async def close(self) -> None:
         """Gives up all requests on their way."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -188,27 +188,26 @@ def _gather(
     workers: Sequence[Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
 ) -> tuple[list[ProcessReport], float | None]:
     """Returns the reports of all processes, in order, and the time at which the run was interrupted, if it was."""
-    reports: dict[int, ProcessReport] = {}
+    reports: dict[Worker, ProcessReport] = {}
     ticks: dict[int, list[Tick]] = {}
     broken_off_s: float | None = None
-    while len(reports) < len(workers):
+    while waiting := {worker.pipe: worker for worker in workers if worker not in reports}:
         if is_interrupted.is_set() and broken_off_s is None:
             broken_off_s = time.monotonic()
             for worker in workers:
                 with contextlib.suppress(ConnectionError):  # the worker has reported and ended
                     worker.pipe.send(None)
-        waiting = [(index, worker) for index, worker in enumerate(workers) if index not in reports]
-        has_message = wait([worker.pipe for _, worker in waiting], _POLL_S)
-        for index, worker in waiting:
-            message = worker.receive() if worker.pipe in has_message else None
+        for pipe in wait([*waiting], _POLL_S):
+            worker = waiting[cast(Connection, pipe)]
+            message = worker.receive()
             if isinstance(message, ProcessReport):
-                reports[index] = message
+                reports[worker] = message
             elif isinstance(message, Tick):
                 second_ticks = ticks.setdefault(message.second, [])
                 second_ticks.append(message)
                 if len(second_ticks) == len(workers):
                     tell(progress_line(request, ticks.pop(message.second)))
-    return [reports[index] for index in range(len(workers))], broken_off_s
+    return [reports[worker] for worker in workers], broken_off_s
 
 
 def work(pipe: Pipe, assignment: Assignment) -> None:
