@@ -88,8 +88,9 @@ class KeptAnswers(Recorder):
 
     def rows(self) -> Rows:
         """A row for every request."""
-        for *times, data in self.answers:
-            super().add_answer(*times, InferResponse.FromString(data) if self._is_ours else InferResponse())
+        for due_s, sent_s, back_s, data in self.answers:
+            response = InferResponse.FromString(data) if self._is_ours else InferResponse()
+            super().add_answer(due_s, sent_s, back_s, response)
         return super().rows()
 
     @property

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
@@ -148,14 +148,15 @@ def with_tls(name: str) -> str:
 
 
 def _serve_echo(
-    pipe: "Connection[int, None]", serve: Callable[[Path | None], Awaitable[tuple[int, object]]], certificate: str
+    pipe: "Connection[int, None]", serve: Callable[[Path | None], AbstractAsyncContextManager[int]], certificate: str
 ) -> None:
     """`certificate`: the folder of tls.crt and tls.key; empty: no TLS."""
 
     async def run() -> None:
-        port, _server = await serve(Path(certificate) if certificate else None)
-        pipe.send(port)
-        await asyncio.to_thread(pipe.recv)  # until the parent closes it
+        async with serve(Path(certificate) if certificate else None) as port:
+            pipe.send(port)
+            with suppress(EOFError):
+                await asyncio.to_thread(pipe.recv)  # until the parent closes it
 
     uvloop.run(run())
 
@@ -164,7 +165,8 @@ async def _echo(message: bytes, context: object) -> bytes:
     return message
 
 
-async def _serve_grpc_aio_echo(certificate: Path | None) -> tuple[int, object]:
+@asynccontextmanager
+async def _serve_grpc_aio_echo(certificate: Path | None) -> AsyncIterator[int]:
     server = grpc.aio.server()
     service, method = ECHO.strip("/").split("/")
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_echo)
@@ -175,10 +177,12 @@ async def _serve_grpc_aio_echo(certificate: Path | None) -> tuple[int, object]:
     else:
         port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return port, server
+    yield port
+    await server.stop(None)
 
 
-async def _serve_our_echo(certificate: Path | None) -> tuple[int, object]:
+@asynccontextmanager
+async def _serve_our_echo(certificate: Path | None) -> AsyncIterator[int]:
     settings = ProcessSettings(listen="127.0.0.1:0")
     rpc = Rpc(ECHO, "bytes", decode=bytes, encode=bytes)
     tls = ServerTls(TlsFiles(certificate / "tls.crt", certificate / "tls.key")) if certificate else None
@@ -187,7 +191,7 @@ async def _serve_our_echo(certificate: Path | None) -> tuple[int, object]:
     await door.listen(health, InFlight("echo", settings.max_message_bytes, settings.max_receiving_bytes))
     door.open([(rpc, _echo)])
     health.open()
-    return door.port, door
+    yield door.port
 
 
 def take_turns(

@@ -53,8 +53,8 @@ async def measure_cold_starts(
                 memory_mb = max(memory_mb, resident_mb(process.pid))
     except (NeuronpipeError, RuntimeError) as error:
         return ColdStart(model=name, task=bundle.spec.task, length=length, reason=str(error).splitlines()[0])
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return ColdStart(**found, size_bytes=size, memory_bytes=round(memory_mb * 1e6), starts_ms=starts_ms)
+    found |= {"size_bytes": _size_bytes(folder), "memory_bytes": round(memory_mb * 1e6), "starts_ms": starts_ms}
+    return ColdStart(**found)
 
 
 def drop_files(folder: Path) -> None:
@@ -64,6 +64,10 @@ def drop_files(folder: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
+
+
+def _size_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 async def _first_answer(client: AsyncClient, request: InferRequest) -> None:

@@ -63,7 +63,7 @@ PART = np.dtype(
 
 def _packer(row: np.dtype[np.void]) -> Callable[..., bytes]:
     """Returns the function that packs the values of a row. NumPy and struct have the same letters for types."""
-    letters = [kind.char for kind, _ in (row.fields or {}).values()]
+    letters = [field[0].char for field in (row.fields or {}).values()]
     return struct.Struct("<" + "".join(letters)).pack
 
 
@@ -229,6 +229,7 @@ class Sender(Protocol):
 
     def flush(self) -> None:
         """Sends the requests that were begun. Does nothing where they begin by themselves."""
+        return
 
     async def close(self) -> None:
         """Gives up all requests on their way."""
