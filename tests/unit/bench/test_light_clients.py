@@ -44,7 +44,7 @@ async def _run(
     """Durations and answers, and a row for each request."""
     share = {
         "callers": callers, "rate_per_s": None, "seed": (0,), "max_in_flight": 1000, "warm_up_s": 0.0,
-        "duration_s": 30.0, "deadline_s": None, "drain_s": 30.0, "pause_s": 0.001,
+        "duration_s": 3600.0, "deadline_s": None, "drain_s": 30.0, "pause_s": 0.001,
     }  # fmt: skip
     began_s, whole = time.monotonic(), Share(**{**share, **changes})
     recorder = KeptAnswers(began_s + whole.warm_up_s)
@@ -115,7 +115,7 @@ async def test_a_server_that_ends_the_connection_breaks_the_loop_off() -> None:
     async with _serving(_echo, max_connection_age_ms=100, max_connection_age_grace_ms=100) as target:
         connection = await GrpcConnection.open(target, _PATH)
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(_run(connection, itertools.cycle(_REQUESTS), duration_s=3600.0), 30)
+            await asyncio.wait_for(_run(connection, itertools.cycle(_REQUESTS)), 30)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
