@@ -36,7 +36,7 @@ def open_log(name: str) -> IO[str]:
 class LoggedProcess:
     """A process whose log lines, in a file, are JSON with an `event`. It ends with the block."""
 
-    # The begin of such a line.
+    # The start of such a line.
     marker: ClassVar[str] = "{"
 
     def __init__(self, service: str, process: "subprocess.Popen[Any]", log: IO[str]) -> None:

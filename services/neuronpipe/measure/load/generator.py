@@ -407,7 +407,7 @@ class LoadGenerator:
             self.break_off()
 
     def _end(self, sending: Sending, outcome: str, answer: Any) -> None:
-        if sending not in self._sent:  # it is recorded as unanswered
+        if sending not in self._sent:  # recorded as unanswered
             return
         self._sent.remove(sending)
         now_s = time.monotonic()
