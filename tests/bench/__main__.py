@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from neuronpipe.measure.machine import describe_machine
-from tests.bench.against_peers import ALL_PEERS, measure_peers
+from tests.bench.against_peers import ALL_PEERS, measure_like_for_like, measure_peers
 from tests.bench.generation import measure_generation
-from tests.bench.like_for_like import measure_like_for_like
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
 from tests.bench.report import Run, keep_sections, write_report
 from tests.bench.startup import measure_starts
-from tests.bench.systems import read_texts
+from tests.bench.systems import make_texts
 from tests.bench.telemetry import measure_telemetry
 
 _SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
@@ -39,16 +38,14 @@ def main() -> None:
     began_s = time.monotonic()
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])
     run = Run(command=command, machine=describe_machine(), rounds=options.rounds, seconds=options.seconds)
-    _, texts = read_texts()
+    texts, turns = make_texts(), (options.rounds, options.seconds)
+    peers = (options.peers, texts, *turns, run.unavailable)
     sections: dict[str, Callable[[], Iterator[Measurement]]] = {
-        "overhead": lambda: measure_overhead(texts, options.rounds, options.seconds),
-        "models": lambda: itertools.chain(
-            measure_models(texts, options.rounds, options.seconds),
-            measure_like_for_like(options.peers, texts, options.rounds, options.seconds, run.unavailable),
-        ),
-        "peers": lambda: measure_peers(options.peers, texts, options.rounds, options.seconds, run.unavailable),
-        "telemetry": lambda: measure_telemetry(texts, options.rounds, options.seconds),
-        "generation": lambda: measure_generation(options.rounds, options.seconds, run.unavailable),
+        "overhead": lambda: measure_overhead(texts, *turns),
+        "models": lambda: itertools.chain(measure_models(texts, *turns), measure_like_for_like(*peers)),
+        "peers": lambda: measure_peers(*peers),
+        "telemetry": lambda: measure_telemetry(texts, *turns),
+        "generation": lambda: measure_generation(*turns, run.unavailable),
         "overload": lambda: measure_overload(texts, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
     if options.add:
@@ -60,14 +57,10 @@ def main() -> None:
         try:
             if section == "start":
                 run.starts.extend(measure_starts(options.rounds))
-            else:
-                for one in sections[section]():
-                    run.measurements.append(one)
-                    print(
-                        f"{one.section}, round {one.round}, {one.system}, {one.callers} callers: "
-                        f"{one.throughput_per_s:.1f}/s",
-                        file=sys.stderr,
-                    )
+            for turn in sections[section]() if section in sections else ():
+                run.measurements.append(turn)
+                system = f"{turn.section}, round {turn.round}, {turn.system}, {turn.callers} callers"
+                print(f"{system}: {turn.throughput_per_s:.1f}/s", file=sys.stderr)
         finally:
             run.sections[section] = (
                 f"{machine['date']}, commit {machine['commit']}, load before {machine['load before']}; "
@@ -83,9 +76,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=_positive(float), default=3.0, help="length of a turn (default: 3)")
     parser.add_argument("--only", type=_names_of(_SECTIONS), default=_SECTIONS, help=f"some of {','.join(_SECTIONS)}")
     parser.add_argument("--add", action="store_true", help="keep the page's other sections")
-    parser.add_argument(
-        "--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=f"{_NONE}, or some of {','.join(ALL_PEERS)}"
-    )
+    some = f"{_NONE}, or some of {','.join(ALL_PEERS)}"
+    parser.add_argument("--peers", type=_names_of(ALL_PEERS), default=ALL_PEERS, help=some)
     out = Path("docs/benchmarks") / cpu_kind()
     parser.add_argument("--out", type=Path, default=out, help=f"folder to write to (here {out}, by the kind of CPU)")
     return parser.parse_args()

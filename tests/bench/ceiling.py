@@ -5,7 +5,6 @@ the texts sorted by length and cut into batches of a budget of padded tokens. Se
 the best is kept.
 """
 
-import multiprocessing
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 from neuronpipe.tasks.inputs.kind import input_kind
 
@@ -39,34 +39,23 @@ _Batch: TypeAlias = dict[str, Array]
 class Ceiling:
     """The process, as its parent sees it."""
 
-    def __init__(self, pipe: "Connection[float, float]", best: int, tried: dict[int, float]) -> None:
-        self._pipe = pipe
-        # Texts' own tokens a second with each of BUDGETS.
-        self.batch_tokens, self.tried = best, tried
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        # The texts' own tokens a second with each of BUDGETS.
+        tried: dict[int, float] = worker.receive()
+        self.batch_tokens = max(tried, key=lambda budget: tried[budget])
 
     def measure(self, seconds: float) -> float:
         """Texts a second: all texts at least once, and again until the seconds have passed."""
-        self._pipe.send(seconds)
-        return self._pipe.recv()
+        self._worker.send(seconds)
+        return float(self._worker.receive())
 
 
 @contextmanager
 def running_ceiling(repository: Path, texts: Sequence[str]) -> Iterator[Ceiling]:
     """The model, loaded, with the best of BUDGETS; ended with the block."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_serve, args=(theirs, repository, list(texts[:_TEXTS])), name="ceiling", daemon=True
-    )
-    process.start()
-    theirs.close()
-    try:
-        tried = ours.recv()
-        yield Ceiling(ours, max(tried, key=lambda budget: tried[budget]), tried)
-    finally:
-        process.terminate()
-        process.join()
-        ours.close()
+    with Worker.started(_serve, repository, list(texts[:_TEXTS]), name="ceiling") as worker:
+        yield Ceiling(worker)
 
 
 def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path, texts: Sequence[str]) -> None:
@@ -86,11 +75,11 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
     tokenizer.no_padding()
     tokenizer.enable_truncation(bundle.spec.max_tokens)
     sequences: list[Arrays] = [
-        {"input_ids": np.array(one.ids, np.int32)} for one in tokenizer.encode_batch(list(texts))
+        {"input_ids": np.array(encoded.ids, np.int32)} for encoded in tokenizer.encode_batch(list(texts))
     ]
 
     def batches(budget: int) -> list[_Batch]:
-        cut = list(cut_sorted([len(one["input_ids"]) for one in sequences], budget))
+        cut = list(cut_sorted([len(sequence["input_ids"]) for sequence in sequences], budget))
         # Shuffled, so that long batches do not all come at the end.
         random.Random(0).shuffle(cut)
         kind = input_kind(bundle.spec)
@@ -117,10 +106,7 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
     passes_per_s(best, 0)
     pipe.send(tried)
     while True:
-        try:
-            pipe.send(len(sequences) * passes_per_s(best, pipe.recv()))
-        except EOFError:
-            return
+        pipe.send(len(sequences) * passes_per_s(best, pipe.recv()))
 
 
 def cut_sorted(lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:

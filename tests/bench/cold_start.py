@@ -5,17 +5,16 @@ CPU time is that of the server's process; it hardly depends on what else the mac
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.measure.benchmark.cold_starts import AS_INSTALLED, drop_files
+from neuronpipe.measure.machine import cpu_seconds
+from tests.bench.measurements import spread_text
 from tests.bench.systems import NO_CACHE
 
 _EVENTS = ("model ready", "ready")
@@ -27,11 +26,9 @@ def _start(repository: Path, model: str) -> dict[str, tuple[float, float]]:
     """Event → seconds since the process was started, and CPU time of the process until then."""
     found: dict[str, tuple[float, float]] = {}
     with ServiceProcess("all", "--repository", str(repository), *NO_CACHE, environment=AS_INSTALLED) as process:
-        running = psutil.Process(process.pid)
 
         def note(event: str) -> None:
-            times = running.cpu_times()
-            found[event] = time.monotonic() - process.began_s, times.user + times.system
+            found[event] = time.monotonic() - process.began_s, cpu_seconds([process.pid])
 
         for event in _EVENTS:
             process.wait_for(event)
@@ -48,9 +45,8 @@ def _start(repository: Path, model: str) -> dict[str, tuple[float, float]]:
 
 def _rows(rounds: list[dict[str, tuple[float, float]]], title: str) -> Iterator[str]:
     for event in (*_EVENTS, _FIRST):
-        walls, cpus = zip(*(one[event] for one in rounds), strict=True)
-        cells = (f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in (walls, cpus))
-        yield f"| {title} | {event} | {' | '.join(cells)} |"
+        times = zip(*(found[event] for found in rounds), strict=True)
+        yield f"| {title} | {event} | {' | '.join(spread_text(column, '.2f') for column in times)} |"
 
 
 def main() -> None:

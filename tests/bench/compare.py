@@ -15,13 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from neuronpipe.measure.figures import bootstrap, mean
-from tests.bench.closed_loop import ClosedLoop, Loop
-from tests.bench.systems import ALL, FOUR, find_repository, make_request, read_texts, serving_all, serving_four
+from tests.bench.load import LoadProcess
+from tests.bench.measurements import Measurement
+from tests.bench.systems import ALL, FOUR, find_repository, make_request, make_texts, serving_all, serving_four
 
-_VALUES: dict[str, Callable[[Loop], float]] = {
-    "throughput": lambda loop: loop.throughput_per_s,
-    "CPU time a request": lambda loop: loop.figures["server_cpu_us"],
-    "p50": lambda loop: loop.latencies_ms["p50"],
+_VALUES: dict[str, Callable[[Measurement], float]] = {
+    "throughput": lambda turn: turn.throughput_per_s,
+    "CPU time a request": lambda turn: turn.figures["server_cpu_us"],
+    "p50": lambda turn: turn.latencies_ms["p50"],
 }
 
 
@@ -29,15 +30,15 @@ def main() -> None:
     """Prints a line for each system and number of callers."""
     options = _parse()
     repository = options.repository or find_repository("fake")
-    _, texts = read_texts()
-    found: dict[tuple[str, int, Path], list[Loop]] = {}
+    texts = make_texts()
+    found: dict[tuple[str, int, Path], list[Measurement]] = {}
     with ExitStack() as stack:
         systems = {
             (name, services): stack.enter_context(serving(repository, environment={"PYTHONPATH": str(services)}))
             for name, serving in ((ALL, serving_all), (FOUR, serving_four))
             for services in (options.before, options.after)
         }
-        loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
+        loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
         for round in range(options.rounds):
             turns = list(systems.items())
             for callers in options.callers:
@@ -54,8 +55,8 @@ def main() -> None:
         print(
             f"{name}, {callers} callers, after to before: "
             + ", ".join(
-                f"{what} {math.exp(one.value):.3f} ({math.exp(one.low):.3f} to {math.exp(one.high):.3f})"
-                for what, one in ratios.items()
+                f"{what} {math.exp(found.value):.3f} ({math.exp(found.low):.3f} to {math.exp(found.high):.3f})"
+                for what, found in ratios.items()
             )
         )
 

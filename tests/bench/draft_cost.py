@@ -1,26 +1,20 @@
 """Prompt lookup: how long a step with several tokens of each text takes, and how long a token takes, by the share of
 drafted tokens that are right. The share is forced: drafts are made of the text itself. It is CPU time of one thread, so
-that other load matters little. Without a folder, and without a model: how many tokens a step has of edited code.
+that other load matters little.
 
-Run: python -m tests.bench.generation_models FOLDER; python -m tests.bench.draft_cost [FOLDER]
+Run: python -m tests.bench.generation_models FOLDER; python -m tests.bench.draft_cost FOLDER
 """
 
-import ast
 import asyncio
-import pydoc_data.topics
 import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
-from itertools import takewhile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.generated import NewTokens
@@ -37,78 +31,17 @@ _TEXTS, _ROUNDS = (1, 8, 32), 3
 _TOKENS, _PAST, _BLOCKS = (1, 2, 4, 6), 200, 8
 _RIGHT, _DRAFT = (0.0, 0.25, 0.5, 0.75, 1.0), 4
 _PROMPT, _NEW = 64, 32
-_READ, _WRITTEN = "llama", ("mistral", "qwen2", "phi3")
 
 
 def main() -> None:
     """Prints the tables."""
-    print(
-        f"tokens a step, and the share of drafted tokens that are right, in classes as those of {_READ}, and in prose"
-    )
-    tokenizer = _tokenizer()
-    for name, pairs in (*((kind, _edits(kind)) for kind in _WRITTEN), ("prose", _prose())):
-        print(name, "{:.2f}, {:.2f}".format(*_copied(tokenizer, pairs)), flush=True)
-    if not sys.argv[1:]:
-        return
-    (bundle,) = (one for one in read_repository(Path(sys.argv[1]) / "repository") if one.spec.name == LLAMA)
+    (bundle,) = (bundle for bundle in read_repository(Path(sys.argv[1]) / "repository") if bundle.spec.name == LLAMA)
     print(f"milliseconds of a step, with {_TOKENS} tokens of each text")
     for texts in _TEXTS:
         print(texts, [f"{took:.1f}" for took in _steps(bundle, texts)], flush=True)
     print(f"milliseconds of a token, without drafts, and with {_RIGHT} of their tokens right")
     for texts in _TEXTS:
         print(texts, [f"{took:.2f}" for took in asyncio.run(_tokens(bundle, texts))], flush=True)
-
-
-def _tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_topics(), trainer)
-    return tokenizer
-
-
-def _topics() -> list[str]:
-    topics: dict[str, str] = pydoc_data.topics.topics
-    return [" ".join(topics[name].split()) for name in sorted(topics)]
-
-
-def _edits(kind: str) -> Iterator[tuple[str, str]]:
-    """Classes and functions of a model in transformers, as they are there after those of another one."""
-    before, after = _definitions(_READ), _definitions(kind)
-    return ((text, after[name]) for name, text in before.items() if name in after)
-
-
-def _definitions(kind: str) -> dict[str, str]:
-    found = find_spec("transformers")
-    assert found
-    assert found.origin
-    text = (Path(found.origin).parent / f"models/{kind}/modeling_{kind}.py").read_text()
-    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    return {node.name.lower().replace(kind, ""): ast.get_source_segment(text, node) or "" for node in nodes}
-
-
-def _prose() -> Iterator[tuple[str, str]]:
-    """Topics of Python's help(), which continue."""
-    return ((text[:2000], text[2000:4000]) for text in _topics() if len(text) > 4000)
-
-
-def _copied(tokenizer: Tokenizer, pairs: Iterator[tuple[str, str]]) -> tuple[float, float]:
-    """Tokens a step, and the share of drafted tokens that are right, if a model writes just the second texts."""
-    tokens = steps = drafted = right = 0
-    for prompt, text in pairs:
-        known, given = (tokenizer.encode(part, add_special_tokens=False).ids for part in (prompt, text))
-        lookup, end = PromptLookup([], _DRAFT), len(known) + len(given)
-        whole = [*known, *given]
-        done = len(known)
-        while done < end:
-            draft = lookup.draft(whole[:done], end - done - 1)
-            accepted = sum(1 for _ in takewhile(bool, (a == b for a, b in zip(draft, whole[done:], strict=False))))
-            if draft:
-                lookup.note(accepted)
-            steps, drafted, right, done = steps + 1, drafted + len(draft), right + accepted, done + accepted + 1
-        tokens += len(given)
-    return tokens / steps, right / max(1, drafted)
 
 
 def _steps(bundle: Bundle, texts: int) -> list[float]:

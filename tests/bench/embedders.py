@@ -9,24 +9,25 @@ the same round, and medians over the rounds. Memory is the resident size after t
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
-from tests.bench.closed_loop import ClosedLoop
+from neuronpipe.measure.machine import resident_mb
+from neuronpipe.platform.process.worker import Worker
+from tests.bench.load import LoadProcess
+from tests.bench.measurements import ratios
 from tests.bench.peers.environments import ROOT
-from tests.bench.systems import DTYPES, read_texts, serving_all
+from tests.bench.systems import DTYPES, make_texts, serving_all
 
 _MODEL = "embedder"
 _CALLERS = 32
@@ -53,8 +54,15 @@ _MODELS: Mapping[str, tuple[str, str, Mapping[str, Any], str]] = {
 }
 
 
-def _make(name: str, folder: Path) -> None:
-    """A folder as sentence-transformers saves one. In a process of its own, as it needs torch."""
+def special_ids(tokenizer: Any) -> dict[str, int]:
+    """The special tokens of a tokenizer, as configurations of models name them."""
+    begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+    ends = {"bos_token_id": begin, "cls_token_id": begin, "eos_token_id": end, "sep_token_id": end}
+    return {"pad_token_id": tokenizer.pad_token_id, **ends}
+
+
+def _make(pipe: "Connection[None, None]", name: str, folder: Path) -> None:
+    """Makes a folder as sentence-transformers saves one. In a process of its own, as it needs torch."""
     import transformers
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules as parts
@@ -64,25 +72,22 @@ def _make(name: str, folder: Path) -> None:
 
     kind, tokens, values, pooling = _MODELS[name]
     tokenizer = getattr(makers, tokens)(max_tokens=_MAX_TOKENS)
-    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.cls_token_id}
-    special |= {"cls_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
-    special["sep_token_id"] = tokenizer.sep_token_id
-    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **special, **values)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **special_ids(tokenizer), **values)
     body = save(transformers.AutoModel.from_config(config), folder / "body", tokenizer)
     transformer = parts.Transformer(str(body), max_seq_length=_MAX_TOKENS)
     modules = [transformer, parts.Pooling(config.hidden_size, pooling_mode=pooling), parts.Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder / "source"))
+    pipe.send(None)
 
 
-def _serve_reference(source: str, texts_file: str) -> None:
-    """Answers each line, with the seconds of a turn, with what sentence-transformers does in it."""
+def _serve_reference(pipe: "Connection[tuple[float, float], float]", source: Path, texts: Sequence[str]) -> None:
+    """For each turn of some seconds: texts a second of sentence-transformers in batches, and the p50 of a text, ms."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(source, device="cpu")
-    texts = Path(texts_file).read_text().splitlines()[:_TEXTS]
+    model = SentenceTransformer(str(source), device="cpu")
     model.encode(texts[:_CALLERS], batch_size=_CALLERS)
-    for line in sys.stdin:
-        seconds = float(line)
+    while True:
+        seconds = pipe.recv()
         began_s, done, alone_ms = time.perf_counter(), 0, list[float]()
         while time.perf_counter() - began_s < seconds:
             model.encode(texts, batch_size=_CALLERS, show_progress_bar=False)
@@ -90,39 +95,10 @@ def _serve_reference(source: str, texts_file: str) -> None:
         rate_per_s = done / (time.perf_counter() - began_s)
         ends_s = time.perf_counter() + seconds
         while time.perf_counter() < ends_s:
-            one_s = time.perf_counter()
+            text_began_s = time.perf_counter()
             model.encode(texts[len(alone_ms) % len(texts)], show_progress_bar=False)
-            alone_ms.append(1000 * (time.perf_counter() - one_s))
-        print(json.dumps([rate_per_s, statistics.median(alone_ms)]), flush=True)
-
-
-class _Reference:
-    """sentence-transformers, as its process's parent sees it."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.pid = process.pid
-        self._process = process
-
-    def measure(self, seconds: float) -> tuple[float, float]:
-        """Texts a second in batches, and the p50 of one text in ms."""
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        rate_per_s, p50_ms = json.loads(self._process.stdout.readline())
-        return rate_per_s, p50_ms
-
-
-@contextmanager
-def _reference(source: Path, texts: Path) -> Iterator[_Reference]:
-    command = [sys.executable, "-m", __spec__.name, "--reference", str(source), str(texts)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    ) as process:
-        try:
-            yield _Reference(process)
-        finally:
-            process.kill()
+            alone_ms.append(1000 * (time.perf_counter() - text_began_s))
+        pipe.send((rate_per_s, statistics.median(alone_ms)))
 
 
 def _compile(source: Path, folder: Path, dtype: str) -> float:
@@ -143,37 +119,38 @@ def _request(text: str) -> bytes:
     return InferRequest(model=_MODEL, input=input).SerializeToString()
 
 
-def _mb(pid: int) -> float:
-    return float(psutil.Process(pid).memory_info().rss) / 1e6
-
-
-def _rows(name: str, texts_file: Path, texts: Sequence[str], rounds: int, seconds: float) -> Iterator[str]:
+def _rows(name: str, texts: Sequence[str], rounds: int, seconds: float) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        subprocess.run([sys.executable, "-m", __spec__.name, "--make", name, temporary], check=True, cwd=ROOT)
+        with Worker.started(_make, name, folder, name="model") as maker:
+            maker.receive()
         compile_s = {dtype: _compile(folder / "source", folder / dtype, dtype) for dtype in DTYPES}
-        reference = stack.enter_context(_reference(folder / "source", texts_file))
+        reference = stack.enter_context(
+            Worker.started(_serve_reference, folder / "source", texts, name="sentence-transformers")
+        )
         systems = {dtype: stack.enter_context(serving_all(folder / dtype)) for dtype in DTYPES}
-        loop = stack.enter_context(ClosedLoop.started([_request(text) for text in texts[:_TEXTS]]))
-        theirs: list[tuple[float, float]] = []
-        ours: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in DTYPES}
+        loop = stack.enter_context(LoadProcess.started([_request(text) for text in texts]))
+        # Of each system: texts a second, and p50.
+        turns: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in ("", *DTYPES)}
         for _ in range(rounds):
-            theirs.append(reference.measure(seconds))
+            reference.send(seconds)
+            turns[""].append(reference.receive())
             for dtype, system in systems.items():
-                many, one = (loop.measure(system, callers, seconds) for callers in (_CALLERS, 1))
-                if many.errors or one.errors:
-                    raise RuntimeError(f"{name}, {dtype}: {many.errors + one.errors} calls failed")
-                ours[dtype].append((many.throughput_per_s, one.latencies_ms["p50"]))
-        rate, p50 = (statistics.median(column) for column in zip(*theirs, strict=True))
-        yield f"| {name} | sentence-transformers | {rate:.0f} | | {p50:.1f} | | {_mb(reference.pid):.0f} | | |"
-        for dtype, turns in ours.items():
-            rate, p50 = (statistics.median(column) for column in zip(*turns, strict=True))
-            of_rate = statistics.median(own[0] / other[0] for own, other in zip(turns, theirs, strict=True))
-            of_p50 = statistics.median(own[1] / other[1] for own, other in zip(turns, theirs, strict=True))
+                many, alone = (loop.measure(system, callers, seconds) for callers in (_CALLERS, 1))
+                if many.errors or alone.errors:
+                    raise RuntimeError(f"{name}, {dtype}: {many.errors + alone.errors} calls failed")
+                turns[dtype].append((many.throughput_per_s, alone.latencies_ms["p50"]))
+        theirs = list(zip(*turns.pop(""), strict=True))
+        rate, p50 = map(statistics.median, theirs)
+        yield f"| {name} | sentence-transformers | {rate:.0f} | | {p50:.1f} | | {resident_mb(reference.pid):.0f} | | |"
+        for dtype, found in turns.items():
+            ours = list(zip(*found, strict=True))
+            rate, p50 = map(statistics.median, ours)
+            of_rate, of_p50 = (statistics.median(ratios(*pair)) for pair in zip(ours, theirs, strict=True))
             size_mb = sum(path.stat().st_size for path in (folder / dtype).rglob("*") if path.is_file()) / 1e6
             yield (
                 f"| | {dtype} | {rate:.0f} | {of_rate:.2f} | {p50:.1f} | {of_p50:.2f} | "
-                f"{_mb(systems[dtype].pids[0]):.0f} | {size_mb:.0f} | {compile_s[dtype]:.0f} |"
+                f"{resident_mb(systems[dtype].pids[0]):.0f} | {size_mb:.0f} | {compile_s[dtype]:.0f} |"
             )
 
 
@@ -183,22 +160,14 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(_MODELS), help="separated by semicolons")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--reference", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.make:
-        _make(given.make[0], Path(given.make[1]))
-        return
-    if given.reference:
-        _serve_reference(*given.reference)
-        return
-    texts_file, texts = read_texts()
+    texts = make_texts()[:_TEXTS]
     print(
         "| Model | System | Texts/s, 32 callers | to theirs | p50 ms, 1 caller | to theirs | Memory, MB | Bundle, MB | "
         "Compiled in, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
     )
     for name in given.models.split(";"):
-        for row in _rows(name, texts_file, texts, given.rounds, given.seconds):
+        for row in _rows(name, texts, given.rounds, given.seconds):
             print(row, flush=True)
 
 

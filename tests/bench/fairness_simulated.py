@@ -36,7 +36,7 @@ def main() -> None:
                 with pytest.MonkeyPatch.context() as patch:
                     outcomes = simulate(patch, device, rates, seconds, window_s)
                 p99_ms.append(outcomes["quiet"].percentile(99) * 1e3)
-            answered = sum(len(one.latencies_s) for one in outcomes.values()) / seconds / device.capacity
+            answered = sum(len(load.latencies_s) for load in outcomes.values()) / seconds / device.capacity
             base, flooded = p99_ms
             print(f"| {name} | {window} | {base:.0f} ms | {flooded:.0f} ms | {flooded / base:.2f} | {answered:.2f} |")
 

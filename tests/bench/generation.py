@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from demo.processes import four_processes
 from neuronpipe.client import Client
@@ -30,7 +31,7 @@ from tests.bench.generation_alone import (
     serve_transformers,
 )
 from tests.bench.generation_peers import EXPECTED_FILE, GenerationPeer, running_generation_peers
-from tests.bench.measurements import Measurement
+from tests.bench.measurements import Measurement, percentiles_of
 from tests.bench.peers.environments import CACHE, ROOT
 from tests.bench.peers.generating import BEAMS
 from tests.bench.systems import FOUR, NO_CACHE
@@ -45,16 +46,8 @@ GAP_CALLERS = 8
 FIRST_TOKEN_LIMIT_MS, TOKEN_LIMIT_MS, FACTOR = 1000.0, 100.0, 2.0
 _PROMPT, _TEXT = 64, 48
 # No text is complete before its last token.
-_ITEM = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "size": {"type": "integer"},
-        "is_new": {"type": "boolean"},
-    },
-    "required": ["name", "size"],
-    "additionalProperties": False,
-}
+_FIELDS = {"name": {"type": "string", "maxLength": 12}, "size": {"type": "integer"}, "is_new": {"type": "boolean"}}
+_ITEM = {"type": "object", "properties": _FIELDS, "required": ["name", "size"], "additionalProperties": False}
 _SCHEMA = json.dumps({"type": "array", "items": _ITEM, "minItems": _TEXT})
 _SOURCE = 256
 _SHARED, _OWN = 128, 32
@@ -110,14 +103,13 @@ def _find_models() -> Path:
 
 def _llama(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(_TEXT))
+    with_schema = replace(load, json_schema=_SCHEMA)
     for callers in LLAMA_CALLERS:
-        with_schema = replace(load, json_schema=_SCHEMA)
-        for name, model, one in ((FOUR, LLAMA, load), (WITH_SCHEMA, ENDING, with_schema)):
-            result = _run(target, model, one, round, seconds, concurrency=callers)
-            found, system = _texts(result), of_model(LLAMA, name)
-            yield _measurement(
-                system, callers, round, found.output_tokens_per_s, result, found.first_token_ms, _itl(found)
-            )
+        for name, model, form in ((FOUR, LLAMA, load), (WITH_SCHEMA, ENDING, with_schema)):
+            result = _run(target, model, form, round, seconds, concurrency=callers)
+            found = _texts(result)
+            turn = Measurement.of(result, SECTION, of_model(LLAMA, name), callers, round, _itl(found))
+            yield _of_texts(turn, found.output_tokens_per_s, found.first_token_ms)
         yield from _beside(others, LLAMA, _PROMPT, callers, round, seconds)
 
 
@@ -125,18 +117,19 @@ def _bart(target: str, others: Others, round: int, seconds: float) -> Iterator[M
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_SOURCE), output_tokens=Lengths.fixed(_TEXT), num_beams=BEAMS)
     for callers in BART_CALLERS:
         result = _run(target, BART, load, round, seconds, concurrency=callers)
-        rate_per_s = _TEXT * _texts_per_s(result, callers)
-        yield _measurement(of_model(BART, FOUR), callers, round, rate_per_s, result, result.latency_ms)
+        turn = Measurement.of(result, SECTION, of_model(BART, FOUR), callers, round)
+        yield replace(turn, throughput_per_s=_TEXT * _texts_per_s(result, callers))
         yield from _beside(others, BART, _SOURCE, callers, round, seconds)
 
 
 def _beside(
     others: Others, model: str, prompt_tokens: int, callers: int, round: int, seconds: float
 ) -> Iterator[Measurement]:
-    for name, one in others.items():
-        rate_per_s = one.measure(model, prompt_tokens, _TEXT, callers, seconds)
+    for name, other in others.items():
+        rate_per_s = other.measure(model, prompt_tokens, _TEXT, callers, seconds)
         if rate_per_s is not None:
-            yield _measurement(of_model(model, name), callers, round, rate_per_s)
+            system = of_model(model, name)
+            yield Measurement(section=SECTION, system=system, callers=callers, round=round, throughput_per_s=rate_per_s)
 
 
 def _first_tokens(target: str, round: int, seconds: float) -> Iterator[Measurement]:
@@ -148,25 +141,21 @@ def _first_tokens(target: str, round: int, seconds: float) -> Iterator[Measureme
         )
         result = _run(target, LLAMA, load, round, seconds, concurrency=1)
         found = _texts(result)
-        figures = {"cached": found.cached_ratio or 0.0}
-        yield _measurement(name, 1, round, found.output_tokens_per_s, result, found.first_token_ms, figures)
+        turn = Measurement.of(result, SECTION, name, 1, round, {"cached": found.cached_ratio or 0.0})
+        yield _of_texts(turn, found.output_tokens_per_s, found.first_token_ms)
 
 
 def _beside_long_prompts(target: str, round: int, seconds: float) -> Measurement:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(4 * _TEXT))
-    request = LoadRequest(target=target, model=LLAMA)
-    maker = PromptMaker(count_words(request, builtin_texts(0)), (round,))
+    maker = PromptMaker(count_words(LoadRequest(target=target, model=LLAMA), builtin_texts(0)), (round,))
     with _repeated(lambda: _read_long(target, maker.make(_LONG)), _LONG_EVERY_S):
         result = _run(target, LLAMA, load, round, seconds, concurrency=GAP_CALLERS)
     found = _texts(result)
-    figures = (
-        _itl(found) | {"longest_to_median": found.inter_token_ms.max / found.inter_token_ms.p50}
-        if (found.inter_token_ms)
-        else {}
-    )
-    return _measurement(
-        LONG_PROMPTS, GAP_CALLERS, round, found.output_tokens_per_s, result, found.inter_token_ms, figures
-    )
+    figures = _itl(found)
+    if found.inter_token_ms:
+        figures["longest_to_median"] = found.inter_token_ms.max / found.inter_token_ms.p50
+    turn = Measurement.of(result, SECTION, LONG_PROMPTS, GAP_CALLERS, round, figures)
+    return _of_texts(turn, found.output_tokens_per_s, found.inter_token_ms)
 
 
 def _overload(target: str, round: int, seconds: float) -> Measurement:
@@ -191,37 +180,22 @@ def _overload(target: str, round: int, seconds: float) -> Measurement:
         "offered_per_s": result.offered_per_s or 0.0,
         "goodput_of_capacity": result.goodput_per_s / capacity_per_s,
     }
-    return _measurement(OVERLOAD, callers, round, result.goodput_per_s, result, found.first_token_ms, figures)
+    turn = Measurement.of(result, SECTION, OVERLOAD, callers, round, figures)
+    return _of_texts(turn, result.goodput_per_s, found.first_token_ms)
 
 
-def _run(
-    target: str,
-    model: str,
-    load: GenerationLoad,
-    round: int,
-    seconds: float,
-    *,
-    concurrency: int | None = None,
-    rate_per_s: float | None = None,
-    deadline_ms: float | None = None,
-) -> LoadResult:
+def _of_texts(turn: Measurement, rate_per_s: float, latency_ms: Distribution | None) -> Measurement:
+    """The turn with another rate and other times: those of tokens."""
+    return replace(turn, throughput_per_s=rate_per_s, latencies_ms=percentiles_of(latency_ms))
+
+
+def _run(target: str, model: str, load: GenerationLoad, round: int, seconds: float, **how: Any) -> LoadResult:
     """Other prompts each round, so that none is in the prefix cache. A turn in which no text ends is repeated with
     twice the time.
     """
+    request = LoadRequest(target=target, model=model, generation=load, warm_up_s=WARM_UP_S, seed=round, **how)
     for doubled in range(_TRIES):
-        result = run_load(
-            LoadRequest(
-                target=target,
-                model=model,
-                generation=load,
-                concurrency=concurrency,
-                rate_per_s=rate_per_s,
-                deadline_ms=deadline_ms,
-                duration_s=seconds * 2**doubled,
-                warm_up_s=WARM_UP_S,
-                seed=round,
-            )
-        )
+        result = run_load(replace(request, duration_s=seconds * 2**doubled))
         if result.answers or result.errors:
             break
     return result
@@ -243,29 +217,8 @@ def _texts_per_s(result: LoadResult, callers: int) -> float:
 
 
 def _itl(found: GenerationResult) -> dict[str, float]:
-    one = found.inter_token_ms
-    return {"itl_p50_ms": one.p50, "itl_p99_ms": one.p99, "itl_max_ms": one.max} if one else {}
-
-
-def _measurement(
-    system: str,
-    callers: int,
-    round: int,
-    rate_per_s: float,
-    result: LoadResult | None = None,
-    latency: Distribution | None = None,
-    figures: dict[str, float] | None = None,
-) -> Measurement:
-    return Measurement(
-        section=SECTION,
-        system=system,
-        callers=callers,
-        round=round,
-        throughput_per_s=rate_per_s,
-        errors=sum(result.errors.values()) if result else 0,
-        latencies_ms={"p50": latency.p50, "p90": latency.p90, "p99": latency.p99} if latency else {},
-        figures=figures or {},
-    )
+    times_ms = found.inter_token_ms
+    return {"itl_p50_ms": times_ms.p50, "itl_p99_ms": times_ms.p99, "itl_max_ms": times_ms.max} if times_ms else {}
 
 
 def _read_long(target: str, prompt: str) -> None:
@@ -276,22 +229,16 @@ def _read_long(target: str, prompt: str) -> None:
 @contextmanager
 def _repeated(call: Callable[[], None], every_s: float) -> Iterator[None]:
     """Calls in a thread, again and again, until the block ends. Raises what a call has raised."""
-    has_ended, faults = threading.Event(), []
+    has_ended = threading.Event()
 
     def work() -> None:
         while not has_ended.wait(every_s):
-            try:
-                call()
-            except Exception as fault:
-                faults.append(fault)
-                return
+            call()
 
-    thread = threading.Thread(target=work, name="long prompts")
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()
-    if faults:
-        raise faults[0]
+    with ThreadPoolExecutor(1) as thread:
+        calling = thread.submit(work)
+        try:
+            yield
+        finally:
+            has_ended.set()
+    calling.result()

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,8 @@ from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
-from tests.bench.peers.generating import BEAMS
+from tests.bench.load import send_all
+from tests.bench.peers.generating import BEAMS, Prompts, measure
 
 LLAMA, BART = "llama", "bart"
 # The same with a token that ends its texts, as forms of texts need it.
@@ -69,20 +71,18 @@ def serve_transformers(pipe: _Pipe, folder: Path) -> None:
         name: kind.from_pretrained(folder / "sources" / name, dtype=torch.float32).eval()
         for name, kind in kinds.items()
     }
-    random = np.random.default_rng(0)
-    for name, prompt_tokens, new_tokens, callers, seconds in _orders(pipe):
-        texts, began_s = 0, time.perf_counter()
-        while not texts or time.perf_counter() - began_s < seconds:
-            prompts = torch.from_numpy(random.integers(FIRST_WORD, VOCABULARY, (callers, prompt_tokens)))
-            lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-            beams = BEAMS if name == BART else 1
-            mask = torch.ones_like(prompts)
-            with torch.inference_mode():
-                models[name].generate(
-                    prompts, attention_mask=mask, num_beams=beams, do_sample=False, pad_token_id=1, **lengths
-                )
-            texts += callers
-        pipe.send(texts * new_tokens / (time.perf_counter() - began_s))
+
+    def generate(name: str, prompts: Prompts, new_tokens: int) -> Prompts:
+        given = torch.tensor(prompts)
+        lengths = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
+        how = {"num_beams": BEAMS if name == BART else 1, "do_sample": False, "pad_token_id": 1, **lengths}
+        with torch.inference_mode():
+            made: Prompts = models[name].generate(given, attention_mask=torch.ones_like(given), **how)
+        return [text[-new_tokens:] for text in made]
+
+    while True:
+        name, *order = pipe.recv()
+        pipe.send(measure(partial(generate, name), (FIRST_WORD, VOCABULARY), *order))
 
 
 def serve_engine(pipe: _Pipe, folder: Path) -> None:
@@ -94,13 +94,9 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
     bundles = {bundle.spec.name: bundle for bundle in read_repository(folder / "repository")}
     bundle = bundles[LLAMA]
     numbers = itertools.count()
-    async with (
-        running_devices(EngineSettings(), Telemetry()) as devices,
-        devices.open_generator(bundle) as generator,
-    ):
-        orders = _orders(pipe)
-        while order := await asyncio.to_thread(next, orders, None):
-            _, prompt_tokens, new_tokens, callers, seconds = order
+    async with running_devices(EngineSettings(), Telemetry()) as devices, devices.open_generator(bundle) as generator:
+        while True:
+            _, prompt_tokens, new_tokens, callers, seconds = await asyncio.to_thread(pipe.recv)
             tokens = 0
             began_s = time.perf_counter() + WARM_UP_S
 
@@ -109,20 +105,15 @@ async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
                 if began_s <= time.perf_counter() < ends_s:
                     tokens += len(new.token_ids)
 
-            async def call(prompt_tokens: int, new_tokens: int, stream: Any) -> None:
-                while True:
-                    await generator.generate(make_item(bundle.spec, next(numbers), prompt_tokens, new_tokens), stream)
-
-            stream = SimpleNamespace(put=count)
-            calls = [asyncio.create_task(call(prompt_tokens, new_tokens, stream)) for _ in range(callers)]
-            await asyncio.wait(calls, timeout=WARM_UP_S + seconds, return_when=asyncio.FIRST_EXCEPTION)
-            for one in calls:
-                one.cancel()
-            await asyncio.wait(calls)
-            for one in calls:
-                if not one.cancelled():
-                    one.result()  # raises its fault
+            stream: Any = SimpleNamespace(put=count)
+            items = (make_item(bundle.spec, number, prompt_tokens, new_tokens) for number in numbers)
+            call = partial(_generate, generator, stream)
+            await send_all(call, items, callers=callers, seconds=WARM_UP_S + seconds)
             pipe.send(tokens / seconds)
+
+
+async def _generate(generator: Any, stream: Any, item: ExecuteItem) -> None:
+    await generator.generate(item, stream)
 
 
 def make_item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int) -> ExecuteItem:
@@ -131,11 +122,3 @@ def make_item(spec: ModelSpec, number: int, prompt_tokens: int, new_tokens: int)
     options = complete_options(given, spec, prompt_tokens)
     sequences = TensorSets(arrays=[{"input_ids": prompt}])
     return ExecuteItem(Call(), ModelKey(spec.name, spec.version), sequences, options)
-
-
-def _orders(pipe: _Pipe) -> Iterator[_Order]:
-    while True:
-        try:
-            yield pipe.recv()
-        except EOFError:
-            return

@@ -66,35 +66,17 @@ def _generated(model: Any) -> list[int]:
 
 
 def _llama(end: int | None) -> transformers.LlamaConfig:
-    return transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=_WIDTH,
-        num_hidden_layers=_LAYERS,
-        num_attention_heads=_HEADS,
-        intermediate_size=_INNER,
-        max_position_embeddings=_LLAMA_TOKENS,
-        bos_token_id=0,
-        eos_token_id=end,
-    )
+    layers = {"num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS, "intermediate_size": _INNER}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": _WIDTH, "max_position_embeddings": _LLAMA_TOKENS, **layers}
+    return transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=end)
 
 
 def _bart() -> transformers.BartConfig:
-    return transformers.BartConfig(
-        vocab_size=VOCABULARY,
-        d_model=_WIDTH,
-        encoder_layers=_LAYERS,
-        decoder_layers=_LAYERS,
-        encoder_attention_heads=_HEADS,
-        decoder_attention_heads=_HEADS,
-        encoder_ffn_dim=_INNER,
-        decoder_ffn_dim=_INNER,
-        max_position_embeddings=_BART_TOKENS,
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        forced_eos_token_id=None,
-    )
+    side = {"layers": _LAYERS, "attention_heads": _HEADS, "ffn_dim": _INNER}
+    sides = {f"{name}_{key}": size for name in ("encoder", "decoder") for key, size in side.items()}
+    tokens = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    sizes = {"vocab_size": VOCABULARY, "d_model": _WIDTH, "max_position_embeddings": _BART_TOKENS, **sides}
+    return transformers.BartConfig(**sizes, **tokens, forced_eos_token_id=None)
 
 
 if __name__ == "__main__":

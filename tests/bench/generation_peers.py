@@ -1,16 +1,12 @@
 """Other engines that generate texts, each in a process and an environment of its own, on the same weights."""
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from tests.bench.generation_alone import BART, FIRST_WORD, LLAMA, VOCABULARY
-from tests.bench.peers.environments import environment_python
-from tests.bench.peers.running import PeerProcess, PeerUnavailable
+from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
 
 # What transformers generates for a prompt, by model; written last of all that generation_models.py makes.
 EXPECTED_FILE = "expected.json"
@@ -18,30 +14,8 @@ EXPECTED_FILE = "expected.json"
 _START_LIMIT_S = 400.0
 _TURN_LIMIT_S = 200.0
 GENAI, CTRANSLATE2 = "openvino-genai", "ctranslate2"
-
-
-@dataclass(frozen=True)
-class _Peer:
-    """`name`: of its script and its environment. `program`: what must be on the PATH; `source`: how to get it."""
-
-    name: str
-    model: str
-    program: str = ""
-    source: str = ""
-
-
-_PEERS = (
-    _Peer(GENAI, LLAMA),
-    _Peer("vllm", LLAMA),
-    _Peer(
-        "llama-cpp",
-        LLAMA,
-        program="llama-server",
-        source="in ggml-org/llama.cpp: cmake -B build && cmake --build build --target llama-server",
-    ),
-    _Peer(CTRANSLATE2, BART),
-)
-GENERATION_PEERS = tuple(peer.name for peer in _PEERS)
+# The model of each; its name is that of its script and its environment.
+GENERATION_PEERS = {GENAI: LLAMA, "vllm": LLAMA, CTRANSLATE2: BART}
 
 
 class GenerationPeer:
@@ -62,7 +36,7 @@ class GenerationPeer:
         self._process.resume()
         try:
             self._process.tell({"vocabulary": [FIRST_WORD, VOCABULARY], **order})
-            return float(self._process.wait_for("measured", seconds + _TURN_LIMIT_S)["tokens_per_s"])
+            return float(self._process.hear("measured", seconds + _TURN_LIMIT_S)["tokens_per_s"])
         except PeerUnavailable as error:
             self._unavailable[self.name] = error.reason
             return None
@@ -74,33 +48,25 @@ class GenerationPeer:
 def running_generation_peers(folder: Path, unavailable: dict[str, str]) -> Iterator[Sequence[GenerationPeer]]:
     """Those that can be had, ready; ended with the block. Notes the reasons of the others in `unavailable`."""
     with ExitStack() as stack:
-        logs = Path(stack.enter_context(TemporaryDirectory(prefix="generation-peers-")))
         running = []
-        for peer in _PEERS:
+        for name, model in GENERATION_PEERS.items():
             try:
-                process = _start(stack, peer, folder, logs / f"{peer.name}.log")
-                running.append(GenerationPeer(peer.name, peer.model, process, unavailable))
+                process = _start(stack, name, model, folder)
+                running.append(GenerationPeer(name, model, process, unavailable))
             except PeerUnavailable as error:
-                unavailable[peer.name] = error.reason
+                unavailable[name] = error.reason
         yield running
 
 
-def _start(stack: ExitStack, peer: _Peer, folder: Path, log: Path) -> PeerProcess:
-    if peer.program and not shutil.which(peer.program):
-        raise PeerUnavailable(peer.name, f"{peer.program} is not on the PATH; {peer.source}")
-    try:
-        python = environment_python(peer.name)
-    except RuntimeError as error:
-        raise PeerUnavailable(peer.name, f"cannot be installed: {error}") from error
-    script = f"tests.bench.peers.{peer.name.replace('-', '_')}_alone"
-    command = [str(python), "-m", script, str(folder), peer.model]
+def _start(stack: ExitStack, name: str, model: str, folder: Path) -> PeerProcess:
+    script = f"tests.bench.peers.{name.replace('-', '_')}_alone"
     with ExitStack() as own:
-        process = own.enter_context(PeerProcess(peer.name, command, log))
-        process.wait_for("ready", _START_LIMIT_S)
-        expected = json.loads((folder / EXPECTED_FILE).read_text())[peer.model]
+        process = own.enter_context(PeerProcess(name, [peer_python(name), "-m", script, str(folder), model]))
+        process.hear("ready", _START_LIMIT_S)
+        expected = json.loads((folder / EXPECTED_FILE).read_text())[model]
         process.tell({"prompt": expected["prompt"], "new_tokens": len(expected["token_ids"])})
-        generated = process.wait_for("generated", _TURN_LIMIT_S)["token_ids"]
+        generated = process.hear("generated", _TURN_LIMIT_S)["token_ids"]
         if generated != expected["token_ids"]:
-            raise PeerUnavailable(peer.name, f"generates {generated}, and transformers {expected['token_ids']}")
+            raise PeerUnavailable(name, f"generates {generated}, and transformers {expected['token_ids']}")
         stack.push(own.pop_all())
     return process

@@ -1,5 +1,5 @@
-"""Clients of a closed loop that cost the machine as little as Python allows: bytes out, bytes in, and no task and no
-future for a call.
+"""Senders of the load generator that cost the machine as little as Python allows: bytes out, bytes in, and no task and
+no future for a call.
 
 A gRPC call is sent as two frames, of which the first hardly ever changes; HPACK blocks of answers that were met before
 are not decoded again. On one CPU this client makes five times as many calls as grpc.aio, so that a fast server, and not
@@ -12,12 +12,13 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Callable, Iterator
+from typing import Self, cast
 
 import hpack
 
-from tests.bench.callers import PAUSE_S
+from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
+from neuronpipe.measure.load.generator import OK, Recorder, Sender, Sending
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # RFC 9113, section 6: length and type, flags, stream.
@@ -33,68 +34,16 @@ _MAX_FRAME_BYTES = 16_384
 _OUR_WINDOW_BYTES = 1 << 30
 _WINDOW_STEP_BYTES = 1 << 20
 _PREFIX = struct.Struct(">BI")
-_CALL_LIMIT_S = 30.0
+# The time limit of a call without a deadline.
+CALL_LIMIT_S = 30.0
 _LAST_CHUNK = b"0\r\n\r\n"
-# Timers of uvloop have whole milliseconds.
-_TICK_S = 0.001
-
-
-class Calls:
-    """What the callers of a closed loop send next, and what came of it.
-
-    `answered`: duration in seconds and answer of each call that ended between `began_s` and `ends_s`, which are times
-    of time.perf_counter. `errors`: of those that failed in this time; `count` and `failed`: of all. Callers end at
-    `ends_s`, and where there are no more requests. `failure`: of the last error.
-    """
-
-    def __init__(self, requests: Iterator[bytes], callers: int, began_s: float = 0.0, ends_s: float = math.inf) -> None:
-        self.answered: list[tuple[float, bytes]] = []
-        self.errors = 0
-        self.count = 0
-        self.failed = 0
-        self.failure = ""
-        self._requests = requests
-        self._began_s, self._ends_s = began_s, ends_s
-        self._callers = callers
-        self._loop = asyncio.get_running_loop()
-        self.over: asyncio.Future[None] = self._loop.create_future()
-
-    def next(self) -> bytes | None:
-        """A caller's next request; None where it shall end."""
-        request = next(self._requests, None) if time.perf_counter() < self._ends_s else None
-        if request is None:
-            self._callers -= 1
-            if not self._callers and not self.over.done():
-                self.over.set_result(None)
-        else:
-            self.count += 1
-        return request
-
-    def answer(self, sent_s: float, data: bytes) -> None:
-        """Notes an answer."""
-        now_s = time.perf_counter()
-        if self._began_s <= now_s <= self._ends_s:
-            self.answered.append((now_s - sent_s, data))
-
-    def error(self, failure: str) -> None:
-        """Notes a call that failed."""
-        self.failure = failure
-        self.failed += 1
-        self.errors += self._began_s <= time.perf_counter() <= self._ends_s
-
-    def break_off(self, reason: str) -> None:
-        """Ends the loop: there is no connection any more."""
-        if not self.over.done():
-            self.over.set_exception(ConnectionError(f"{reason}; the last failed call: {self.failure or 'none'}"))
 
 
 class GrpcConnection(asyncio.Protocol):
-    """All callers of unary calls of one method, on one connection; or calls from outside, with `call`."""
+    """Unary calls of one method, on one connection. Each is given up `limit_s` after it was due."""
 
-    def __init__(
-        self, calls: Calls, callers: int, authority: str, path: str, scheme: str, limit_s: float = _CALL_LIMIT_S
-    ) -> None:
-        self._calls, self._callers, self._limit_s = calls, callers, limit_s
+    def __init__(self, authority: str, path: str, scheme: str, limit_s: float = CALL_LIMIT_S) -> None:
+        self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         headers = (
             *((":method", "POST"), (":scheme", scheme), (":path", path), (":authority", authority)),
@@ -105,7 +54,7 @@ class GrpcConnection(asyncio.Protocol):
         # The server has all of them in its table once the first has come.
         self._first_block, self._block = encoder.encode(headers), encoder.encode(headers)
         self._next_stream = 1
-        self._sent_s: dict[int, float] = {}
+        self._sent: dict[int, Sending] = {}
         self._messages: dict[int, bytes] = {}
         self._out: list[bytes] = []
         self._rest = b""
@@ -115,52 +64,85 @@ class GrpcConnection(asyncio.Protocol):
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._decoder = hpack.Decoder()
         self._statuses: dict[bytes, tuple[bytes, bytes]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        # The message of the last call that failed.
+        self.failure = ""
+
+    @classmethod
+    async def open(cls, target: str, path: str, ca: bytes = b"", limit_s: float = CALL_LIMIT_S) -> Self:
+        """Connects. `ca`: the authority of the server's certificate; empty: no TLS. Raises OSError."""
+        host, _, port = target.rpartition(":")
+        context = None
+        if ca:
+            context = ssl.create_default_context(cadata=ca.decode())
+            context.set_alpn_protocols(["h2"])
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: cls(target, path, "https" if ca else "http", limit_s), host, int(port), ssl=context
+        )
+        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._out.append(_PREFACE)
         self._frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, _OUR_WINDOW_BYTES))
         self._frame(_WINDOW_UPDATE, 0, 0, (_OUR_WINDOW_BYTES - _FIRST_WINDOW_BYTES).to_bytes(4, "big"))
-        for _ in range(self._callers):
-            self._ask()
         self.flush()
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         self._out += (_FRAME.pack(len(payload) << 8 | kind, flags, stream), payload)
 
     def flush(self) -> None:
+        """Sends the calls that were begun."""
         if self._out:
             self._transport.write(b"".join(self._out))
             self._out.clear()
 
-    def _ask(self) -> None:
-        request = self._calls.next()
-        if request is not None:
-            self.call(request, time.perf_counter())
-
-    def call(self, request: bytes, sent_s: float) -> None:
-        """Makes a call that counts from a time on; `flush` sends it."""
-        if len(self._sent_s) >= self._max_streams:
-            self._calls.error("the connection has no room for another call")
+    def send(self, request: bytes, sending: Sending) -> None:
+        """Begins a call; `flush` sends it."""
+        if self._transport.is_closing():
+            sending.fail(ConnectionError(f"the connection is lost; the last failed call: {self.failure or 'none'}"))
             return
-        stream = self._next_stream
-        self._next_stream += 2
-        self._sent_s[stream] = sent_s
-        self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
+        if len(self._sent) >= self._max_streams:
+            self._fail(sending, "the connection has no room for another call")
+            return
         message = _PREFIX.pack(0, len(request)) + request
         if len(message) > _FIRST_WINDOW_BYTES:
             raise ValueError(f"a request of {len(request)} bytes is beyond the window of a stream")
+        stream = self._next_stream
+        self._next_stream += 2
+        self._sent[stream] = sending
+        if not self._timer:
+            self._wait(sending)
+        self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
         if self._waiting or len(message) > self._window:
             self._waiting.append((stream, message))
         else:
             self._send(stream, message)
 
-    def cancel_until(self, sent_s: float) -> None:
-        """Gives up the calls that count from this time or earlier."""
-        while self._sent_s and (first := next(iter(self._sent_s.items())))[1] <= sent_s:
-            self._sent_s.pop(first[0])
-            self._messages.pop(first[0], None)
-            self._frame(_RST_STREAM, 0, first[0], _CANCEL)
+    async def close(self) -> None:
+        """Closes the connection."""
+        if self._timer:
+            self._timer.cancel()
+        self._sent.clear()
+        self._transport.abort()
+
+    def _wait(self, sending: Sending) -> None:
+        """Looks for calls to give up as soon as this one is due to be."""
+        left_s = sending.due_s + self._limit_s - time.monotonic()
+        self._timer = self._loop.call_later(max(left_s, 0.001), self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer, now_s = None, time.monotonic()
+        while self._sent:
+            stream, sending = next(iter(self._sent.items()))
+            if sending.due_s + self._limit_s > now_s:
+                self._wait(sending)
+                break
+            del self._sent[stream]
+            self._messages.pop(stream, None)
+            self._frame(_RST_STREAM, 0, stream, _CANCEL)
+            sending.end(sending, DeadlineExceeded.reason, None)
+        self.flush()
 
     def _send(self, stream: int, message: bytes) -> None:
         self._window -= len(message)
@@ -168,10 +150,6 @@ class GrpcConnection(asyncio.Protocol):
         for start in range(0, end, _MAX_FRAME_BYTES):
             after = start + _MAX_FRAME_BYTES
             self._frame(_DATA, _END_STREAM if after >= end else 0, stream, message[start:after])
-
-    def _ask_soon(self) -> None:
-        self._ask()
-        self.flush()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -218,16 +196,19 @@ class GrpcConnection(asyncio.Protocol):
         return known
 
     def _end(self, stream: int, is_ok: bool, failure: bytes) -> None:
-        message, sent_s = self._messages.pop(stream, b""), self._sent_s.pop(stream, None)
-        if sent_s is None:  # it was given up
+        message, sending = self._messages.pop(stream, b""), self._sent.pop(stream, None)
+        if sending is None:  # it was given up
             return
         if is_ok and message:
-            self._calls.answer(sent_s, message[_PREFIX.size :])
-            self._ask()
-        elif self._callers or time.perf_counter() - sent_s < self._limit_s:  # else the server gave it up first
-            self._calls.error(failure.decode(errors="replace"))
-            if self._callers:
-                self._loop.call_later(PAUSE_S, self._ask_soon)
+            sending.end(sending, OK, message[_PREFIX.size :])
+        elif time.monotonic() - sending.due_s >= self._limit_s:  # the server gave it up first
+            sending.end(sending, DeadlineExceeded.reason, None)
+        else:
+            self._fail(sending, failure.decode(errors="replace"))
+
+    def _fail(self, sending: Sending, failure: str) -> None:
+        self.failure = failure
+        sending.end(sending, Overloaded.reason, None)
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
@@ -242,9 +223,9 @@ class GrpcConnection(asyncio.Protocol):
             self._window += int.from_bytes(payload, "big")
             while self._waiting and len(self._waiting[0][1]) <= self._window:
                 waiting, message = self._waiting.popleft()
-                if waiting in self._sent_s:
+                if waiting in self._sent:
                     self._send(waiting, message)
-        elif kind == _RST_STREAM and stream in self._sent_s:
+        elif kind == _RST_STREAM and stream in self._sent:
             self._end(stream, False, b"RST_STREAM")
         elif kind == _GOAWAY:
             self._break_off(f"the server ends the connection: {payload[8:].decode(errors='replace')}")
@@ -252,19 +233,70 @@ class GrpcConnection(asyncio.Protocol):
             self._break_off("the server sends padded frames, or CONTINUATION, which this client does not read")
 
     def _break_off(self, reason: str) -> None:
-        self._calls.break_off(reason)
+        for sending in self._sent.values():
+            sending.fail(ConnectionError(f"{reason}; the last failed call: {self.failure or 'none'}"))
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calls.break_off(f"connection lost: {exc}")
+        self._break_off(f"connection lost: {exc}")
 
 
-class HttpConnection(asyncio.Protocol):
-    """One caller of POST with JSON over HTTP/1.1, on a connection that is kept."""
+class HttpSender(Sender):
+    """POST with JSON over HTTP/1.1: each caller has a connection, which is kept."""
 
-    def __init__(self, calls: Calls, authority: str, path: str) -> None:
-        self._calls = calls
-        self._loop = asyncio.get_running_loop()
+    def __init__(self) -> None:
+        self._connections: list[_HttpConnection] = []
+        self._idle: list[_HttpConnection] = []
+        # The last answer with another status than 200.
+        self.failure = ""
+
+    @classmethod
+    async def open(cls, target: str, path: str, callers: int) -> Self:
+        """Connects each of the callers. Raises OSError."""
+        host, _, port = target.rpartition(":")
+        sender, connect = cls(), asyncio.get_running_loop().create_connection
+        for _ in range(callers):
+            _, connection = await connect(lambda: _HttpConnection(target, path, sender.end), host, int(port))
+            sender._connections.append(connection)
+        sender._idle += sender._connections
+        return sender
+
+    def send(self, request: bytes, sending: Sending) -> None:
+        """Sends a request."""
+        self._idle.pop().send(request, sending)
+
+    async def call(self, request: bytes) -> bytes:
+        """Sends a request by itself, and returns the answer. Raises ConnectionError with an answer that is an error."""
+        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def end(sending: Sending, outcome: str, answer: bytes) -> None:
+            if outcome == OK:
+                answered.set_result(answer)
+            else:
+                answered.set_exception(ConnectionError(self.failure))
+
+        now_s = time.monotonic()
+        self.send(request, Sending(now_s, now_s, None, Recorder(now_s), end, answered.set_exception))
+        return await answered
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        for connection in self._connections:
+            connection.close()
+
+    def end(self, connection: "_HttpConnection", sending: Sending, answer: bytes, failure: str) -> None:
+        """Ends a request; its connection takes the next one."""
+        self._idle.append(connection)
+        self.failure = failure or self.failure
+        sending.end(sending, Unavailable.reason if failure else OK, answer)
+
+
+class _HttpConnection(asyncio.Protocol):
+    def __init__(
+        self, authority: str, path: str, on_end: Callable[["_HttpConnection", Sending, bytes, str], None]
+    ) -> None:
+        self._on_end = on_end
+        self._sending: Sending | None = None
         self._head = (
             f"POST {path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\ncontent-length: ".encode()
         )
@@ -274,13 +306,17 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._ask()
 
-    def _ask(self) -> None:
-        request = self._calls.next()
-        if request is not None:
-            self._sent_s = time.perf_counter()
+    def send(self, request: bytes, sending: Sending) -> None:
+        self._sending = sending
+        if self._transport.is_closing():
+            self.connection_lost(None)
+        else:
             self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(request), request))
+
+    def close(self) -> None:
+        self._sending = None
+        self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._data = self._data + data if self._data else data
@@ -294,18 +330,16 @@ class HttpConnection(asyncio.Protocol):
             self._end_at = self._body_at + int(length.partition(b":")[2]) if length else len(self._data)
         # No JSON holds the end of chunks.
         if self._data.endswith(_LAST_CHUNK) if self._is_chunked else len(self._data) >= self._end_at:
-            answer, is_ok = self._data, self._data.startswith(b"HTTP/1.1 200")
+            answer, sending = self._data, self._sending
             body = answer[self._body_at :]
-            self._data, self._end_at = b"", 0
-            if is_ok:
-                self._calls.answer(self._sent_s, b"".join(_chunks(body)) if self._is_chunked else body)
-                self._ask()
-            else:
-                self._calls.error(answer.decode(errors="replace"))
-                self._loop.call_later(PAUSE_S, self._ask)
+            self._data, self._end_at, self._sending = b"", 0, None
+            if sending:
+                failure = "" if answer.startswith(b"HTTP/1.1 200") else answer.decode(errors="replace")
+                self._on_end(self, sending, b"".join(_chunks(body)) if self._is_chunked else body, failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._calls.break_off(f"connection lost: {exc}")
+        if self._sending:
+            self._sending.fail(ConnectionError(f"connection lost: {exc}"))
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
@@ -315,70 +349,3 @@ def _chunks(body: bytes) -> Iterator[bytes]:
         begin = at + len(size) + 2
         at = begin + int(size, 16) + 2
         yield body[begin : at - 2]
-
-
-async def run_grpc(calls: Calls, callers: int, target: str, path: str, ca: bytes) -> None:
-    """Returns when all callers have ended. `ca`: the authority of the server's certificate; empty: no TLS. Raises
-    ConnectionError.
-    """
-    host, _, port = target.rpartition(":")
-    context = None
-    if ca:
-        context = ssl.create_default_context(cadata=ca.decode())
-        context.set_alpn_protocols(["h2"])
-    scheme = "https" if context else "http"
-    transport, _ = await asyncio.get_running_loop().create_connection(
-        lambda: GrpcConnection(calls, callers, target, path, scheme), host, int(port), ssl=context
-    )
-    try:
-        await calls.over
-    finally:
-        transport.abort()
-
-
-async def run_arrivals(
-    arrivals_s: Iterator[float], requests: Iterator[bytes], deadline_s: float, target: str, path: str
-) -> tuple[Calls, list[float]]:
-    """Calls at times from now on, each given up at its deadline: what came of them, and by how many seconds each was
-    sent too late. Raises ConnectionError.
-    """
-    calls = Calls(iter(()), 0)
-    host, _, port = target.rpartition(":")
-    transport, connection = await asyncio.get_running_loop().create_connection(
-        lambda: GrpcConnection(calls, 0, target, path, "http", deadline_s), host, int(port)
-    )
-    began_s, lags_s = time.perf_counter(), list[float]()
-    due_s = next(arrivals_s, None)
-    ends_s = math.inf
-    try:
-        while not calls.over.done() and (now_s := time.perf_counter()) < ends_s:
-            while due_s is not None and began_s + due_s <= now_s:
-                lags_s.append(now_s - began_s - due_s)
-                calls.count += 1
-                connection.call(next(requests), began_s + due_s)
-                due_s = next(arrivals_s, None)
-            if due_s is None and ends_s == math.inf:
-                ends_s = now_s + deadline_s + _TICK_S
-            connection.cancel_until(now_s - deadline_s)
-            connection.flush()
-            await asyncio.sleep(_TICK_S)
-        if calls.over.done():
-            calls.over.result()
-        calls.over.set_result(None)
-    finally:
-        transport.abort()
-    return calls, lags_s
-
-
-async def run_http(calls: Calls, callers: int, target: str, path: str) -> None:
-    """Returns when all callers have ended. Raises ConnectionError."""
-    host, _, port = target.rpartition(":")
-    connect = asyncio.get_running_loop().create_connection
-    transports = [
-        (await connect(lambda: HttpConnection(calls, target, path), host, int(port)))[0] for _ in range(callers)
-    ]
-    try:
-        await calls.over
-    finally:
-        for transport in transports:
-            transport.abort()

@@ -10,12 +10,10 @@ less the one after a text of 16 tokens, which is shown too. Nothing is written b
 
 import argparse
 import asyncio
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,11 @@ import transformers
 
 from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import input_kind
+from tests.bench.embedders import special_ids
 from tests.models import jina_bert
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
@@ -66,16 +66,13 @@ def _make(name: str, folder: Path) -> Path:
     tokenizer = tokens(max_tokens=_LONGEST)
     if kind == "jina_bert":
         return jina_bert.make_source(folder, "sentence_embedding", tokenizer, heads=12, head_width=64, inner=3072)
-    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.cls_token_id}
-    special |= {"cls_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
-    special["sep_token_id"] = tokenizer.sep_token_id
-    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **special, **values)
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(tokenizer), **special_ids(tokenizer), **values)
     return save(transformers.AutoModel.from_config(config), folder, tokenizer)
 
 
-def _measure(bundle_folder: Path, backend: str, tokens: int) -> dict[str, float]:
-    """In a process of its own. Memory in MB."""
-    bundle = read_bundle(bundle_folder)
+def _measure(pipe: "Connection[tuple[float, float, float], None]", folder: Path, backend: str, tokens: int) -> None:
+    """In a process of its own. Sends MB before the text, MB more with it, and its seconds."""
+    bundle = read_bundle(folder)
     artifact = bundle.artifact(backend)
     with bundle.artifact_files(artifact) as files:
         loaded = load_backend(
@@ -85,15 +82,15 @@ def _measure(bundle_folder: Path, backend: str, tokens: int) -> dict[str, float]
     def run(length: int) -> float:
         ids = np.random.default_rng(1).integers(5, bundle.spec.vocabulary_size, length).astype(np.int32)
         inputs = input_kind(bundle.spec).pad([{"input_ids": ids}], loaded.shapes.round_tokens(length))
-        began = time.perf_counter()
+        began_s = time.perf_counter()
         asyncio.run(compute(loaded, 0, inputs))
-        return time.perf_counter() - began
+        return time.perf_counter() - began_s
 
     run(16)
-    before = _peak_mb()
+    before_mb = _peak_mb()
     took_s = run(tokens)
     loaded.close()
-    return {"before": before, "more": _peak_mb() - before, "took_s": took_s}
+    pipe.send((before_mb, _peak_mb() - before_mb, took_s))
 
 
 def _peak_mb() -> float:
@@ -107,37 +104,25 @@ def main() -> None:
     parser.add_argument("--backends", default="openvino,torch")
     parser.add_argument("--models", default=",".join(_MODELS))
     parser.add_argument("--tokens", default="512,2048,8192")
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.measure:
-        folder, backend, tokens = given.measure
-        print(json.dumps(_measure(Path(folder), backend, int(tokens))))
-        return
     print("| Model | Back end | Tokens | Memory before, MB | More, MB | Time, s |\n|---|---|---|---|---|---|")
     for name in given.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
-            source = _make(name, Path(temporary) / "source")
+            folder = Path(temporary)
+            source = _make(name, folder / "source")
             # Short texts to compare on, since the built-in ones are as long as the model takes.
-            texts = Path(temporary) / "texts.txt"
+            texts = folder / "texts.txt"
             texts.write_text("".join(f"a short text, number {number}\n" for number in range(64)))
             for backend in given.backends.split(","):
                 request = CompileRequest(
-                    str(source),
-                    "sentence_embedding",
-                    Path(temporary),
-                    backend,
-                    backend=backend,
-                    calibration=texts,
+                    str(source), "sentence_embedding", folder, backend, backend=backend, calibration=texts
                 )
-                bundle = compile_bundle(request, lambda line: None)
+                bundle = compile_bundle(request, lambda line: None).folder
                 for tokens in given.tokens.split(","):
-                    arguments = [sys.executable, "-m", __spec__.name, "--measure", str(bundle.folder), backend, tokens]
-                    found = json.loads(subprocess.check_output(arguments))
-                    print(
-                        f"| {name} | {backend} | {tokens} | {found['before']:.0f} | {found['more']:.0f} | "
-                        f"{found['took_s']:.1f} |",
-                        flush=True,
-                    )
+                    with Worker.started(_measure, bundle, backend, int(tokens), name="back end") as worker:
+                        before_mb, more_mb, took_s = worker.receive()
+                    row = f"| {name} | {backend} | {tokens} | {before_mb:.0f} | {more_mb:.0f} | {took_s:.1f} |"
+                    print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the same graph with all threads, without padding. The second server gets texts o
 """
 
 import argparse
-import asyncio
 import json
 import pydoc_data.topics
 import random
@@ -19,7 +18,8 @@ import statistics
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +29,44 @@ import psutil
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.bundles.repository import read_repository
-from neuronpipe.measure.machine import describe_machine
+from neuronpipe.measure.figures import markdown_table
+from neuronpipe.measure.machine import describe_machine, resident_mb
 from neuronpipe.measure.processes import ServiceProcess
-from tests.bench.closed_loop import INFER
+from tests.bench.load import INFER, LoadProcess, System
 from tests.bench.peers.environments import CACHE
-from tests.bench.systems import MODEL, SOURCE, computed_dtypes, find_repository, make_request, read_texts, run_module
+from tests.bench.systems import (
+    MODEL,
+    NO_CACHE,
+    SOURCE,
+    computed_dtypes,
+    find_repository,
+    make_request,
+    make_texts,
+    run_module,
+)
 
 _MAX_TOKENS = 512
 _CALLERS = 32
 _FIRST = 50
-_COLUMNS = (
-    *("Start", "After", "Ratio", "Prepared", "One caller", "First", "Later", "Ratio", "Served", "By hand", "Ratio"),
-    "p99 / p50",
-)
-_ROW = "|" + " {} |" * (1 + len(_COLUMNS))
 # A server that prepares its shapes for longer is broken.
 _PATIENCE_S = 180.0
+
+_Figures = Mapping[str, float]
+# Heading and cell of each column, of the medians of all figures of a dtype.
+_COLUMNS: Sequence[tuple[str, Callable[[_Figures], str]]] = (
+    ("Start", lambda found: f"{found['start_mb']:.0f}"),
+    ("After", lambda found: f"{found['end_mb']:.0f}"),
+    ("Ratio", lambda found: f"{found['end_mb'] / found['start_mb']:.2f}"),
+    ("Prepared", lambda found: f"{found['prepared_mb']:.0f}"),
+    ("One caller", lambda found: f"{found['one_caller_mb']:.0f}"),
+    ("First", lambda found: f"{found['first_ms']:.1f}"),
+    ("Later", lambda found: f"{found['later_ms']:.1f}"),
+    ("Ratio", lambda found: f"{found['first_ms'] / found['later_ms']:.2f}"),
+    ("Served", lambda found: f"{found['served_ms']:.2f}"),
+    ("By hand", lambda found: f"{found['by_hand_ms']:.2f}"),
+    ("Ratio", lambda found: f"{found['served_ms'] / found['by_hand_ms']:.2f}"),
+    ("p99 / p50", lambda found: f"{found['p99_ms'] / found['p50_ms']:.2f}"),
+)
 
 
 def _long_repository(dtype: str) -> Path:
@@ -66,7 +88,7 @@ def _long_repository(dtype: str) -> Path:
 def _mixed_texts(count: int) -> list[str]:
     """Texts of one to eight paragraphs, the same ones in every run."""
     blocks = [block for text in pydoc_data.topics.topics.values() for block in re.split(r"\n\s*\n", text)]
-    paragraphs = [one for one in (re.sub(r"\s+", " ", block).strip() for block in blocks) if 12 < len(one) < 480]
+    paragraphs = [text for text in (re.sub(r"\s+", " ", block).strip() for block in blocks) if 12 < len(text) < 480]
     chooser = random.Random(20261128)
     return [" ".join(chooser.choices(paragraphs, k=chooser.choice((1, 1, 2, 3, 4, 8)))) for _ in range(count)]
 
@@ -74,23 +96,20 @@ def _mixed_texts(count: int) -> list[str]:
 class _Server:
     """`serve all`, with its memory and its metrics."""
 
-    def __init__(self, repository: Path) -> None:
-        # The texts come round and round: with a cache, none would be tokenized.
-        options = ("--token-cache-bytes", "0", "--metrics-listen", "127.0.0.1:0")
-        self._process = ServiceProcess("all", "--repository", str(repository), *options)
+    def __init__(self, process: ServiceProcess) -> None:
+        self.target = process.wait_until_ready().target
+        self._pid, self._metrics = process.pid, process.wait_for("metrics")["address"]
 
-    def __enter__(self) -> "_Server":
-        self._process.__enter__()
-        self.target = self._process.wait_until_ready().target
-        self._metrics = self._process.wait_for("metrics")["address"]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._process.__exit__(*error)
+    @classmethod
+    @contextmanager
+    def started(cls, repository: Path) -> "Iterator[_Server]":
+        options = ("--repository", str(repository), *NO_CACHE, "--metrics-listen", "127.0.0.1:0")
+        with ServiceProcess("all", *options) as process:
+            yield cls(process)
 
     def resident_mb(self) -> float:
         """The memory that the process has now."""
-        return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
+        return resident_mb(self._pid)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's series."""
@@ -140,10 +159,6 @@ def _timed_ms(call: Any, argument: Any) -> float:
     return (time.perf_counter() - began_s) * 1e3
 
 
-def _percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100)[percent - 1]
-
-
 def _one_caller(repository: Path, texts: Sequence[str], rounds: int) -> Iterator[dict[str, float]]:
     """The figures of one caller: of a new server at once, and of one whose shapes are prepared."""
     by_hand = _ByHand(repository)
@@ -151,7 +166,7 @@ def _one_caller(repository: Path, texts: Sequence[str], rounds: int) -> Iterator
         by_hand(text)
     requests = [make_request(text) for text in texts]
     for _ in range(rounds):
-        with _Server(repository) as server, grpc.insecure_channel(server.target) as channel:
+        with _Server.started(repository) as server, grpc.insecure_channel(server.target) as channel:
             call: Any = channel.unary_unary(INFER, response_deserializer=InferResponse.FromString)
             at_once = [_timed_ms(call, request) for request in requests]
             later = [_timed_ms(call, request) for request in requests[_FIRST:]]
@@ -160,7 +175,7 @@ def _one_caller(repository: Path, texts: Sequence[str], rounds: int) -> Iterator
                 (_timed_ms(call, request), _timed_ms(by_hand, text))
                 for request, text in zip(requests, texts, strict=True)
             ]
-            served, alone = ([pair[place] for pair in pairs] for place in (0, 1))
+            served, alone = zip(*pairs, strict=True)
             steady = [_timed_ms(call, request) for request in requests * 2]
             yield {
                 "first_ms": statistics.median(at_once[:_FIRST]),
@@ -168,76 +183,40 @@ def _one_caller(repository: Path, texts: Sequence[str], rounds: int) -> Iterator
                 "served_ms": statistics.median(served),
                 "by_hand_ms": statistics.median(alone),
                 "p50_ms": statistics.median(steady),
-                "p99_ms": _percentile(steady, 99),
+                "p99_ms": float(np.percentile(steady, 99)),
                 "lone_graphs": server.metric("neuronpipe_model_lone_graphs"),
                 "one_caller_mb": server.resident_mb(),
             }
 
 
-async def _send(target: str, requests: Sequence[bytes]) -> None:
-    remaining = iter(requests)
-    async with grpc.aio.insecure_channel(target) as channel:
-        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(INFER)
-
-        async def caller() -> None:
-            for request in remaining:
-                await call(request)
-
-        await asyncio.gather(*(caller() for _ in range(_CALLERS)))
-
-
 def _many_callers(repository: Path, count: int) -> dict[str, float]:
     """The memory of a server, before and after texts of all lengths."""
     requests = [make_request(text) for text in _mixed_texts(count)]
-    with _Server(repository) as server:
+    with _Server.started(repository) as server, LoadProcess.started(requests) as loop:
         start_mb = server.resident_mb()
-        asyncio.run(_send(server.target, requests))
+        loop.answers(System("served", server.target), _CALLERS, count)
         end_mb = server.resident_mb()
         server.wait_until_prepared()
         return {"start_mb": start_mb, "end_mb": end_mb, "prepared_mb": server.resident_mb()}
 
 
-def _page(found: dict[str, Any]) -> str:
-    rows = []
-    for dtype, figures in found["dtypes"].items():
-        one = {name: statistics.median(each[name] for each in figures["one"]) for name in figures["one"][0]}
-        many = figures["many"]
-        cells = [
-            f"{many['start_mb']:.0f}",
-            f"{many['end_mb']:.0f}",
-            f"{many['end_mb'] / many['start_mb']:.2f}",
-            f"{many['prepared_mb']:.0f}",
-            f"{one['one_caller_mb']:.0f}",
-            f"{one['first_ms']:.1f}",
-            f"{one['later_ms']:.1f}",
-            f"{one['first_ms'] / one['later_ms']:.2f}",
-            f"{one['served_ms']:.2f}",
-            f"{one['by_hand_ms']:.2f}",
-            f"{one['served_ms'] / one['by_hand_ms']:.2f}",
-            f"{one['p99_ms'] / one['p50_ms']:.2f}",
-        ]
-        rows.append(_ROW.format(dtype, *cells))
-    machine = "\n".join(f"| {name} | {value} |" for name, value in found["machine"].items())
-    return f"""# Memory and latency that stay
-
-<!-- Generated by tests/bench/memory.py. -->
-
+def _page(found: dict[str, Any]) -> Iterator[str]:
+    yield from ("# Memory and latency that stay", "", "<!-- Generated by tests/bench/memory.py. -->", "")
+    yield f"""\
 `serve all` with MiniLM on OpenVINO. Memory in MB: at the start, after {found["texts"]:,} texts of up to {_MAX_TOKENS}
 tokens from {_CALLERS} callers, and their ratio; when all shapes are prepared; and of another server, for texts of up to
 128 tokens, after one caller. p50 in ms of one caller (synchronous grpcio): the first {_FIRST} answers of a new server,
 later ones, and their ratio; served and by hand (the tokenizer, and the same graph with all threads, without padding),
 in turn, and their ratio; p99 relative to p50.
-
-{_ROW.format("", *_COLUMNS)}
-{_ROW.format("---", *["---:"] * len(_COLUMNS))}
-{chr(10).join(rows)}
-
-Command: `{found["command"]}`
-
-| Machine | |
-|---|---|
-{machine}
 """
+    rows = []
+    for dtype, figures in found["dtypes"].items():
+        turns, many = figures["one"], figures["many"]
+        medians = {**many, **{name: statistics.median(turn[name] for turn in turns) for name in turns[0]}}
+        rows.append((dtype, *(cell(medians) for _, cell in _COLUMNS)))
+    yield from markdown_table(("", *(name for name, _ in _COLUMNS)), rows)
+    yield from ("", f"Command: `{found['command']}`", "")
+    yield from markdown_table(("Machine", ""), found["machine"].items())
 
 
 def main() -> None:
@@ -254,14 +233,14 @@ def main() -> None:
         "texts": options.texts,
         "dtypes": {},
     }
-    texts = read_texts()[1][:200]
+    texts = make_texts()[:200]
     for dtype in options.dtypes.split(","):
         found["dtypes"][dtype] = {
             "one": list(_one_caller(find_repository(dtype), texts, options.rounds)),
             "many": _many_callers(_long_repository(dtype), options.texts),
         }
         print(json.dumps(found["dtypes"][dtype]), file=sys.stderr, flush=True)
-    page = _page(found)
+    page = "\n".join(_page(found)) + "\n"
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "memory.md").write_text(page)
     print(page)

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from tests.bench.texts import MAX_TOKENS
+from tests.bench.peers.classifier import MAX_TOKENS
 
 LABELS = ["calm", "busy"]
 

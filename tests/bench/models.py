@@ -4,9 +4,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from tests.bench.ceiling import running_ceiling
-from tests.bench.closed_loop import ClosedLoop
+from tests.bench.load import LoadProcess
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, FOUR, computed_dtypes, find_repository, make_request, serving_all, serving_four
+from tests.bench.systems import (
+    ALL,
+    FOUR,
+    computed_dtypes,
+    find_repository,
+    make_request,
+    serving_all,
+    serving_four,
+    take_turns,
+)
 
 SECTION = "models"
 CALLERS = (1, 32)
@@ -30,7 +39,7 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
             ]
             for dtype, repository in repositories.items()
         }
-        loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
+        loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
         for round in range(rounds):
             for dtype, ceiling in ceilings.items():
                 yield Measurement(
@@ -41,12 +50,8 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
                     throughput_per_s=ceiling.measure(seconds),
                     figures={"batch_tokens": ceiling.batch_tokens},
                 )
-                for callers in reversed(CALLERS):
-                    for system in systems[dtype]:
-                        found = loop.measure(system, callers, seconds)
-                        yield Measurement(
-                            section=SECTION, system=system.name, callers=callers, round=round, **vars(found)
-                        )
+                turns = [(callers, system) for callers in reversed(CALLERS) for system in systems[dtype]]
+                yield from take_turns(SECTION, loop, turns, [round], seconds)
 
 
 def of_dtype(system: str, dtype: str) -> str:

@@ -5,7 +5,6 @@ Run: python -m tests.bench.neuron_sim [--seconds S] [--cores 1,2,8,24] [--table 
 """
 
 import argparse
-import asyncio
 import math
 import os
 import shlex
@@ -13,15 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
-import psutil
 import uvloop
 
-from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.repository import read_repository
@@ -34,9 +31,8 @@ from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.settings import EngineSettings
-from tests.bench.callers import WARM_UP_S
-from tests.bench.closed_loop import ClosedLoop, System
-from tests.bench.systems import NO_CACHE
+from tests.bench.load import LoadProcess, send_all
+from tests.bench.systems import NO_CACHE, serving_all, serving_four
 from tests.integration.requests import classify
 from tests.models.repository import classifier
 
@@ -65,54 +61,30 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
     )
 
     async def measure() -> _Rate:
-        done, end_s = 0, 0.0
-
-        async def call() -> None:
-            nonlocal done
-            while time.monotonic() < end_s:
-                await stage.execute(item)
-                done += 1
-
         async with running_executor(
             read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)
         ) as stage:
-            cpu_began_s, end_s = time.process_time(), time.monotonic() + seconds
-            await asyncio.gather(*(call() for _ in range(callers)))
-            cpu_s = time.process_time() - cpu_began_s
-        return _Rate(done / seconds, cpu_s / done)
+            cpu_began_s = time.process_time()
+            found = await send_all(stage.execute, repeat(item), callers=callers, seconds=seconds)
+            done = len(found.answers)
+            return _Rate(done / seconds, (time.process_time() - cpu_began_s) / done)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(measure())
+    return uvloop.run(measure())
 
 
 def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[str, _Rate]:
     request: InferRequest = classify("word " * (_WORD_TOKENS - 2))
     options = ("--cores", str(cores), "--in-flight", str(_IN_FLIGHT))
-
-    def measure(loop: ClosedLoop, target: str, processes: Sequence[ServiceProcess]) -> _Rate:
-        cpu_began_s = _cpu_s(processes)
-        rate = loop.measure(System("served", target), callers, seconds).throughput_per_s
-        return _Rate(rate, (_cpu_s(processes) - cpu_began_s) / (rate * (WARM_UP_S + seconds)))
-
+    stage_options = {"neuron-executor": options, "tokenizer": NO_CACHE}
     rates = {}
-    with ExitStack() as stack:
-        one = stack.enter_context(
-            ServiceProcess("all", "--repository", str(repository), *options, *NO_CACHE)
-        ).wait_until_ready()
-        loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates[_ALL] = measure(loop, one.target, [one])
-    with ExitStack() as stack:
-        four = stack.enter_context(
-            four_processes(repository, stage_options={"neuron-executor": options, "tokenizer": NO_CACHE})
-        )
-        loop = stack.enter_context(ClosedLoop.started([request.SerializeToString()]))
-        rates[_FOUR] = measure(loop, four["gateway"].target, list(four.values()))
+    for name, serving in (
+        (_ALL, serving_all(repository, options=(*options, *NO_CACHE))),
+        (_FOUR, serving_four(repository, stage_options=stage_options)),
+    ):
+        with serving as system, LoadProcess.started([request.SerializeToString()]) as loop:
+            turn = loop.measure(system, callers, seconds)
+            rates[name] = _Rate(turn.throughput_per_s, turn.figures["server_cpu_us"] / 1e6)
     return rates
-
-
-def _cpu_s(processes: Sequence[ServiceProcess]) -> float:
-    times = [psutil.Process(process.pid).cpu_times() for process in processes]
-    return sum(float(one.user + one.system) for one in times)
 
 
 def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dict[str, _Rate]]:
@@ -141,62 +113,46 @@ def _core_rate(table: str) -> float:
 
 
 def _section(table: str, rates: Mapping[int, Mapping[str, _Rate]]) -> Iterator[str]:
-    core_rate, times = _core_rate(table), DEVICE_TIMES[table]
-    yield f"## {table}, simulated"
-    yield ""
-    yield (
-        f"A core takes {', '.join(f'{time_ms} ms for {bucket}' for bucket, time_ms in times.items())}: at best "
-        f"{core_rate:.0f}/s."
-    )
-    yield ""
-    yield f"| simulated cores | at best /s | {' | '.join(f'{name} /s | busy' for name in (_ALONE, _ALL, _FOUR))} |"
-    yield "|---" * 8 + "|"
+    core_rate, times, names = _core_rate(table), DEVICE_TIMES[table], (_ALONE, _ALL, _FOUR)
+    cells = ", ".join(f"{time_ms} ms for {bucket}" for bucket, time_ms in times.items())
+    yield from (f"## {table}, simulated", "", f"A core takes {cells}: at best {core_rate:.0f}/s.", "")
+    headings = [heading for name in names for heading in (f"{name} /s", "busy")]
+    busy: list[tuple[object, ...]] = []
     for count, systems in rates.items():
         best = core_rate * count
-        cells = (
-            f"{systems[name].a_second:.0f} | {systems[name].a_second / best:.0%}" for name in (_ALONE, _ALL, _FOUR)
-        )
-        yield f"| {count} | {best:.0f} | {' | '.join(cells)} |"
-    yield ""
+        shares = ((f"{systems[name].a_second:.0f}", f"{systems[name].a_second / best:.0%}") for name in names)
+        busy.append((count, f"{best:.0f}", *chain.from_iterable(shares)))
+    yield from _table(("simulated cores", "at best /s", *headings), busy)
     # Where most was done: waiting for too little costs CPU time, too.
-    costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in (_ALONE, _ALL, _FOUR)}
+    costs = {name: min(systems[name].cpu_s for systems in rates.values()) for name in names}
     cpus = os.cpu_count() or 1
-    yield (
-        f"CPU time of a sequence: {', '.join(f'{name} {1e6 * cost:.0f} µs' for name, cost in costs.items())}. To "
-        "keep the cores busy:"
-    )
-    yield ""
-    yield (
-        f"| simulated cores | sequences /s | executor processes | `serve all` processes | machines of {cpus} "
-        "CPUs for these |"
-    )
-    yield "|---" * 5 + "|"
+    said = ", ".join(f"{name} {1e6 * cost:.0f} µs" for name, cost in costs.items())
+    yield from (f"CPU time of a sequence: {said}. To keep the cores busy:", "")
+    needed: list[tuple[object, ...]] = []
     for count in rates:
         best = core_rate * count
         executors, pipelines = (math.ceil(best * costs[name]) for name in (_ALONE, _ALL))
-        yield f"| {count} | {best:.0f} | {executors} | {pipelines} | {math.ceil(pipelines / cpus)} |"
-    yield ""
+        needed.append((count, f"{best:.0f}", executors, pipelines, math.ceil(pipelines / cpus)))
+    machines = f"machines of {cpus} CPUs for these"
+    processes = ("executor processes", "`serve all` processes", machines)
+    yield from _table(("simulated cores", "sequences /s", *processes), needed)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield from (*markdown_table(headings, rows), "")
 
 
 def _page(found: Mapping[str, Mapping[int, Mapping[str, _Rate]]], machine: Mapping[str, str], seconds: float) -> str:
+    command = shlex.join(["python", "-m", "tests.bench.neuron_sim", *sys.argv[1:]])
     lines = [
-        "# Neuron at its published speed, simulated",
-        "",
-        _HEADING,
-        "",
-        f"Written by `{shlex.join(['python', '-m', 'tests.bench.neuron_sim', *sys.argv[1:]])}` (`make "
-        "bench-neuron-sim`). Do not edit.",
-        "",
+        *("# Neuron at its published speed, simulated", "", _HEADING, ""),
+        *(f"Written by `{command}` (`make bench-neuron-sim`). Do not edit.", ""),
         f"Texts of {_WORD_TOKENS} tokens, {seconds:g} s each, {_IN_FLIGHT} batches in flight on a core. `busy` is the "
-        "share of the "
-        "simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around it, and its "
-        "callers in its "
-        "process; the served ones share this machine's CPUs with the callers. Processes needed are counted from CPU "
-        "time, which depends "
-        "less than shares on what else the machine does: Python computes on one CPU a process.",
-        "",
-        *markdown_table(("machine", ""), machine.items()),
-        "",
+        "share of the simulated cores' best that came through. The executor alone has no gRPC and no tokenizer around "
+        "it, and its callers in its process; the served ones share this machine's CPUs with the callers. Processes "
+        "needed are counted from CPU time, which depends less than shares on what else the machine does: Python "
+        "computes on one CPU a process.",
+        *("", *markdown_table(("machine", ""), machine.items()), ""),
         *(line for table, rates in found.items() for line in _section(table, rates)),
     ]
     return "\n".join(lines)

@@ -1,7 +1,5 @@
 """What everything but the model costs: a fake back end that takes no time, against a gRPC server that only answers."""
 
-import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from neuronpipe.bundles.manifest import MANIFEST_FILE
-from tests.bench.closed_loop import GRPCIO, INFER, ClosedLoop, System
+from tests.bench.load import GRPCIO, INFER, LoadProcess, System
 from tests.bench.measurements import Measurement
 from tests.bench.systems import (
     ALL,
@@ -19,11 +16,13 @@ from tests.bench.systems import (
     FOUR,
     MODEL,
     OUR_ECHO,
+    copy_bundle,
     find_repository,
     make_request,
     serving_all,
     serving_echo,
     serving_four,
+    take_turns,
     with_tls,
 )
 from tests.suite.constants import constants
@@ -64,8 +63,8 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
     repository = find_repository("fake")
     with ExitStack() as stack:
         systems = [
-            stack.enter_context(one)
-            for one in (
+            stack.enter_context(system)
+            for system in (
                 serving_echo(),
                 serving_echo(OUR_ECHO),
                 serving_all(repository),
@@ -83,21 +82,14 @@ def measure_overhead(texts: Sequence[str], rounds: int, seconds: float) -> Itera
         ]
         # Those that are compared follow each other.
         turns.sort(key=lambda turn: (turn[1].client == GRPCIO, turn[0]))
-        loop = stack.enter_context(ClosedLoop.started([make_request(text) for text in texts]))
-        for round in range(rounds):
-            for callers, system in turns:
-                found = loop.measure(system, callers, seconds)
-                yield Measurement(section=SECTION, system=system.name, callers=callers, round=round, **vars(found))
+        loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
+        yield from take_turns(SECTION, loop, turns, range(rounds), seconds)
 
 
 @contextmanager
 def _refusing(repository: Path, request: bytes) -> Iterator[System]:
     with tempfile.TemporaryDirectory() as name:
-        shutil.copytree(repository / MODEL, Path(name, MODEL))
-        manifest = Path(name, MODEL, "1", MANIFEST_FILE)
-        content = json.loads(manifest.read_text())
-        content["artifacts"][0]["properties"] = {"endless_token_id": _FIRST_TOKEN_ID}
-        manifest.write_text(json.dumps(content))
+        copy_bundle(repository, MODEL, Path(name), {"endless_token_id": _FIRST_TOKEN_ID})
         options = ("--max-requests-in-flight", "1", "--grace-s", "0")
         with (
             serving_all(Path(name), REFUSING, options, constants(batch_limit_s=_LONGEST_BATCH_S)) as system,

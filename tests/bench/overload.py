@@ -8,11 +8,13 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from demo.processes import ServiceProcess, four_processes
-from tests.bench.callers import percentiles_ms
-from tests.bench.closed_loop import ClosedLoop, System
+from neuronpipe.core.errors import DeadlineExceeded
+from neuronpipe.measure.load.generator import UNANSWERED
+from tests.bench.load import LoadProcess, System
 from tests.bench.measurements import Measurement
 from tests.bench.systems import ALL, FOUR, NO_CACHE, find_repository, make_request
 
@@ -51,7 +53,7 @@ def measure_overload(texts: Sequence[str], rounds: int, seconds: float) -> Itera
                     gateway, executor = _start(system, repository, stack)
                 stack.enter_context(_on_cpus(generator))
                 target = gateway.wait_until_ready().target
-                loop = stack.enter_context(ClosedLoop.started(requests))
+                loop = stack.enter_context(LoadProcess.started(requests))
                 yield _measure(System(name_of(system, factor), target), loop, factor, round, executor, seconds)
 
 
@@ -76,45 +78,32 @@ def _on_cpus(cpus: set[int]) -> Iterator[None]:
 
 
 def _measure(
-    system: System,
-    loop: ClosedLoop,
-    factor: int,
-    round: int,
-    executor: ServiceProcess,
-    seconds: float,
+    system: System, loop: LoadProcess, factor: int, round: int, executor: ServiceProcess, seconds: float
 ) -> Measurement:
     closed = [loop.measure(system, CALLERS, duration_s) for duration_s in (_PREHEAT_S, seconds)]
     capacity_per_s = closed[-1].throughput_per_s
     if not capacity_per_s:
         raise RuntimeError(f"{system.name} answered no request, with {closed[-1].errors} errors")
     # Other arrivals each round, the same for all systems.
-    offered = loop.offer(system, factor * capacity_per_s, seconds, DEADLINE_MS / 1e3, seed=round + 1)
+    offered = loop.offer(system, factor * capacity_per_s, seconds, DEADLINE_MS, seed=round + 1)
     executor.signal(signal.SIGTERM)
     executor.wait()
     counted = next(line for line in executor.events() if line["event"] == "computed")
-    computed = int(str(counted["sequences"])) - sum(int(one.figures["answered"]) for one in closed)
-    in_time = len(offered.in_time_s)
-    return Measurement(
-        section=SECTION,
-        system=system.name,
-        callers=CALLERS,
-        round=round,
-        throughput_per_s=in_time / seconds,
-        # Of the closed loops: in the open one, errors are what is expected.
-        errors=sum(one.errors for one in closed),
-        latencies_ms=dict(zip(("p50", "p90", "p99"), percentiles_ms(offered.in_time_s), strict=True))
-        if in_time > 1
-        else {},
-        figures={
-            "capacity_per_s": capacity_per_s,
-            "offered_per_s": offered.offered_per_s,
-            "goodput_of_capacity": in_time / seconds / capacity_per_s,
-            "computed": computed,
-            "answers_in_time": in_time,
-            "wanted": in_time / computed if computed else 0.0,
-            "left_while_computing": float(str(counted["unwanted"])),
-            "refused": offered.refused,
-            "generator_cpu": offered.generator_cpu,
-            "send_lag_p99_ms": offered.send_lag_p99_ms,
-        },
-    )
+    computed = int(str(counted["sequences"])) - sum(int(turn.figures["answered"]) for turn in closed)
+    in_time_per_s = offered.answers_in_time / seconds
+    given_up = (DeadlineExceeded.reason, UNANSWERED)
+    figures = {
+        "capacity_per_s": capacity_per_s,
+        "offered_per_s": offered.offered_per_s or 0.0,
+        "goodput_of_capacity": in_time_per_s / capacity_per_s,
+        "computed": computed,
+        "answers_in_time": offered.answers_in_time,
+        "wanted": offered.answers_in_time / computed if computed else 0.0,
+        "left_while_computing": float(str(counted["unwanted"])),
+        "refused": sum(count for outcome, count in offered.errors.items() if outcome not in given_up),
+        "generator_cpu": offered.cpu_shares[0],
+        "send_lag_p99_ms": offered.send_lag_ms.p99 if offered.send_lag_ms else 0.0,
+    }
+    measured = Measurement.of(offered, SECTION, system.name, CALLERS, round, figures)
+    # Errors of the closed loops: in the open one, errors are expected.
+    return replace(measured, throughput_per_s=in_time_per_s, errors=sum(turn.errors for turn in closed))

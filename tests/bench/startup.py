@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from demo.processes import ServiceProcess
+from neuronpipe.measure.machine import resident_mb
 from tests.bench.systems import find_repository
 
 SERVICES = ("tokenizer", "neuron-executor", "postprocessor", "gateway", "all")
@@ -30,6 +31,5 @@ def measure_starts(rounds: int) -> Iterator[Start]:
             with ServiceProcess(service, "--repository", str(repository)) as process:
                 process.wait_until_ready()
                 ready_s = time.monotonic() - process.began_s
-                running = psutil.Process(process.pid)
-                holds_torch = any("/torch/" in one.path for one in running.memory_maps())
-                yield Start(service, ready_s, running.memory_info().rss / 1e6, holds_torch)
+                holds_torch = any("/torch/" in file.path for file in psutil.Process(process.pid).memory_maps())
+                yield Start(service, ready_s, resident_mb(process.pid), holds_torch)

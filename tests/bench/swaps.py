@@ -19,11 +19,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
@@ -31,6 +33,7 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
+from tests.bench.load import Answer, send_all
 from tests.integration.requests import classify
 from tests.integration.test_registry import serves_only
 
@@ -38,13 +41,6 @@ _SIGNED = Signed("bench")
 _NAME = "swapped"
 _COLD_LIMIT_S = 1800.0
 _LOAD, _CALLERS, _PROBE_S, _TURN_S = 0.6, 8, 8.0, 8.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    version: str
-    began_s: float
-    took_s: float
 
 
 def _copies(source: Path, repository: Path, keys: Sequence[tuple[str, int]]) -> None:
@@ -68,71 +64,51 @@ def _request(number: int) -> InferRequest:
     return request
 
 
-async def _capacity(client: AsyncClient) -> float:
-    """Requests a second of callers without a pause."""
-    ends_s, count = time.monotonic() + _PROBE_S, 0
-
-    async def call(caller: int) -> None:
-        nonlocal count
-        while time.monotonic() < ends_s:
-            count += 1
-            await client.infer(_request(count * _CALLERS + caller))
-
-    await asyncio.gather(*map(call, range(_CALLERS)))
-    return count / _PROBE_S
-
-
-async def _send(client: AsyncClient, rate: float, ends: asyncio.Event) -> list[_Answer]:
-    """Sends requests at a rate until the event, whether or not the ones before have been answered."""
-    answers: list[_Answer] = []
-
-    async def call(number: int, due_s: float) -> None:
-        response = await client.infer(_request(number), timeout_s=60)
-        answers.append(_Answer(response.version, due_s, time.monotonic() - due_s))
-
-    async with asyncio.TaskGroup() as group:
-        begun_s, number = time.monotonic(), 0
-        while not ends.is_set():
-            due_s = begun_s + number / rate
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            group.create_task(call(number, due_s))
-            number += 1
-    return answers
-
-
-def _p99_ms(answers: Sequence[_Answer]) -> float:
-    return sorted(one.took_s for one in answers)[min(len(answers) - 1, int(len(answers) * 0.99))] * 1e3
+def _p99_ms(answers: Sequence[Answer]) -> float:
+    return float(np.percentile([answer.latency_s * 1e3 for answer in answers], 99))
 
 
 async def _swaps(repository: Path, turns: int) -> None:
     with ServiceProcess("all", "--repository", str(repository)) as process:
-        async with AsyncClient(process.wait_until_ready().target) as client:
-            rate = _LOAD * await _capacity(client)
+        async with AsyncClient(process.wait_until_ready().target, timeout_s=60) as client:
+            probed = await send_all(client.infer, map(_request, count()), callers=_CALLERS, seconds=_PROBE_S)
+            rate = _LOAD * len(probed.answers) / _PROBE_S
             print(f"load: {rate:.0f} requests a second, {_LOAD:.0%} of what {_CALLERS} callers get", flush=True)
             ratios = []
             for turn in range(turns):
                 old, new = str(1 + turn % 2), str(2 - turn % 2)
-                found = []
-                for swaps in (False, True):
-                    ends = asyncio.Event()
-                    sending = asyncio.create_task(_send(client, rate, ends))
-                    began_s = time.monotonic()
-                    if swaps:
-                        await asyncio.to_thread(_make_stable, repository, int(new))
-                        await serves_only(client, new)
-                    else:
-                        await asyncio.sleep(_TURN_S)
-                    took_s = time.monotonic() - began_s
-                    ends.set()
-                    found.append([one for one in await sending if one.version == old])
-                without, during = map(_p99_ms, found)
-                ratios.append(during / without)
+                without, _ = await _beside(client, rate, asyncio.sleep(_TURN_S), old)
+                during, took_s = await _beside(client, rate, _swap(client, repository, new), old)
+                p99_ms, swap_p99_ms = map(_p99_ms, (without, during))
+                ratios.append(swap_p99_ms / p99_ms)
                 print(
-                    f"turn {turn}: old version without a swap {len(found[0])} requests, p99 {without:.1f} ms; during a "
-                    f"swap of {took_s:.1f} s {len(found[1])}, p99 {during:.1f} ms: {ratios[-1]:.2f}",
+                    f"turn {turn}: old version without a swap {len(without)} requests, p99 {p99_ms:.1f} ms; during a "
+                    f"swap of {took_s:.1f} s {len(during)}, p99 {swap_p99_ms:.1f} ms: {ratios[-1]:.2f}",
                     flush=True,
                 )
     print(f"p99 during a swap to that without: median {median(ratios):.2f}, all {sorted(round(r, 2) for r in ratios)}")
+
+
+async def _swap(client: AsyncClient, repository: Path, version: str) -> None:
+    await asyncio.to_thread(_make_stable, repository, int(version))
+    await serves_only(client, version)
+
+
+async def _beside(client: AsyncClient, rate: float, work: Awaitable[None], version: str) -> tuple[list[Answer], float]:
+    """The answers of a version to requests at a rate, while something else is done; and how long that took."""
+    has_ended, began_s = asyncio.Event(), time.monotonic()
+
+    def requests() -> Iterator[InferRequest]:
+        for number in count():
+            if has_ended.is_set():
+                return
+            yield _request(number)
+
+    sending = asyncio.create_task(send_all(client.infer, requests(), rate_per_s=rate))
+    await work
+    took_s = time.monotonic() - began_s
+    has_ended.set()
+    return [answer for answer in (await sending).answers if answer.data.version == version], took_s
 
 
 async def _alias_to_all(repository: Path, turns: int) -> None:
@@ -148,18 +124,18 @@ async def _alias_to_all(repository: Path, turns: int) -> None:
                         await asyncio.sleep(0.01)
                 times.append(time.monotonic() - began_s)
                 await serves_only(client, str(new))
-    print(f"alias to all four processes: median {median(times):.2f} s, all {[round(one, 2) for one in times]}")
+    print(f"alias to all four processes: median {median(times):.2f} s, all {[round(took_s, 2) for took_s in times]}")
 
 
 def _cold_load(source: Path, counts: Sequence[int]) -> None:
-    for count in counts:
+    for models in counts:
         with ExitStack() as stack:
             repository = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=source.parents[1])))
-            _copies(source, repository, [(f"copy-{number}", 1) for number in range(count)])
+            _copies(source, repository, [(f"copy-{number}", 1) for number in range(models)])
             began_s = time.monotonic()
             stack.enter_context(ServiceProcess("all", "--repository", str(repository))).wait_until_ready(_COLD_LIMIT_S)
             took_s = time.monotonic() - began_s
-            print(f"cold load of {count} models: {took_s:.2f} s, {took_s / count:.3f} s a model", flush=True)
+            print(f"cold load of {models} models: {took_s:.2f} s, {took_s / models:.3f} s a model", flush=True)
 
 
 def main() -> None:
@@ -178,7 +154,7 @@ def main() -> None:
         asyncio.run(_swaps(Path(folder), options.turns))
         _make_stable(Path(folder), 2)
         asyncio.run(_alias_to_all(Path(folder), options.turns))
-    _cold_load(source, [int(one) for one in options.counts.split(",")])
+    _cold_load(source, [int(number) for number in options.counts.split(",")])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """The systems of ours that are measured, and the bundles that they serve."""
 
 import asyncio
-import multiprocessing
+import json
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import uvloop
@@ -16,13 +19,17 @@ import uvloop
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
+from neuronpipe.bundles.manifest import MANIFEST_FILE
+from neuronpipe.measure.load.inputs import builtin_texts
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.rpcs import Rpc
-from tests.bench.closed_loop import ECHO, System
+from tests.bench.load import ECHO, LoadProcess, System
+from tests.bench.measurements import Measurement
 from tests.bench.peers.environments import CACHE, ROOT
 from tests.servers.certificates import Authority
 
@@ -35,16 +42,19 @@ ECHO_SERVER, OUR_ECHO = "grpc.aio's echo", "our echo"
 NO_CACHE = ("--token-cache-bytes", "0")
 # One the reference for the other: also what the peers serve.
 SOURCE = CACHE / "source"
-_TEXTS = 1024
+_TEXTS, _BLOCK = 1024, 32
 
 
-def read_texts() -> tuple[Path, list[str]]:
-    """The benchmark's texts and the file that holds them, one a line."""
-    file = CACHE / "texts.txt"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # A process of its own: transformers stays out of the ones that measure.
-    subprocess.run([sys.executable, "-m", "tests.bench.texts", str(_TEXTS), str(file)], check=True, cwd=ROOT)
-    return file, file.read_text().splitlines()
+def make_texts() -> list[str]:
+    """English texts of up to 128 tokens, 33 on average, the same ones in every run.
+
+    Long and short are dealt evenly over the run, at random only within each 32 texts, so that a system which gets
+    through a part of them has the same work as one that gets through all.
+    """
+    by_length = sorted(builtin_texts(0)[:_TEXTS], key=len)
+    chooser, count = random.Random(0), _TEXTS // _BLOCK
+    blocks = [by_length[number::count] for number in range(count)]
+    return [text for block in blocks for text in chooser.sample(block, len(block))]
 
 
 def make_request(text: str) -> bytes:
@@ -64,6 +74,18 @@ def find_repository(kind: str) -> Path:
         how = ("--backend", "fake") if kind == "fake" else ("--dtype", kind)
         task = ("--task", "text-classification", "--name", MODEL, "--repository", str(repository))
         run_module("-m", "neuronpipe", "compile", str(SOURCE), *task, *how)
+    return repository
+
+
+def copy_bundle(
+    source: Path, name: str, repository: Path, properties: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """A repository with a copy of a model's first version, whose artifact has other properties."""
+    shutil.copytree(source / name / "1", repository / name / "1")
+    manifest = repository / name / "1" / MANIFEST_FILE
+    content = json.loads(manifest.read_text())
+    content["artifacts"][0]["properties"] = dict(properties)
+    manifest.write_text(json.dumps(content))
     return repository
 
 
@@ -93,32 +115,31 @@ def serving_all(
 
 @contextmanager
 def serving_four(
-    repository: Path, name: str = FOUR, options: Sequence[str] = NO_CACHE, environment: Mapping[str, str] | None = None
+    repository: Path,
+    name: str = FOUR,
+    options: Sequence[str] = NO_CACHE,
+    environment: Mapping[str, str] | None = None,
+    stage_options: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[System]:
     """The four processes, ready; ended with the block. `options` are the tokenizer's."""
-    with four_processes(repository, stage_options={"tokenizer": options}, environment=environment) as processes:
+    options_of = {"tokenizer": options, **stage_options}
+    with four_processes(repository, stage_options=options_of, environment=environment) as processes:
         yield System(name, processes["gateway"].target, pids=tuple(process.pid for process in processes.values()))
 
 
 @contextmanager
 def serving_echo(name: str = ECHO_SERVER, *, has_tls: bool = False) -> Iterator[System]:
     """ECHO_SERVER or OUR_ECHO, in a process of its own; ended with the block."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        ca = b""
+    with ExitStack() as stack:
+        folder, ca = "", b""
         if has_tls:
-            authority = Authority()
+            authority, folder = Authority(), stack.enter_context(tempfile.TemporaryDirectory())
             authority.issue().write(Path(folder))
             ca = authority.certificate
-        process = context.Process(target=_serve_echo, args=(sender, name, folder if has_tls else ""), daemon=True)
-        process.start()
-        try:
-            target = f"127.0.0.1:{receiver.recv()}"
-            yield System(with_tls(name) if has_tls else name, target, ECHO, (process.pid or 0,), ca=ca)
-        finally:
-            process.terminate()
-            process.join()
+        serve = _serve_our_echo if name == OUR_ECHO else _serve_grpc_aio_echo
+        worker = stack.enter_context(Worker.started(_serve_echo, serve, folder, name="echo"))
+        target = f"127.0.0.1:{worker.receive()}"
+        yield System(with_tls(name) if has_tls else name, target, ECHO, (worker.pid,), ca=ca)
 
 
 def with_tls(name: str) -> str:
@@ -126,17 +147,26 @@ def with_tls(name: str) -> str:
     return f"{name}, TLS"
 
 
-def _serve_echo(parent: "Connection[int, int]", name: str, certificate: str) -> None:
+def _serve_echo(
+    pipe: "Connection[int, None]", serve: Callable[[Path | None], AbstractAsyncContextManager[int]], certificate: str
+) -> None:
     """`certificate`: the folder of tls.crt and tls.key; empty: no TLS."""
-    serve = _serve_our_echo if name == OUR_ECHO else _serve_grpc_aio_echo
-    uvloop.run(serve(parent, Path(certificate) if certificate else None))
+
+    async def run() -> None:
+        async with serve(Path(certificate) if certificate else None) as port:
+            pipe.send(port)
+            with suppress(EOFError):
+                await asyncio.to_thread(pipe.recv)  # until the parent closes it
+
+    uvloop.run(run())
 
 
 async def _echo(message: bytes, context: object) -> bytes:
     return message
 
 
-async def _serve_grpc_aio_echo(parent: "Connection[int, int]", certificate: Path | None) -> None:
+@asynccontextmanager
+async def _serve_grpc_aio_echo(certificate: Path | None) -> AsyncIterator[int]:
     server = grpc.aio.server()
     service, method = ECHO.strip("/").split("/")
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(_echo)
@@ -147,11 +177,12 @@ async def _serve_grpc_aio_echo(parent: "Connection[int, int]", certificate: Path
     else:
         port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    parent.send(port)
-    await server.wait_for_termination()
+    yield port
+    await server.stop(None)
 
 
-async def _serve_our_echo(parent: "Connection[int, int]", certificate: Path | None) -> None:
+@asynccontextmanager
+async def _serve_our_echo(certificate: Path | None) -> AsyncIterator[int]:
     settings = ProcessSettings(listen="127.0.0.1:0")
     rpc = Rpc(ECHO, "bytes", decode=bytes, encode=bytes)
     tls = ServerTls(TlsFiles(certificate / "tls.crt", certificate / "tls.key")) if certificate else None
@@ -160,5 +191,13 @@ async def _serve_our_echo(parent: "Connection[int, int]", certificate: Path | No
     await door.listen(health, InFlight("echo", settings.max_message_bytes, settings.max_receiving_bytes))
     door.open([(rpc, _echo)])
     health.open()
-    parent.send(door.port)
-    await asyncio.get_running_loop().create_future()
+    yield door.port
+
+
+def take_turns(
+    section: str, loop: LoadProcess, turns: Sequence[tuple[int, System]], rounds: Sequence[int], seconds: float
+) -> Iterator[Measurement]:
+    """The turns of each round: a number of callers, and the system that they call."""
+    for round in rounds:
+        for callers, system in turns:
+            yield loop.measure(system, callers, seconds, section, round)

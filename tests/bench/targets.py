@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench import against_peers, generation, like_for_like, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench.against_peers import LIKE_FOR_LIKE
 from tests.bench.generation_alone import BART, LLAMA
 from tests.bench.generation_peers import CTRANSLATE2, GENAI
 from tests.bench.measurements import Measurements, Spread, Value, figure, p50, throughput
@@ -29,37 +30,38 @@ class Target:
         return self.measured.median >= self.limit if self.is_at_least else self.measured.median <= self.limit
 
 
+def _least(name: str, limit: float, measured: Spread | None, unit: str = "") -> Target:
+    return Target(name, limit, True, measured, unit)
+
+
+def _most(name: str, limit: float, measured: Spread | None, unit: str = "") -> Target:
+    return Target(name, limit, False, measured, unit)
+
+
 def check_targets(found: Measurements) -> list[Target]:
     """All of them, in the order of the sections."""
-    return [
-        *_overhead(found),
-        *_models(found),
-        *_like_for_like(found),
-        *_peers(found),
-        *_overload(found),
-        *_telemetry(found),
-        *_generation(found),
-    ]
+    sections = (_overhead, _models, _like_for_like, _peers, _overload, _telemetry, _generation)
+    return [target for section in sections for target in section(found)]
 
 
 def _overhead(found: Measurements) -> Iterator[Target]:
+    section, cpu = overhead.SECTION, figure("server_cpu_us")
+
     def to_echo(system: str, callers: int, value: Value) -> Spread | None:
-        return found.ratio(overhead.SECTION, system, overhead.reference_of(system), callers, value)
+        return found.ratio(section, system, overhead.reference_of(system), callers, value)
 
     for system, callers, limit in ((ALL, 32, 1.0), (FOUR, 32, 0.60), (FOUR, 64, 0.70)):
         name = f"{system}, no model, {callers} callers: throughput to that of {ECHO_SERVER}"
-        yield Target(name, limit, True, to_echo(system, callers, throughput))
+        yield _least(name, limit, to_echo(system, callers, throughput))
     for system, limit in ((ALL, 1.35), (FOUR, 3.3)):
-        name = f"{system}, no model, 1 caller: p50 to that of {ECHO_SERVER}"
-        yield Target(name, limit, False, to_echo(system, 1, p50))
+        yield _most(f"{system}, no model, 1 caller: p50 to that of {ECHO_SERVER}", limit, to_echo(system, 1, p50))
     for system in (OUR_ECHO, with_tls(OUR_ECHO)):
         name = f"{system}, 32 callers: throughput to that of {overhead.reference_of(system)}"
-        yield Target(name, 4.0, True, to_echo(system, 32, throughput))
-    system, cpu = with_tls(OUR_ECHO), figure("server_cpu_us")
+        yield _least(name, 4.0, to_echo(system, 32, throughput))
     name = f"{system}, 32 callers: CPU time of a call to that of {overhead.reference_of(system)}"
-    yield Target(name, 0.25, False, to_echo(system, 32, cpu))
-    refused = found.spread(overhead.SECTION, overhead.REFUSING, 32, figure("server_cpu_us", 1e-3))
-    yield Target("a call that is refused, 32 callers: CPU time", 0.05, False, refused, " ms")
+    yield _most(name, 0.25, to_echo(system, 32, cpu))
+    refused = found.spread(section, overhead.REFUSING, 32, figure("server_cpu_us", 1e-3))
+    yield _most("a call that is refused, 32 callers: CPU time", 0.05, refused, " ms")
 
 
 def _models(found: Measurements) -> Iterator[Target]:
@@ -67,41 +69,34 @@ def _models(found: Measurements) -> Iterator[Target]:
     for system, limits in ((ALL, (85.0, 75.0, 63.0)), (FOUR, (80.0, 68.0, 57.0))):
         for dtype, limit in zip(DTYPES, limits, strict=True):
             name = of_dtype(system, dtype)
-            ratio = _percent(
-                found.ratio(section, name, of_dtype(CEILING, dtype), callers, throughput, reference_callers=0)
-            )
-            yield Target(f"{name}, {callers} callers: throughput of the back end's alone", limit, True, ratio, " %")
+            ratio = found.ratio(section, name, of_dtype(CEILING, dtype), callers, throughput, reference_callers=0)
+            what = f"{name}, {callers} callers: throughput of the back end's alone"
+            yield _least(what, limit, _percent(ratio), " %")
     for dtype in DTYPES:
-        for system in (ALL, FOUR):
-            name = of_dtype(system, dtype)
+        for name in (of_dtype(system, dtype) for system in (ALL, FOUR)):
             padding = found.spread(section, name, callers, figure("padding", 100))
-            yield Target(f"{name}, {callers} callers: padding", 10.0, False, padding, " %")
+            yield _most(f"{name}, {callers} callers: padding", 10.0, padding, " %")
 
 
 def _peers(found: Measurements) -> Iterator[Target]:
-    section, callers = against_peers.SECTION, 32
-    for dtype, limit in zip(DTYPES, (2.3, 4.2, 5.6), strict=True):
-        best = best_peer(found, callers, throughput, is_high=True)
-        ratio = found.ratio(section, of_dtype(ALL, dtype), best, callers, throughput) if best else None
-        yield Target(
-            f"{of_dtype(ALL, dtype)}, {callers} callers: throughput to the best peer's ({best or 'not measured'})",
-            limit,
-            True,
-            ratio,
-        )
-    best = best_peer(found, 1, p50, is_high=False)
-    for dtype in DTYPES:
-        ratio = found.ratio(section, of_dtype(ALL, dtype), best, 1, p50) if best else None
-        yield Target(f"{of_dtype(ALL, dtype)}, 1 caller: p50 to {_named(best)}", 1 / 3, False, ratio)
+    for callers, value, is_high, limits in ((32, throughput, True, (2.3, 4.2, 5.6)), (1, p50, False, (1 / 3,) * 3)):
+        best = best_peer(found, callers, value, is_high=is_high)
+        for dtype, limit in zip(DTYPES, limits, strict=True):
+            ours = of_dtype(ALL, dtype)
+            ratio = found.ratio(against_peers.SECTION, ours, best, callers, value) if best else None
+            if is_high:
+                name = f"{callers} callers: throughput to the best peer's ({best or 'not measured'})"
+            else:
+                name = f"1 caller: p50 to the best peer's{f' ({best})' if best else ''}"
+            yield Target(f"{ours}, {name}", limit, is_high, ratio)
 
 
 def _like_for_like(found: Measurements) -> Iterator[Target]:
-    section = like_for_like.SECTION
     for callers, value, is_high, limits in ((32, throughput, True, (1.8, 2.0, 2.2)), (1, p50, False, (0.6,) * 3)):
         for dtype, limit in zip(DTYPES, limits, strict=True):
             ours = of_dtype(ALL, dtype)
-            best = best_peer(found, callers, value, is_high=is_high, section=section, dtype=dtype)
-            ratio = found.ratio(section, ours, best, callers, value) if best else None
+            best = best_peer(found, callers, value, is_high=is_high, section=LIKE_FOR_LIKE, dtype=dtype)
+            ratio = found.ratio(LIKE_FOR_LIKE, ours, best, callers, value) if best else None
             what = "throughput" if is_high else "p50"
             name = f"{ours}, {callers} callers: {what} to the best peer's with the same graph"
             yield Target(f"{name} ({best or 'not measured'})", limit, is_high, ratio)
@@ -111,36 +106,21 @@ def _telemetry(found: Measurements) -> Iterator[Target]:
     section, callers = telemetry.SECTION, telemetry.CALLERS
     for system in (ALL, FOUR):
         for how, limit in ((telemetry.ONE_PERCENT, 98.0), (telemetry.EVERYTHING, 85.0)):
-            ratio = found.ratio(
-                section, f"{system}, float32, {how}", f"{system}, float32, {telemetry.OFF}", callers, throughput
-            )
-            yield Target(
-                f"{system}, MiniLM, {how} of requests traced: throughput to that without",
-                limit,
-                True,
-                _percent(ratio),
-                " %",
-            )
-        for callers_covered in telemetry.COVERAGE_CALLERS:
+            off = f"{system}, float32, {telemetry.OFF}"
+            ratio = found.ratio(section, f"{system}, float32, {how}", off, callers, throughput)
+            name = f"{system}, MiniLM, {how} of requests traced: throughput to that without"
+            yield _least(name, limit, _percent(ratio), " %")
+        for covered_callers in telemetry.COVERAGE_CALLERS:
             for kind in telemetry.KINDS:
-                name = f"{system}, {kind}, {telemetry.EVERYTHING}"
-                covered = found.spread(section, name, callers_covered, figure("covered", 100))
-                yield Target(
-                    f"{system}, {kind}, {callers_covered} callers: stages, of a request's span",
-                    95.0,
-                    True,
-                    covered,
-                    " %",
-                )
+                traced = f"{system}, {kind}, {telemetry.EVERYTHING}"
+                covered = found.spread(section, traced, covered_callers, figure("covered", 100))
+                name = f"{system}, {kind}, {covered_callers} callers: stages, of a request's span"
+                yield _least(name, 95.0, covered, " %")
         complete = found.spread(section, f"{telemetry.LOST}, {system}", callers, figure("complete_traces"))
-        yield Target(f"{system}: complete traces of 10,000 requests", 10_000, True, complete)
+        yield _least(f"{system}: complete traces of 10,000 requests", 10_000, complete)
 
 
-_GOODPUT = {
-    ALL: (95.0, 90.0, 80.0, 65.0),
-    overload.PINNED: (97.0, 97.0, 97.0, 97.0),
-    FOUR: (90.0,),
-}
+_GOODPUT = {ALL: (95.0, 90.0, 80.0, 65.0), overload.PINNED: (97.0,) * 4, FOUR: (90.0,)}
 
 
 def _overload(found: Measurements) -> Iterator[Target]:
@@ -149,13 +129,11 @@ def _overload(found: Measurements) -> Iterator[Target]:
 
     for system, factors in overload.FACTORS.items():
         for factor, limit in zip(factors, _GOODPUT[system], strict=True):
-            goodput = share(system, factor, "goodput_of_capacity")
-            yield Target(
-                f"{overload.name_of(system, factor)} capacity: goodput, of capacity", limit, True, goodput, " %"
-            )
+            name = f"{overload.name_of(system, factor)} capacity: goodput, of capacity"
+            yield _least(name, limit, share(system, factor, "goodput_of_capacity"), " %")
     for system in (ALL, FOUR):
         name = f"{overload.name_of(system, 2)} capacity: computed sequences that were answered in time"
-        yield Target(name, 98.0, True, share(system, 2, "wanted"), " %")
+        yield _least(name, 98.0, share(system, 2, "wanted"), " %")
 
 
 def _generation(found: Measurements) -> Iterator[Target]:
@@ -165,33 +143,28 @@ def _generation(found: Measurements) -> Iterator[Target]:
         first, second = generation.of_model(model, system), generation.of_model(model, reference)
         return found.ratio(section, first, second, callers, throughput)
 
-    for model, limits in (
-        (LLAMA, zip(generation.LLAMA_CALLERS, (3.0, 3.5, 2.2), strict=True)),
-        (BART, zip(generation.BART_CALLERS, (4.0, 2.5), strict=True)),
-    ):
-        for callers, limit in limits:
+    of_models = ((LLAMA, generation.LLAMA_CALLERS, (3.0, 3.5, 2.2)), (BART, generation.BART_CALLERS, (4.0, 2.5)))
+    for model, every, limits in of_models:
+        for callers, limit in zip(every, limits, strict=True):
             name = f"{model}, {FOUR}, {callers} callers: new tokens/s to transformers' generate"
-            yield Target(name, limit, True, ratio(model, FOUR, generation.TRANSFORMERS, callers))
-    for model, every, peer, limit in (
-        (LLAMA, generation.LLAMA_CALLERS, GENAI, 0.90),
-        (BART, generation.BART_CALLERS, CTRANSLATE2, 1.0),
-    ):
+            yield _least(name, limit, ratio(model, FOUR, generation.TRANSFORMERS, callers))
+    for (model, every, _), (peer, limit) in zip(of_models, ((GENAI, 0.90), (CTRANSLATE2, 1.0)), strict=True):
         for callers in every:
             name = f"{model}, {FOUR}, {callers} callers: new tokens/s to {peer}'s in process"
-            yield Target(name, limit, True, ratio(model, FOUR, peer, callers))
+            yield _least(name, limit, ratio(model, FOUR, peer, callers))
     for callers in generation.LLAMA_CALLERS:
         name = f"{LLAMA}, {FOUR}, {callers} callers: new tokens/s with a schema to those without"
-        yield Target(name, 0.9, True, ratio(LLAMA, generation.WITH_SCHEMA, FOUR, callers))
+        yield _least(name, 0.9, ratio(LLAMA, generation.WITH_SCHEMA, FOUR, callers))
     callers = generation.LLAMA_CALLERS[-1]
     cost = ratio(LLAMA, generation.ENGINE, FOUR, callers)
     extra = _percent(Spread(cost.median - 1, cost.low - 1, cost.high - 1, cost.rounds)) if cost else None
-    yield Target(f"llama, {FOUR}, {callers} callers: time a token beyond the engine's alone", 5.0, False, extra, " %")
+    yield _most(f"llama, {FOUR}, {callers} callers: time a token beyond the engine's alone", 5.0, extra, " %")
     prefix = found.ratio(section, generation.PREFIX, generation.NO_PREFIX, 1, p50)
-    yield Target("llama, shared prefix of 128 tokens: time to first token to that without", 0.3, False, prefix)
+    yield _most("llama, shared prefix of 128 tokens: time to first token to that without", 0.3, prefix)
     gaps = found.spread(section, generation.LONG_PROMPTS, generation.GAP_CALLERS, figure("longest_to_median"))
-    yield Target("llama, beside prompts of 2,000 tokens: longest gap between tokens to the median", 4.0, False, gaps)
+    yield _most("llama, beside prompts of 2,000 tokens: longest gap between tokens to the median", 4.0, gaps)
     goodput = found.spread(section, generation.OVERLOAD, callers, figure("goodput_of_capacity", 100))
-    yield Target(f"llama, {generation.FACTOR:g} x capacity: goodput, of capacity", 85.0, True, goodput, " %")
+    yield _least(f"llama, {generation.FACTOR:g} x capacity: goodput, of capacity", 85.0, goodput, " %")
 
 
 def best_peer(
@@ -214,10 +187,6 @@ def best_peer(
         if system not in ours and system.endswith(dtype) and (spread := found.spread(section, system, callers, value))
     }
     return (max if is_high else min)(medians, key=lambda system: medians[system]) if medians else None
-
-
-def _named(best: str | None) -> str:
-    return f"the best peer's ({best})" if best else "the best peer's"
 
 
 def _percent(spread: Spread | None) -> Spread | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +12,11 @@ from multiprocessing.connection import Connection
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from neuronpipe.platform.process.worker import Worker
 from neuronpipe.rpc.client import open_channel
-from tests.bench.closed_loop import ClosedLoop, System
+from tests.bench.load import LoadProcess, System, send_all
 from tests.bench.measurements import Measurement
-from tests.bench.systems import ALL, FOUR, find_repository, make_request, serving_all, serving_four
+from tests.bench.systems import ALL, FOUR, find_repository, make_request, serving_all, serving_four, take_turns
 
 SECTION = "telemetry"
 KINDS = ("fake", "float32")
@@ -37,25 +37,19 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
     counted.
     """
     requests = [make_request(text) for text in texts]
-    with running_sink() as sink, ClosedLoop.started(requests) as loop:
+    with running_sink() as sink, LoadProcess.started(requests) as loop:
         for kind in KINDS:
             with ExitStack() as stack:
-                repository = find_repository(kind)
-                systems = []
+                repository, turns = find_repository(kind), list[tuple[int, System]]()
                 for shape, how in itertools.product((ALL, FOUR), (OFF, ONE_PERCENT, EVERYTHING)):
-                    serving = _SERVING[shape](
-                        repository, _name(shape, kind, how), environment=_variables(how, sink.endpoint)
-                    )
-                    systems.append((how, stack.enter_context(serving)))
-                for round in range(rounds):
-                    for how, system in systems:
-                        for callers in (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ())):
-                            found = loop.measure(system, callers, seconds)
-                            yield Measurement(
-                                section=SECTION, system=system.name, callers=callers, round=round, **vars(found)
-                            )
+                    variables = _variables(how, sink.endpoint)
+                    serving = _SERVING[shape](repository, f"{shape}, {kind}, {how}", environment=variables)
+                    system = stack.enter_context(serving)
+                    every = (CALLERS, *(COVERAGE_CALLERS if how == EVERYTHING else ()))
+                    turns += [(callers, system) for callers in every]
+                yield from take_turns(SECTION, loop, turns, range(rounds), seconds)
         for shape in (ALL, FOUR):
-            sink.clear()
+            sink.messages(clears=True)
             with _SERVING[shape](
                 find_repository("fake"), LOST, environment=_variables(EVERYTHING, sink.endpoint)
             ) as lossless:
@@ -73,10 +67,6 @@ def measure_telemetry(texts: Sequence[str], rounds: int, seconds: float) -> Iter
             )
 
 
-def _name(shape: str, kind: str, how: str) -> str:
-    return f"{shape}, {kind}, {how}"
-
-
 def _variables(how: str, endpoint: str) -> Mapping[str, str]:
     if how == OFF:
         return {}
@@ -89,17 +79,9 @@ def _variables(how: str, endpoint: str) -> Mapping[str, str]:
 
 
 async def _ask(system: System, requests: Sequence[bytes]) -> None:
-    numbers = iter(range(_REQUESTS))
     async with open_channel(system.target) as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(system.method)
-
-        async def caller() -> None:
-            for number in numbers:
-                await call(requests[number % len(requests)], timeout=60)
-
-        async with asyncio.TaskGroup() as group:
-            for _ in range(CALLERS):
-                group.create_task(caller())
+        await send_all(call, itertools.islice(itertools.cycle(requests), _REQUESTS), callers=CALLERS)
 
 
 def _complete_traces(sink: "Sink", spans_of_a_request: int) -> tuple[int, int]:
@@ -122,36 +104,25 @@ class Sink:
     the servers.
     """
 
-    def __init__(self, endpoint: str, pipe: "Connection[str, list[bytes]]") -> None:
-        self.endpoint = endpoint
-        self._pipe = pipe
+    def __init__(self, worker: Worker) -> None:
+        self.endpoint: str = worker.receive()
+        self._worker = worker
 
-    def messages(self) -> list[bytes]:
-        """What came since it was cleared."""
-        self._pipe.send("messages")
-        return self._pipe.recv()
-
-    def clear(self) -> None:
-        """Forgets it."""
-        self._pipe.send("clear")
-        self._pipe.recv()
+    def messages(self, *, clears: bool = False) -> list[bytes]:
+        """What came since it was cleared. `clears`: it is forgotten now."""
+        self._worker.send(clears)
+        messages: list[bytes] = self._worker.receive()
+        return messages
 
 
 @contextmanager
 def running_sink() -> Iterator[Sink]:
     """A sink; ended with the block."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve_sink, args=(theirs,), name="collector", daemon=True)
-    process.start()
-    try:
-        yield Sink(ours.recv()[0].decode(), ours)
-    finally:
-        process.terminate()
-        process.join()
+    with Worker.started(_serve_sink, name="collector") as worker:
+        yield Sink(worker)
 
 
-def _serve_sink(pipe: "Connection[list[bytes], str]") -> None:
+def _serve_sink(pipe: "Connection[list[bytes] | str, bool]") -> None:
     kept: list[bytes] = []
 
     def export(message: bytes, context: grpc.ServicerContext) -> bytes:
@@ -164,8 +135,9 @@ def _serve_sink(pipe: "Connection[list[bytes], str]") -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    pipe.send([f"http://127.0.0.1:{port}".encode()])
+    pipe.send(f"http://127.0.0.1:{port}")
     while True:
-        if pipe.recv() == "clear":
-            kept.clear()
+        clears = pipe.recv()
         pipe.send(list(kept))
+        if clears:
+            kept.clear()

@@ -20,8 +20,8 @@ from demo.model import find_minilm
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.bench.closed_loop import ClosedLoop
-from tests.bench.systems import read_texts, serving_all
+from tests.bench.load import LoadProcess
+from tests.bench.systems import make_texts, serving_all
 from tests.models.tokenizers import word_piece
 
 _SEED = 20261128
@@ -56,7 +56,7 @@ def _memory_mb(pid: int) -> tuple[float, float]:
 
 def _rows(name: str, dtypes: Sequence[str], texts: Sequence[str], seconds: float) -> Iterator[str]:
     first = 0.0
-    with tempfile.TemporaryDirectory() as temporary, ClosedLoop.started([_request(text) for text in texts]) as loop:
+    with tempfile.TemporaryDirectory() as temporary, LoadProcess.started([_request(text) for text in texts]) as loop:
         source = _MODELS[name](Path(temporary) / "source")
         for dtype in dtypes:
             request = CompileRequest(str(source), "sentence_embedding", Path(temporary) / dtype, _NAME, dtype=dtype)
@@ -86,7 +86,7 @@ def main() -> None:
         "| Model | | Bundle, MB | Started, MB | After, MB | Without a file, MB | To the first | p50, ms | Agreement |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
-    _, texts = read_texts()
+    texts = make_texts()
     for name in given.models.split(","):
         for row in _rows(name, given.dtypes.split(","), texts, given.seconds):
             print(row, flush=True)

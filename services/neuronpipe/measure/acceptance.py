@@ -28,17 +28,8 @@ from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLE_SUFFIX, dev
 
 _DOUBLE = "made on the contract double of the Neuron SDK: its times say nothing of Neuron"
 _COLUMNS = (
-    "Model",
-    "Back end",
-    "dtype",
-    "Shape",
-    "Cores",
-    "In flight",
-    "Throughput /s",
-    "p50 ms",
-    "p95 ms",
-    "p99 ms",
-    "Cost per 1M",
+    *("Model", "Back end", "dtype", "Shape", "Cores", "In flight"),
+    *("Throughput /s", "p50 ms", "p95 ms", "p99 ms", "Cost per 1M"),
 )
 _DRIVER = Path("/sys/module/neuron/version")  # the loaded driver's
 _MAX_TEXT = 600
@@ -59,66 +50,54 @@ def describe(findings: Mapping[str, Any]) -> str:
 
 
 def _lines(findings: Mapping[str, Any]) -> Iterator[str]:
-    yield "# Acceptance report"
-    yield ""
-    if any(model.get("is_double") for model in findings["models"]):
-        yield f"**This report was {_DOUBLE}.**"
-        yield ""
+    models = findings["models"]
+    yield from ("# Acceptance report", "")
+    if any(model.get("is_double") for model in models):
+        yield from (f"**This report was {_DOUBLE}.**", "")
     yield (
         f"Full batches for {findings['seconds']:g} s a row on all cores, without a pipeline around the model; latency "
         "is that of a batch. Models that generate: new tokens a second of the texts in flight, each of half the "
         "shape's tokens after a prompt of the other half, on one core; latency is that of a step."
     )
     yield ""
-    rows = []
-    for model in findings["models"]:
-        for figures in model.get("figures", ()):
-            cost = f"${figures['cost_per_million']}" if "cost_per_million" in figures else "unknown"
-            backend = f"{model['backend']}, the double" if model["is_double"] else model["backend"]
-            cells = [model["name"], backend, model["dtype"], figures["shape"], model["cores"], figures["in_flight"]]
-            rows.append(
-                [*cells, figures["throughput_per_s"], figures["p50_ms"], figures["p95_ms"], figures["p99_ms"], cost]
-            )
-    yield from markdown_table(_COLUMNS, rows)
-    for model in findings["models"]:
-        yield from _model(model)
-    yield ""
-    yield "## Machine"
-    yield ""
+    yield from markdown_table(
+        _COLUMNS, (_row(model, figures) for model in models for figures in model.get("figures", ()))
+    )
+    for model in models:
+        yield from ("", f"## {model['name']}", "")
+        yield from (f"- {fact}" for fact in _facts(model))
+    yield from ("", "## Machine", "")
     yield from (f"- {name}: {value}" for name, value in findings["machine"].items())
 
 
-def _model(model: Mapping[str, Any]) -> Iterator[str]:
-    yield ""
-    yield f"## {model['name']}"
-    yield ""
-    yield f"- source: {model['source']}"
-    yield from (f"- **failed**, {name}: `{_one_line(text)}`" for name, text in model["errors"].items())
+def _row(model: Mapping[str, Any], figures: Mapping[str, Any]) -> Iterator[object]:
+    yield from (model["name"], model["backend"] + ", the double" * model["is_double"], model["dtype"])
+    yield from (figures["shape"], model["cores"], figures["in_flight"], figures["throughput_per_s"])
+    yield from (figures["p50_ms"], figures["p95_ms"], figures["p99_ms"])
+    yield f"${figures['cost_per_million']}" if "cost_per_million" in figures else "unknown"
+
+
+def _facts(model: Mapping[str, Any]) -> Iterator[str]:
+    yield f"source: {model['source']}"
+    yield from (f"**failed**, {name}: `{_one_line(text)}`" for name, text in model["errors"].items())
     if parity := model.get("parity"):
         agreement = "" if parity["agreement"] is None else f", agreement {parity['agreement']:.4f}"
         yield (
-            f"- parity with PyTorch float32, {parity['texts']} texts on each core ({parity['cores']}): "
-            "largest difference "
-            f"{parity['largest_difference']:.2e} (largest output {parity['largest_output']:.3g}){agreement}; "
-            "between cores "
-            f"{parity['largest_difference_of_cores']:.2e}"
+            f"parity with PyTorch float32, {parity['texts']} texts on each core ({parity['cores']}): largest "
+            f"difference {parity['largest_difference']:.2e} (largest output {parity['largest_output']:.3g}){agreement}"
+            f"; between cores {parity['largest_difference_of_cores']:.2e}"
         )
     if emulator := (model.get("accuracy_of_compilation") or {}).get("emulator"):
-        yield f"- the difference in the bundle itself is of {emulator}"
-    yield from (
-        f"- {words}: {model[key]} s" for key, words in (("compile_s", "compile"), ("load_s", "load")) if key in model
-    )
+        yield f"the difference in the bundle itself is of {emulator}"
+    yield from (f"{step}: {model[f'{step}_s']} s" for step in ("compile", "load") if f"{step}_s" in model)
     for figures in model.get("figures", ()):
-        if "prompt_tokens_per_s" in figures:
-            rate = figures["prompt_tokens_per_s"]
-            yield f"- prompts at {figures['shape']}, {figures['in_flight']} in flight: {rate} tokens a second"
-    memory = {"host memory": model.get("host_memory_bytes"), "device memory": model.get("device_memory_bytes")}
-    yield from (f"- {name}: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
-    yield from (f"- compiled with {name} {version}" for name, version in model.get("versions", {}).items())
+        if rate := figures.get("prompt_tokens_per_s"):
+            yield f"prompts at {figures['shape']}, {figures['in_flight']} in flight: {rate} tokens a second"
+    memory = {name: model.get(f"{name}_memory_bytes") for name in ("host", "device")}
+    yield from (f"{name} memory: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
+    yield from (f"compiled with {name} {version}" for name, version in model.get("versions", {}).items())
     # The last line only; report.json has the tracebacks.
-    yield from (
-        f"- refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items()
-    )
+    yield from (f"refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items())
 
 
 def _one_line(text: str) -> str:
@@ -153,21 +132,16 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
     compiled: list[tuple[Compiled, dict[str, Any]]] = []
     for model in request.models:
         report(f"{model.name}: compile")
-        model_findings: dict[str, Any] = {
-            "name": model.name,
-            "source": model.source,
-            "backend": model.backend,
-            "dtype": model.dtype,
-            "errors": {},
-        }
+        facts = {name: getattr(model, name) for name in ("name", "source", "backend", "dtype")}
+        model_findings: dict[str, Any] = {**facts, "errors": {}}
         findings["models"].append(model_findings)
-        if compiled_model := _compile(model, model_findings, report):
-            compiled.append((compiled_model, model_findings))
+        if made := _compile(model, model_findings, report):
+            compiled.append((made, model_findings))
         _write(findings, request.folder)  # after each step, so that a later crash does not lose the findings
-    for compiled_model, model_findings in compiled:
+    for made, model_findings in compiled:
         report(f"{model_findings['name']}: measure")
         try:
-            _measure(compiled_model, model_findings, request, report)
+            _measure(made, model_findings, request, report)
         except Exception as error:  # a failure is a line of the report, and the next model follows
             model_findings["errors"]["measure"] = error_text(error)
         _write(findings, request.folder)
@@ -187,19 +161,16 @@ def _write(findings: Mapping[str, Any], folder: Path) -> None:
 def _compile(model: CompileRequest, findings: dict[str, Any], report: Callable[[str], None]) -> Compiled | None:
     began_s = time.monotonic()
     try:
-        compiled_model = compile_with_reference(model, report)
-    except SetupError as error:
-        findings["errors"]["compile"] = str(error)
-        return None
+        made = compile_with_reference(model, report)
     except Exception as error:  # a model or a compiler may raise anything
-        findings["errors"]["compile"] = error_text(error)
+        findings["errors"]["compile"] = str(error) if isinstance(error, SetupError) else error_text(error)
         return None
-    artifact = compiled_model.bundle.artifact(model.backend)
+    artifact = made.bundle.artifact(model.backend)
     findings["compile_s"] = round(time.monotonic() - began_s, 1)
     findings["versions"] = dict(artifact.versions)
     findings["is_double"] = any(version.endswith(DOUBLE_SUFFIX) for version in artifact.versions.values())
     findings["accuracy_of_compilation"] = artifact.accuracy.model_dump(mode="json") if artifact.accuracy else None
-    return compiled_model
+    return made
 
 
 def _measure(made: Compiled, findings: dict[str, Any], request: AcceptRequest, report: Callable[[str], None]) -> None:
@@ -241,16 +212,17 @@ def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> d
     """Returns the difference from PyTorch in float32 on the worst core, and the difference between cores."""
     task, batches, reference = made.bundle.spec.task, made.batches, made.reference
     per_token = {output.name for output in made.bundle.spec.outputs if "tokens" in output.axes}
+
+    def difference(expected: Sequence[Mapping[str, Any]]) -> float:
+        return max(largest_difference(per_token, core_outputs, expected, batches) for core_outputs in outputs)
+
     agreements = [agreement(task, core_outputs, reference, batches) for core_outputs in outputs]
+    known = [value for value in agreements if value is not None]
     return {
         "texts": sum(len(next(iter(batch.values()))) for batch in batches),
         "cores": len(outputs),
         "largest_output": max(float(np.abs(array).max()) for batch in reference for array in batch.values()),
-        "largest_difference": max(
-            largest_difference(per_token, core_outputs, reference, batches) for core_outputs in outputs
-        ),
-        "agreement": None if None in agreements else min(value for value in agreements if value is not None),
-        "largest_difference_of_cores": max(
-            largest_difference(per_token, core_outputs, outputs[0], batches) for core_outputs in outputs
-        ),
+        "largest_difference": difference(reference),
+        "agreement": min(known) if len(known) == len(agreements) else None,
+        "largest_difference_of_cores": difference(outputs[0]),
     }

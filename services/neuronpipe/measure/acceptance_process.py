@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.repository import Bundle, read_bundle
@@ -22,6 +21,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.settings import Settings
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.measure.figures import distribution
+from neuronpipe.measure.machine import resident_mb
 from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
@@ -118,17 +118,12 @@ def token_throughput(
     prompt, prompt_s, steps = max(1, shape.tokens // 2), list[float](), list[float]()
     end_s = time.monotonic() + seconds
     while not steps or time.monotonic() < end_s:
-        parts = range(0, prompt, _PART_TOKENS)
-        prompt_s.append(
-            sum(
-                _timed(lambda run=run: model.compute([run]))  # type: ignore[misc]
-                for first in parts
-                for run in runs(first, min(_PART_TOKENS, prompt - first), 0)
-            )
+        parts = (
+            run for first in range(0, prompt, _PART_TOKENS) for run in runs(first, min(_PART_TOKENS, prompt - first), 0)
         )
+        prompt_s.append(sum(_compute_s(model, [run]) for run in parts))
         for position in range(prompt, shape.tokens):
-            step = list(runs(position, 1, 1))
-            steps.append(_timed(lambda step=step: model.compute(step)))  # type: ignore[misc]
+            steps.append(_compute_s(model, list(runs(position, 1, 1))))
             if time.monotonic() >= end_s:
                 break
     prompt_tokens_per_s = round(count * prompt * len(prompt_s) / sum(prompt_s), 1)
@@ -146,9 +141,9 @@ def _blocks(model: DecoderModel, tokens: int) -> int:
     return -(-tokens // model.block_tokens)
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _compute_s(model: DecoderModel, runs: Sequence[DecoderRun]) -> float:
     began_s = time.monotonic()
-    work()
+    model.compute(runs)
     return time.monotonic() - began_s
 
 
@@ -163,23 +158,18 @@ class _Findings:
 
     def __init__(self, pipe: "Connection[Any, Any]") -> None:
         self.values: dict[str, Any] = {"errors": {}}
-        self._pipe = pipe
+        # Also sends the outputs of a core for all batches.
+        self.send = pipe.send
 
     @contextlib.contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Records an error of the block under the name."""
-        self._pipe.send(name)
+        self.send(name)
         try:
             yield
-        except SetupError as error:
-            self.values["errors"][name] = str(error)
         except Exception as error:  # in an acceptance test, every error is a finding
-            self.values["errors"][name] = error_text(error)
-        self._pipe.send(self.values)
-
-    def tell_outputs(self, outputs: list[dict[str, Any]]) -> None:
-        """Sends the outputs of a core for all batches."""
-        self._pipe.send(outputs)
+            self.values["errors"][name] = str(error) if isinstance(error, SetupError) else error_text(error)
+        self.send(self.values)
 
 
 def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
@@ -188,26 +178,9 @@ def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
     """
     os.environ.update(request.environment)
     findings, bundle = _Findings(pipe), read_bundle(request.bundle)
-    if TASKS[bundle.spec.task].generates:
-        asyncio.run(_measure_generation(bundle, request, findings))
-    else:
-        loaded = list[tuple[Backend, ModelSpec]]()
-        with findings.step("load"):
-            loaded.append(_load(bundle, request, findings))
-        for backend, spec in loaded:
-            try:
-                asyncio.run(_measure(backend, spec, request, findings))
-            finally:
-                backend.close()
+    measure_model = _measure_generation if TASKS[bundle.spec.task].generates else _measure
+    asyncio.run(measure_model(bundle, request, findings))
     pipe.send(None)
-
-
-def _load(bundle: Bundle, request: MeasureRequest, findings: _Findings) -> tuple[Backend, ModelSpec]:
-    began_s = time.monotonic()
-    with _backend_request(bundle, request) as load:
-        backend = load_backend(request.backend, load)
-    findings.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": backend.cores}
-    return backend, bundle.spec
 
 
 @contextlib.contextmanager
@@ -229,13 +202,11 @@ def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[Backen
 
 async def _measure_generation(bundle: Bundle, request: MeasureRequest, findings: _Findings) -> None:
     texts, shapes, loaded = request.texts, request.shapes, list[DecoderModel]()
-    with findings.step("load"):
-        began_s = time.monotonic()
+    with findings.step("load"), _timed_load(findings), _backend_request(bundle, request) as load:
         # The source gets as much room as a text.
         tokens = max(max(shape.batch + 1, len(texts)) * shape.tokens for shape in shapes)
-        with _backend_request(bundle, request) as load:
-            loaded.append(load_decoder(request.backend, load, max_tokens=tokens, max_bytes=_CACHE_BYTES))
-        findings.values |= {"load_s": round(time.monotonic() - began_s, 1), "cores": 1, "figures": []}
+        loaded.append(load_decoder(request.backend, load, max_tokens=tokens, max_bytes=_CACHE_BYTES))
+        findings.values |= {"cores": 1, "figures": []}
     async with running_monitor() as monitor:
         for model in loaded:
             with findings.step("compare"):
@@ -250,10 +221,27 @@ async def _measure_generation(bundle: Bundle, request: MeasureRequest, findings:
         _note_memory(monitor, findings)
 
 
-async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, findings: _Findings) -> None:
+@contextlib.contextmanager
+def _timed_load(findings: _Findings) -> Iterator[None]:
+    began_s = time.monotonic()
+    yield
+    findings.values["load_s"] = round(time.monotonic() - began_s, 1)
+
+
+async def _measure(bundle: Bundle, request: MeasureRequest, findings: _Findings) -> None:
+    loaded = list[Backend]()
+    with findings.step("load"), _timed_load(findings), _backend_request(bundle, request) as load:
+        loaded.append(load_backend(request.backend, load))
+        findings.values["cores"] = loaded[0].cores
+    for backend in loaded:
+        with contextlib.closing(backend):
+            await _measure_backend(backend, bundle.spec, request, findings)
+
+
+async def _measure_backend(backend: Backend, spec: ModelSpec, request: MeasureRequest, findings: _Findings) -> None:
     with findings.step("compare"):
         for core in range(backend.cores):
-            findings.tell_outputs([await _compute(backend, core, batch, spec) for batch in request.batches])
+            findings.send([await _compute(backend, core, batch, spec) for batch in request.batches])
     findings.values["figures"] = []
     async with running_monitor() as monitor:
         for shape in request.shapes:
@@ -268,11 +256,9 @@ async def _measure(backend: Backend, spec: ModelSpec, request: MeasureRequest, f
         return
     with findings.step("provoke errors"):
         findings.values["refusals"] = {}
-        largest = shapes.largest
-        larger = Bucket(batch=largest.batch + 1, tokens=largest.tokens + (0 if spec.image else 1))
-        findings.values["refusals"]["a shape that was not compiled, of us"] = await _error(
-            backend, _full_batch(larger, spec)
-        )
+        larger = Bucket(batch=shapes.largest.batch + 1, tokens=shapes.largest.tokens + (not spec.image))
+        refusal = await _error(backend, _full_batch(larger, spec))
+        findings.values["refusals"]["a shape that was not compiled, of us"] = refusal
         texts: Callable[[], dict[str, str]] | None = getattr(backend, "error_texts", None)
         if texts:
             findings.values["refusals"] |= await asyncio.to_thread(texts)
@@ -287,31 +273,25 @@ def _note_memory(monitor: NeuronMonitor | None, findings: _Findings) -> None:
     with findings.step("memory"):
         snapshot = monitor.snapshot if monitor else None
         findings.values["device_memory_bytes"] = snapshot.device_memory_bytes if snapshot else None
-        findings.values["host_memory_bytes"] = psutil.Process().memory_info().rss
+        findings.values["host_memory_bytes"] = round(resident_mb(os.getpid()) * 1e6)
 
 
 async def _compute(backend: Backend, core: int, batch: Arrays, spec: ModelSpec) -> dict[str, Any]:
     """Returns the outputs of a batch of any shape up to the model's limit, in as many calls as its rows need."""
     leading = batch[spec.inputs[0]]
     rows, tokens = len(leading), leading.shape[1] if leading.ndim == 2 else spec.image_tokens
-    shapes = backend.shapes
-    room = shapes.round_tokens(tokens)
-    size = shapes.batches(room)[-1] if isinstance(shapes, BucketPlan) else rows
+    room = backend.shapes.round_tokens(tokens)
+    size = backend.shapes.batches(room)[-1] if isinstance(backend.shapes, BucketPlan) else rows
+    padding = ((0, 0), (0, room - tokens), *((0, 0),) * (leading.ndim - 2))
+    values = {"input_ids": spec.pad_token_id}
     parts = []
     for first in range(0, rows, size):
-        inputs = {
-            name: np.pad(
-                batch[name][first : first + size],
-                ((0, 0), (0, room - tokens), *((0, 0),) * (leading.ndim - 2)),
-                constant_values=spec.pad_token_id if name == "input_ids" else 0,
-            )
-            for name in spec.inputs
-        }
+        taken = {name: batch[name][first : first + size] for name in spec.inputs}
+        inputs = {name: np.pad(part, padding, constant_values=values.get(name, 0)) for name, part in taken.items()}
         parts.append(await compute(backend, core, inputs))
-    outputs = {output.name: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
+    outputs = {output: np.concatenate([part[output.name] for part in parts]) for output in spec.outputs}
     return {
-        output.name: outputs[output.name][:, :tokens] if output.axes[:1] == ("tokens",) else outputs[output.name]
-        for output in spec.outputs
+        output.name: array[:, :tokens] if output.axes[:1] == ("tokens",) else array for output, array in outputs.items()
     }
 
 

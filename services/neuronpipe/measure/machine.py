@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -73,6 +74,22 @@ class CpuWatch:
         return max(0.0, steal / total), min(1.0, max(0.0, (busy - own) / total))
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Returns the CPU time that processes, and processes that they started, have taken so far."""
+    taken_s = 0.0
+    for parent in map(psutil.Process, pids):
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                taken_s += times.user + times.system
+    return taken_s
+
+
+def resident_mb(pid: int) -> float:
+    """Returns the resident memory of a process."""
+    return float(psutil.Process(pid).memory_info().rss) / 1e6
+
+
 def _cpu_seconds() -> tuple[float, float, float, float]:
     """Returns seconds of all CPUs since the start: all, busy, stolen; and of this process with its children."""
     times = psutil.cpu_times()._asdict()
@@ -80,14 +97,8 @@ def _cpu_seconds() -> tuple[float, float, float, float]:
     counted = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     total = sum(times.get(name, 0.0) for name in counted)
     busy = total - times["idle"] - times.get("iowait", 0.0) - steal
-    this_process = psutil.Process()
-    ended = this_process.cpu_times()
-    own = ended.children_user + ended.children_system
-    for process in (this_process, *this_process.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process_times = process.cpu_times()
-            own += process_times.user + process_times.system
-    return total, busy, steal, own
+    ended = psutil.Process().cpu_times()
+    return total, busy, steal, cpu_seconds([os.getpid()]) + ended.children_user + ended.children_system
 
 
 def _cpu_info() -> dict[str, str]:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, ClassVar, Self
 
 _START_LIMIT_S = 120
+_STOP_LIMIT_S = 15
 _POLL_S = 0.01
 
 
@@ -27,48 +28,36 @@ def start_module(words: Sequence[str], log: IO[str], variables: Mapping[str, str
     )
 
 
-class ServiceProcess:
-    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file.
+def open_log(name: str) -> IO[str]:
+    """Opens a file for the log of a process, which deletes it in the end."""
+    return tempfile.NamedTemporaryFile("w+", prefix=f"{name}-", suffix=".log")
 
-    `command`: the module of another program that serves, and its first arguments.
-    """
 
-    def __init__(
-        self,
-        service: str,
-        *options: str,
-        environment: Mapping[str, str] | None = None,
-        command: Sequence[str] | None = None,
-    ) -> None:
+class LoggedProcess:
+    """A process whose log lines, in a file, are JSON with an `event`. It ends with the block."""
+
+    # The start of such a line.
+    marker: ClassVar[str] = "{"
+
+    def __init__(self, service: str, process: "subprocess.Popen[Any]", log: IO[str]) -> None:
         self.service = service
-        # Closed in stop().
-        self._log: IO[str] = tempfile.NamedTemporaryFile("w+", prefix=f"{service}-", suffix=".log")  # noqa: SIM115
-        listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-        self.began_s = time.monotonic()
-        words = [*(command or ("neuronpipe", "serve", service)), *listen, *options]
-        self._process = start_module(words, self._log, {**os.environ, **(environment or {})})
+        self._process, self._log = process, log
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    @property
-    def target(self) -> str:
-        """HOST:PORT. Blocks until the service listens."""
-        return str(self.wait_for("listening")["address"])
+    def log_text(self) -> str:
+        """Returns the log so far."""
+        return Path(self._log.name).read_text(errors="replace")
 
-    def wait_until_ready(self, limit_s: float = _START_LIMIT_S) -> Self:
-        """Blocks until the service takes requests."""
-        self.wait_for("ready", limit_s=limit_s)
-        return self
-
-    def events(self) -> list[dict[str, object]]:
+    def events(self) -> list[dict[str, Any]]:
         """Returns the log lines so far."""
-        lines = Path(self._log.name).read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        lines = self.log_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith(self.marker) and line.endswith("}")]
 
-    def wait_for(self, event: str, times: int = 1, limit_s: float = _START_LIMIT_S) -> dict[str, object]:
+    def wait_for(self, event: str, times: int = 1, limit_s: float = _START_LIMIT_S) -> dict[str, Any]:
         """Returns the first log line of an event, or the nth.
 
         Raises RuntimeError with the log if the process ends without it, or has not logged it in time.
@@ -82,7 +71,7 @@ class ServiceProcess:
             if not is_running:
                 break
             time.sleep(_POLL_S)
-        raise RuntimeError(f"{self.service} did not log {event!r}:\n{Path(self._log.name).read_text()}")
+        raise RuntimeError(f"{self.service} did not log {event!r}:\n{self.log_text()}")
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal."""
@@ -97,7 +86,7 @@ class ServiceProcess:
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(15)
+                self._process.wait(_STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -111,5 +100,35 @@ class ServiceProcess:
     ) -> None:
         code = self._process.poll()
         if error and code is not None:
-            error.add_note(f"{self.service} had ended with {code}:\n{Path(self._log.name).read_text()}")
+            error.add_note(f"{self.service} had ended with {code}:\n{self.log_text()}")
         self.stop()
+
+
+class ServiceProcess(LoggedProcess):
+    """Runs `neuronpipe serve SERVICE` on a free port of the loopback interface. Its log lines go to a file.
+
+    `command`: the module of another program that serves, and its first arguments.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+        words = [*(command or ("neuronpipe", "serve", service)), *listen, *options]
+        self.began_s = time.monotonic()
+        log = open_log(service)
+        super().__init__(service, start_module(words, log, {**os.environ, **(environment or {})}), log)
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT. Blocks until the service listens."""
+        return str(self.wait_for("listening")["address"])
+
+    def wait_until_ready(self, limit_s: float = _START_LIMIT_S) -> Self:
+        """Blocks until the service takes requests."""
+        self.wait_for("ready", limit_s=limit_s)
+        return self

@@ -95,8 +95,6 @@ async def _find_trace(
 
 Value: TypeAlias = str | int | float | bool
 
-_STATUS_ERROR = 2
-
 
 @dataclass(frozen=True, slots=True)
 class ShownSpan:
@@ -109,7 +107,6 @@ class ShownSpan:
     parent_id: str
     started_ns: int
     ended_ns: int
-    is_error: bool
     attributes: Mapping[str, Value]
     events: tuple[str, ...]
     links: tuple[tuple[tuple[str, str], Mapping[str, Value]], ...]
@@ -205,8 +202,7 @@ def _tree(children: Mapping[str, Sequence[ShownSpan]], parent_id: str, depth: in
 def _spans(otlp: Mapping[str, Any]) -> Iterator[ShownSpan]:
     for resource in otlp["resourceSpans"]:
         service = str(_attributes(resource["resource"]["attributes"])["service.name"])
-        for scope in resource["scopeSpans"]:
-            yield from (_span(service, span) for span in scope["spans"])
+        yield from (_span(service, span) for scope in resource["scopeSpans"] for span in scope["spans"])
 
 
 def _span(service: str, span: Mapping[str, Any]) -> ShownSpan:
@@ -218,7 +214,6 @@ def _span(service: str, span: Mapping[str, Any]) -> ShownSpan:
         parent_id=span.get("parentSpanId", ""),
         started_ns=int(span["startTimeUnixNano"]),
         ended_ns=int(span["endTimeUnixNano"]),
-        is_error=span["status"].get("code") == _STATUS_ERROR,
         attributes=_attributes(span["attributes"]),
         events=tuple(event["name"] for event in span["events"]),
         links=tuple(((link["traceId"], link["spanId"]), _attributes(link["attributes"])) for link in span["links"]),

@@ -9,12 +9,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from neuronpipe.bundles.repository import Bundle
 from neuronpipe.measure.machine import describe_machine
 from tests.bench.cache.page import write_page
 from tests.bench.cache.serving import measure_hang, measure_known_texts, measure_zipf
@@ -43,12 +43,13 @@ def main() -> None:
         "command": shlex.join(["python", "-m", "tests.bench.cache", *sys.argv[1:]]),
         "machine": describe_machine(),
     }
+    turns = (options.rounds, options.seconds)
     measure: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "ways": lambda: _stage(measure_ways),
         "hit-rates": lambda: _stage(measure_hit_rates),
-        "known": lambda: [asdict(one) for one in measure_known_texts(options.rounds, options.seconds)],
-        "hang": lambda: [asdict(one) for one in measure_hang(options.rounds, options.seconds)],
-        "zipf": lambda: [asdict(one) for one in measure_zipf(options.rounds, options.seconds)],
+        "known": lambda: list(measure_known_texts(*turns)),
+        "hang": lambda: list(measure_hang(*turns)),
+        "zipf": lambda: list(measure_zipf(*turns)),
     }
     for section in options.only:
         print(section, file=sys.stderr, flush=True)
@@ -60,14 +61,10 @@ def main() -> None:
     print(page)
 
 
-def _stage(measurement: Callable[..., AsyncIterator[Any]]) -> list[dict[str, Any]]:
+def _stage(measurement: Callable[[Bundle, str], AsyncIterator[dict[str, Any]]]) -> list[dict[str, Any]]:
     async def collect(folder: str, url: str) -> list[dict[str, Any]]:
         bundle = bundle_for_long_texts(find_repository("fake"), Path(folder))
-        rows = []
-        async for one in measurement(bundle, url):
-            rate, figures = one if isinstance(one, tuple) else (None, one)
-            rows.append(asdict(figures) | ({} if rate is None else {"hit_rate": rate}))
-        return rows
+        return [figures async for figures in measurement(bundle, url)]
 
     with tempfile.TemporaryDirectory() as folder, redis_server() as redis:
         rows: list[dict[str, Any]] = uvloop.run(collect(folder, redis.url))

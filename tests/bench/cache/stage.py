@@ -9,8 +9,10 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
@@ -36,18 +38,8 @@ _REDIS_SETTLES_S = 0.3
 _TRIED = 96
 
 
-@dataclass(frozen=True)
-class StageFigures:
-    """One way to get texts of one length tokenized, so many at a time."""
-
-    way: str
-    tokens: int
-    batch: int
-    cpu_us: float
-    elapsed_us: float
-    p50_us: float
-    p99_us: float
-    outcomes: dict[str, int]
+# Of one way to get texts of one length tokenized, some at a time.
+Figures: TypeAlias = dict[str, Any]
 
 
 def bundle_for_long_texts(repository: Path, folder: Path) -> Bundle:
@@ -61,7 +53,7 @@ def bundle_for_long_texts(repository: Path, folder: Path) -> Bundle:
     return read_bundle(copy)
 
 
-async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[StageFigures]:
+async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[Figures]:
     """Off, memory hit, Redis hit, and a miss in both."""
     for (tokens, count), batch in itertools.product(LENGTHS.items(), BATCHES):
         known = list(itertools.islice(texts(tokens, seed=tokens + batch), count))
@@ -81,7 +73,7 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[StageFigures]:
             yield await _run(stage, known, batch, "miss in memory, no Redis", tokens)
 
 
-async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[float, StageFigures]]:
+async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[Figures]:
     """Off, Redis always, and Redis where it is worth it, without memory, by the share of texts that Redis has."""
     for (tokens, count), batch, rate in itertools.product(LENGTHS.items(), BATCHES, HIT_RATES):
         pool = texts(tokens, seed=hash((tokens, batch, rate)) % 10_000)
@@ -100,7 +92,7 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[tuple[flo
                     chance = random.Random(tokens)
                     sent = [chance.choice(known) if chance.random() < rate else next(pool) for _ in range(count)]
                     figures = await _run(stage, sent, batch, policy, tokens)
-                yield rate, figures
+                yield figures | {"hit_rate": rate}
 
 
 def _redis(url: str, policy: CachePolicy, memory_bytes: int = 0) -> tuple[EncodingSettings, Telemetry, RedisSettings]:
@@ -115,12 +107,12 @@ async def _connect(stage: TokenizerStage) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _run(stage: TokenizerStage, sent: Sequence[str], batch: int, way: str = "", tokens: int = 0) -> StageFigures:
+async def _run(stage: TokenizerStage, sent: Sequence[str], batch: int, way: str = "", tokens: int = 0) -> Figures:
     items = [_item(text) for text in sent]
     durations_us: list[float] = []
     outcomes: Counter[str] = Counter()
 
-    async def one(item: TokenizeItem) -> None:
+    async def tokenize(item: TokenizeItem) -> None:
         began_s = time.perf_counter()
         encoded = await stage.tokenize(item)
         durations_us.append((time.perf_counter() - began_s) * 1e6)
@@ -129,14 +121,16 @@ async def _run(stage: TokenizerStage, sent: Sequence[str], batch: int, way: str 
     cpu_began_s, began_s = time.process_time(), time.perf_counter()
     for begin in range(0, len(items), batch):
         if batch == 1:
-            await one(items[begin])
+            await tokenize(items[begin])
         else:
-            await asyncio.gather(*(one(item) for item in items[begin : begin + batch]))
-    cpu_us = (time.process_time() - cpu_began_s) / len(items) * 1e6
-    elapsed_us = (time.perf_counter() - began_s) / len(items) * 1e6
-    durations_us.sort()
-    p50_us, p99_us = durations_us[len(durations_us) // 2], durations_us[int(0.99 * len(durations_us))]
-    return StageFigures(way, tokens, batch, cpu_us, elapsed_us, p50_us, p99_us, dict(outcomes))
+            await asyncio.gather(*map(tokenize, items[begin : begin + batch]))
+    cpu_s, elapsed_s = time.process_time() - cpu_began_s, time.perf_counter() - began_s
+    p50_us, p99_us = np.percentile(durations_us, (50, 99)).tolist()
+    return {
+        "way": way, "tokens": tokens, "batch": batch,
+        "cpu_us": cpu_s / len(items) * 1e6, "elapsed_us": elapsed_s / len(items) * 1e6,
+        "p50_us": p50_us, "p99_us": p99_us, "outcomes": dict(outcomes),
+    }  # fmt: skip
 
 
 def _item(text: str) -> TokenizeItem:

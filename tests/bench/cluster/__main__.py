@@ -32,7 +32,7 @@ def _runs() -> dict[str, dict[str, Run]]:
 
 
 def _run(name: str, rule: str) -> Run:
-    [scenario] = [one for one in (*SCENARIOS, LARGE) if one.name == name]
+    [scenario] = [known for known in (*SCENARIOS, LARGE) if known.name == name]
     return run(scenario, rule)
 
 
@@ -40,15 +40,15 @@ def _table(scenario: Scenario, runs: Mapping[str, Run]) -> Iterator[str]:
     yield from (f"**{scenario.name}**: {scenario.text}.", "")
     yield "| Rule | p50 ms | p99 ms | refused or too late | executors, mean |"
     yield "|---|---:|---:|---:|---:|"
-    for rule, one in runs.items():
-        yield f"| {rule} | {one.p50_s * 1e3:.0f} | {one.p99_s * 1e3:.0f} | {one.shed_share:.2%} | {one.pods:.1f} |"
+    for rule, found in runs.items():
+        times = f"{found.p50_s * 1e3:.0f} | {found.p99_s * 1e3:.0f}"
+        yield f"| {rule} | {times} | {found.shed_share:.2%} | {found.pods:.1f} |"
     yield ""
 
 
 def _page(runs: Mapping[str, Mapping[str, Run]]) -> Iterator[str]:
     most = f"{DEVICE.requests_per_s:.0f} requests a second"
-    yield f"Simulated on {datetime.date.today()}; an executor answers {most} at most."
-    yield ""
+    yield from (f"Simulated on {datetime.date.today()}; an executor answers {most} at most.", "")
     for scenario in SCENARIOS:
         yield from _table(scenario, runs[scenario.name])
         yield from (f"![executors over time: {scenario.name}]({_plot_name(scenario)})", "")
@@ -65,9 +65,10 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
 
     mpl.rcParams |= {"svg.hashsalt": "neuronpipe", "svg.fonttype": "none", "font.size": 9}
     figure, axes = pyplot.subplots(figsize=(8, 3))
-    for rule, one in runs.items():
+    for rule, found in runs.items():
         if rule != FIXED:
-            axes.step([at_s / 60 for at_s, _ in one.sizes], [size for _, size in one.sizes], where="post", label=rule)
+            minutes, sizes = zip(*((at_s / 60, size) for at_s, size in found.sizes), strict=True)
+            axes.step(minutes, sizes, where="post", label=rule)
     minutes = [second / 60 for second in range(0, int(scenario.seconds), 5)]
     needed = [scenario.rate_at(minute * 60) / DEVICE.requests_per_s for minute in minutes]
     axes.fill_between(minutes, needed, color="0.85", label="load, in executors that compute all the time")

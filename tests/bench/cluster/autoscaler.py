@@ -63,17 +63,17 @@ class Cluster:
     def scrape(self) -> simpy.events.ProcessGenerator:
         """Keeps the sample, and the bill."""
         while True:
-            everybody = [*self.ready, *self._leaving]
-            self._busy_s.append(self._gone_busy_s + sum(one.busy_s for one in everybody))
+            executors = [*self.ready, *self._leaving]
+            self._busy_s.append(self._gone_busy_s + sum(executor.busy_s for executor in executors))
             span_s = _SCRAPE_S * max(1, len(self._busy_s) - 1)
             self._sample = Sample(
-                sum(one.work_s for one in self.ready),
+                sum(executor.work_s for executor in self.ready),
                 (self._busy_s[-1] - self._busy_s[0]) / span_s,
-                sum(one.waiting + one.running for one in self.ready),
+                sum(executor.waiting + executor.running for executor in self.ready),
             )
-            for one in [one for one in self._leaving if not one.running and not one.waiting]:
-                self._gone_busy_s += one.busy_s
-                self._leaving.remove(one)
+            for executor in [left for left in self._leaving if not left.running and not left.waiting]:
+                self._gone_busy_s += executor.busy_s
+                self._leaving.remove(executor)
             self.pods_s += _SCRAPE_S * (self._wanted + len(self._leaving))
             self.sizes.append((self._environment.now, self._wanted))
             yield self._environment.timeout(_SCRAPE_S)

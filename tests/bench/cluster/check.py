@@ -1,19 +1,17 @@
 """The model beside real executors: one to four processes, whose fake device takes a known time for each batch."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.compiler import CompileRequest, compile_bundle
+from neuronpipe.measure.load.request import LoadRequest
+from neuronpipe.measure.load.run import run_load
 from tests.bench.cluster.executors import Device
 from tests.bench.cluster.scenarios import FIXED, Scenario, run
-from tests.bench.systems import NO_CACHE
+from tests.bench.systems import NO_CACHE, copy_bundle
 from tests.models.repository import classifier
 
 _SECONDS = 10.0
@@ -26,8 +24,12 @@ def compared(
     counts: tuple[int, ...] = (1, 2, 4),
 ) -> Iterator[tuple[int, float, tuple[float, float], tuple[float, float]]]:
     """executors, share of their capacity, p50 and p99 in seconds of the model, and of the real ones."""
-    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
-        repository = _repository(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="cluster-") as name:
+        folder = Path(name)
+        source, task = str(classifier(folder / "source")), "text_classification"
+        compile_bundle(CompileRequest(source, task, folder / "made", "classifier", backend="fake"), lambda line: None)
+        properties = {"device_time_s": str(_DEVICE.overhead_s)}
+        repository = copy_bundle(folder / "made", "classifier", folder / "repository", properties)
         for count in counts:
             for load in _LOADS:
                 rate = load * count * _DEVICE.requests_per_s
@@ -46,29 +48,11 @@ def _real(repository: Path, count: int, rate: float) -> tuple[float, float]:
             stack.enter_context(ServiceProcess("neuron-executor", *at, "--cores", "1", "--max-batch-size", "8"))
             for _ in range(count)
         ]
-        targets = ",".join(one.wait_until_ready().target for one in executors)
+        targets = ",".join(executor.wait_until_ready().target for executor in executors)
         near = ("--tokenizer-target", "local", "--postprocessor-target", "local", "--executor-target", targets)
         gateway = stack.enter_context(ServiceProcess("gateway", *at, *near, *NO_CACHE)).wait_until_ready()
-        gateway.wait_until_ready().wait_for("all stages reached")
-        words = f"load --target {gateway.target} --model classifier --rate {rate} --duration {_SECONDS} --json -"
-        made = subprocess.run(
-            [sys.executable, "-m", "neuronpipe", *words.split()], stdout=subprocess.PIPE, text=True, check=True
-        )
-    figures = json.loads(made.stdout)["latency_ms"]
-    return figures["p50"] / 1000, figures["p99"] / 1000
-
-
-def _repository(folder: Path) -> Path:
-    request = CompileRequest(
-        source=str(classifier(folder / "source")),
-        task="text_classification",
-        repository=folder / "repository",
-        name="classifier",
-        backend="fake",
-    )
-    compile_bundle(request, lambda line: None)
-    [manifest] = request.repository.rglob(MANIFEST_FILE)
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = {"device_time_s": str(_DEVICE.overhead_s)}
-    manifest.write_text(json.dumps(content))
-    return request.repository
+        gateway.wait_for("all stages reached")
+        load = LoadRequest(target=gateway.target, model="classifier", rate_per_s=rate, duration_s=_SECONDS)
+        latency_ms = run_load(load).latency_ms
+    assert latency_ms
+    return latency_ms.p50 / 1000, latency_ms.p99 / 1000

@@ -1,5 +1,4 @@
 """What people would pick instead, serving the benchmark's model, each in a virtual environment of its own.
 
-Only the standard library is imported here, in `running`, `environments` and `__main__`: a peer's libraries are in its
-environment.
+Launchers (`*_server`, `*_alone`) run there, with what they import of this package: none of it imports neuronpipe.
 """

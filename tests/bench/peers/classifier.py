@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 MAX_TOKENS = 128
-# A folder that holds it has a graph; see `export_graph` of tests/bench/like_for_like.py.
+# A folder that holds it has a graph; see `export_graph` of tests/bench/against_peers.py.
 GRAPH_FILE = "graph.json"
 # As our back end pads: fewer shapes that OpenVINO meets for the first time.
 _TOKEN_STEP = 4
@@ -43,7 +43,7 @@ def load_graph(source: str, threads: int) -> Classify:
     def classify(texts: Sequence[str]) -> list[tuple[str, float]]:
         encoded = tokenizer.encode_batch_fast(list(texts))
         request.infer(
-            {name: np.array([getattr(one, field) for one in encoded], np.int32) for name, field in fields.items()},
+            {name: np.array([getattr(text, field) for text in encoded], np.int32) for name, field in fields.items()},
             share_inputs=True,
         )
         logits = request.get_output_tensor(0).data

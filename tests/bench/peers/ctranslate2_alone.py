@@ -45,7 +45,7 @@ def main() -> None:
                 max_decoding_length=new_tokens,
                 max_batch_size=len(prompts),
             )
-            return [[ids[word] for word in one.hypotheses[0]] for one in made]
+            return [[ids[word] for word in text.hypotheses[0]] for text in made]
 
         answer_orders(generate)
 

@@ -29,18 +29,18 @@ def answer_orders(generate: Generate) -> None:
             (token_ids,) = generate([order["prompt"]], order["new_tokens"])
             _say(event="generated", token_ids=[int(token_id) for token_id in token_ids])
         else:
-            _say(event="measured", tokens_per_s=_measure(generate, **order))
+            _say(event="measured", tokens_per_s=measure(generate, **order))
 
 
-def _measure(
-    generate: Generate, vocabulary: list[int], prompt_tokens: int, new_tokens: int, callers: int, seconds: float
+def measure(
+    generate: Generate, vocabulary: Sequence[int], prompt_tokens: int, new_tokens: int, callers: int, seconds: float
 ) -> float:
-    """`vocabulary`: the first id that may be in a prompt, and the number of ids."""
+    """New tokens a second, in batches of random prompts. `vocabulary`: their first id, and the number of ids."""
     source = random.Random(callers)
     texts, began_s = 0, time.perf_counter()
     while not texts or time.perf_counter() - began_s < seconds:
         made = generate([source.choices(range(*vocabulary), k=prompt_tokens) for _ in range(callers)], new_tokens)
-        if short := next((len(one) for one in made if len(one) != new_tokens), None):
+        if short := next((len(text) for text in made if len(text) != new_tokens), None):
             raise RuntimeError(f"a text has {short} new tokens, not {new_tokens}")
         texts += callers
     return texts * new_tokens / (time.perf_counter() - began_s)

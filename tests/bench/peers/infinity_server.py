@@ -1,12 +1,48 @@
 """infinity with its torch engine, or with the graph that its folder holds."""
 
+import importlib
 import sys
+from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from infinity_emb import cli
+from infinity_emb.transformer.abstract import BaseClassifer
 
-from tests.bench.peers.classifier import GRAPH_FILE
+from tests.bench.peers.classifier import GRAPH_FILE, load_graph
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
+
+
+def _use_graphs(threads: int) -> None:
+    """Makes infinity load graphs, each with some threads, where it would load classifiers of torch."""
+
+    class GraphClassifier(BaseClassifer):
+        def __init__(self, *, engine_args: Any) -> None:
+            self._classify = load_graph(engine_args.model_name_or_path, threads)
+
+        def encode_pre(self, sentences: list[str]) -> list[str]:
+            return sentences
+
+        def encode_core(self, features: list[str]) -> list[tuple[str, float]]:
+            return self._classify(features)
+
+        def encode_post(self, embedding: list[tuple[str, float]]) -> list[list[dict[str, str | float]]]:
+            return [[{"label": label, "score": score}] for label, score in embedding]
+
+        def tokenize_lengths(self, sentences: Sequence[str]) -> list[int]:
+            return [len(sentence) for sentence in sentences]
+
+    class Engine(Enum):
+        graph = GraphClassifier
+
+        @staticmethod
+        def from_inference_engine(engine: object) -> "Engine":
+            return Engine.graph
+
+    # A function of the same name hides the module from `import`.
+    module: Any = importlib.import_module("infinity_emb.inference.select_model")
+    module.PredictEngine = Engine
 
 
 def main() -> None:
@@ -16,9 +52,7 @@ def main() -> None:
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
     if (Path(settings.source) / GRAPH_FILE).is_file():
-        from tests.bench.peers.infinity_graph import install
-
-        install(settings.threads)
+        _use_graphs(settings.threads)
     else:
         import torch
 
@@ -26,19 +60,10 @@ def main() -> None:
     port = free_port()
     say_ready_when_healthy(port)
     served = ("--model-id", settings.source, "--served-model-name", Path(settings.source).name)
-    engine = (
-        "--engine",
-        "torch",
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--batch-size",
-        str(settings.max_batch_size),
-    )
-    compiled = ("--compile" if settings.compile else "--no-compile",)
+    engine = ("--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer")
+    batches = ("--batch-size", str(settings.max_batch_size), "--compile" if settings.compile else "--no-compile")
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
-    sys.argv = ["infinity_emb", "v2", *served, *engine, *compiled, "--no-bettertransformer", *listen]
+    sys.argv = ["infinity_emb", "v2", *served, *engine, *batches, *listen]
     cli.cli()
 
 

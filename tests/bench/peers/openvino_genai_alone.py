@@ -35,7 +35,7 @@ def main() -> None:
             )
             inputs = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
             made = pipeline.generate(inputs, [options] * len(inputs))
-            return [one.m_generation_ids[0] for one in made]
+            return [text.m_generation_ids[0] for text in made]
 
         answer_orders(generate)
 

@@ -23,7 +23,7 @@ def main() -> None:
     def generate(prompts: Prompts, new_tokens: int) -> Prompts:
         options = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
         inputs = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        return [one.outputs[0].token_ids for one in model.generate(inputs, options, use_tqdm=False)]
+        return [text.outputs[0].token_ids for text in model.generate(inputs, options, use_tqdm=False)]
 
     answer_orders(generate)
 

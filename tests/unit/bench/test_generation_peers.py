@@ -20,10 +20,10 @@ _LIMIT_S = 60.0
 
 
 @contextmanager
-def _running(generate: str, folder: Path) -> Iterator[PeerProcess]:
+def _running(generate: str) -> Iterator[PeerProcess]:
     code = f"from tests.bench.peers.generating import answer_orders; answer_orders({generate})"
-    with PeerProcess("made up", [sys.executable, "-c", code], folder / "log") as process:
-        process.wait_for("ready", _LIMIT_S)
+    with PeerProcess("made up", [sys.executable, "-c", code]) as process:
+        process.hear("ready", _LIMIT_S)
         yield process
 
 
@@ -35,11 +35,11 @@ def _wait_until_stopped(process: PeerProcess) -> None:
         time.sleep(0.01)
 
 
-def test_a_peer_answers_orders_and_is_stopped_in_between(tmp_path: Path) -> None:
+def test_a_peer_answers_orders_and_is_stopped_in_between() -> None:
     unavailable: dict[str, str] = {}
-    with _running("lambda prompts, new: [prompt[-1:] * new for prompt in prompts]", tmp_path) as process:
+    with _running("lambda prompts, new: [prompt[-1:] * new for prompt in prompts]") as process:
         process.tell({"prompt": [5, 6, 7], "new_tokens": 2})
-        assert process.wait_for("generated", _LIMIT_S)["token_ids"] == [7, 7]
+        assert process.hear("generated", _LIMIT_S)["token_ids"] == [7, 7]
         peer = GenerationPeer("made up", LLAMA, process, unavailable)
         for _ in range(2):
             rate_per_s = peer.measure(LLAMA, 8, 4, 2, 0.01)
@@ -49,9 +49,9 @@ def test_a_peer_answers_orders_and_is_stopped_in_between(tmp_path: Path) -> None
     assert not unavailable
 
 
-def test_a_peer_that_ends_is_noted_and_not_asked_again(tmp_path: Path) -> None:
+def test_a_peer_that_ends_is_noted_and_not_asked_again() -> None:
     unavailable: dict[str, str] = {}
-    with _running("lambda prompts, new: [[7] * (new - 1) for _ in prompts]", tmp_path) as process:
+    with _running("lambda prompts, new: [[7] * (new - 1) for _ in prompts]") as process:
         peer = GenerationPeer("made up", LLAMA, process, unavailable)
         assert peer.measure(LLAMA, 8, 4, 2, 0.01) is None
         assert "a text has 3 new tokens, not 4" in unavailable["made up"]

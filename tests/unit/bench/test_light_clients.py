@@ -1,16 +1,20 @@
-"""The clients of the closed loop: real servers answer them, and what they count is so."""
+"""The light senders of the load generator: real servers answer them, and what they count is so."""
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.bench.light_clients import Calls, run_arrivals, run_grpc, run_http
+from neuronpipe.core.errors import DeadlineExceeded, Overloaded
+from neuronpipe.measure.load.generator import OUTCOMES, LoadGenerator, Rows, Sender, Share
+from tests.bench.light_clients import GrpcConnection, HttpSender
+from tests.bench.load import KeptAnswers
 
 _PATH = "/bench.Echo/Call"
 _REQUESTS = [bytes([number]) * (number + 1) for number in range(200)]
@@ -34,14 +38,32 @@ async def _echo(message: bytes, context: Any) -> bytes:
     return message
 
 
+async def _run(
+    sender: Sender, requests: Iterable[bytes], callers: int = 1, **changes: Any
+) -> tuple[list[tuple[float, bytes]], Rows]:
+    """Durations and answers, and a row for each request."""
+    share = {
+        "callers": callers, "rate_per_s": None, "seed": (0,), "max_in_flight": 1000, "warm_up_s": 0.0,
+        "duration_s": 3600.0, "deadline_s": None, "drain_s": 30.0, "pause_s": 0.001,
+    }  # fmt: skip
+    began_s, whole = time.monotonic(), Share(**{**share, **changes})
+    recorder = KeptAnswers(began_s + whole.warm_up_s)
+    await LoadGenerator(sender, iter(requests), whole, began_s, recorder).run()
+    answered = [(answer.latency_s, answer.data) for answer in recorder.answers]
+    return answered, recorder.rows()
+
+
+def _count(rows: Rows, outcome: str) -> int:
+    return int((rows["outcome"] == OUTCOMES.index(outcome)).sum())
+
+
 @pytest.mark.parametrize("callers", [1, 16])
 async def test_each_request_gets_its_answer(callers: int) -> None:
     async with _serving(_echo) as target:
-        calls = Calls(iter(_REQUESTS), callers)
-        await run_grpc(calls, callers, target, _PATH, b"")
-    assert calls.count == len(_REQUESTS)
-    assert sorted(answer for _, answer in calls.answered) == _REQUESTS
-    assert all(duration_s > 0 for duration_s, _ in calls.answered)
+        answered, rows = await _run(await GrpcConnection.open(target, _PATH), _REQUESTS, callers)
+    assert len(rows) == len(_REQUESTS)
+    assert sorted(answer for _, answer in answered) == _REQUESTS
+    assert all(duration_s > 0 for duration_s, _ in answered)
 
 
 async def test_answers_may_be_larger_than_any_window() -> None:
@@ -51,19 +73,17 @@ async def test_answers_may_be_larger_than_any_window() -> None:
 
     requests = [bytes([number]) * 100 for number in range(20)]
     async with _serving(answer) as target:
-        calls = Calls(iter(requests), 4)
-        await run_grpc(calls, 4, target, _PATH, b"")
-    assert sorted(data[:1] for _, data in calls.answered) == [request[:1] for request in requests]
-    assert {len(data) for _, data in calls.answered} == {3_000_000}
+        answered, _ = await _run(await GrpcConnection.open(target, _PATH), requests, 4)
+    assert sorted(data[:1] for _, data in answered) == [request[:1] for request in requests]
+    assert {len(data) for _, data in answered} == {3_000_000}
 
 
 async def test_requests_beyond_the_window_wait_for_it() -> None:
     # Together 3 MB, where a server first takes 64 KiB.
     requests = [bytes([number]) * 60_000 for number in range(50)]
     async with _serving(_echo) as target:
-        calls = Calls(iter(requests), 50)
-        await run_grpc(calls, 50, target, _PATH, b"")
-    assert sorted(answer for _, answer in calls.answered) == requests
+        answered, _ = await _run(await GrpcConnection.open(target, _PATH), requests, 50)
+    assert sorted(answer for _, answer in answered) == requests
 
 
 async def test_a_call_that_fails_is_an_error_and_its_caller_goes_on() -> None:
@@ -76,25 +96,26 @@ async def test_a_call_that_fails_is_an_error_and_its_caller_goes_on() -> None:
         return message
 
     async with _serving(answer) as target:
-        calls = Calls(iter(_REQUESTS), 1)
-        await run_grpc(calls, 1, target, _PATH, b"")
-    assert calls.errors + len(calls.answered) == len(_REQUESTS)
-    assert calls.errors > len(_REQUESTS) / 4
-    assert calls.failure.startswith("full ")
+        connection = await GrpcConnection.open(target, _PATH)
+        answered, rows = await _run(connection, _REQUESTS)
+    errors = _count(rows, Overloaded.reason)
+    assert errors + len(answered) == len(_REQUESTS)
+    assert errors > len(_REQUESTS) / 4
+    assert connection.failure.startswith("full ")
 
 
 async def test_what_ends_outside_of_the_time_does_not_count() -> None:
     async with _serving(_echo) as target:
-        calls = Calls(iter(_REQUESTS), 1, began_s=float("inf"))
-        await run_grpc(calls, 1, target, _PATH, b"")
-    assert (calls.count, calls.answered) == (len(_REQUESTS), [])
+        _, rows = await _run(await GrpcConnection.open(target, _PATH), _REQUESTS, warm_up_s=3600.0)
+    assert len(rows) == len(_REQUESTS)
+    assert (rows["due_s"] + rows["latency_s"]).max() < 0
 
 
 async def test_a_server_that_ends_the_connection_breaks_the_loop_off() -> None:
     async with _serving(_echo, max_connection_age_ms=100, max_connection_age_grace_ms=100) as target:
-        calls = Calls(itertools.cycle(_REQUESTS), 1)
+        connection = await GrpcConnection.open(target, _PATH)
         with pytest.raises(ConnectionError):
-            await asyncio.wait_for(run_grpc(calls, 1, target, _PATH, b""), 30)
+            await asyncio.wait_for(_run(connection, itertools.cycle(_REQUESTS)), 30)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -125,11 +146,12 @@ async def test_http_answers_are_read_whole_and_other_statuses_are_errors(is_chun
 
     server = await asyncio.start_server(serve_until_closed, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    calls = Calls(iter(_REQUESTS), 4)
-    await run_http(calls, 4, f"127.0.0.1:{port}", "/predict")
+    sender = await HttpSender.open(f"127.0.0.1:{port}", "/predict", 4)
+    answered, rows = await _run(sender, _REQUESTS, 4)
     server.close()
-    assert sorted(answer for _, answer in calls.answered) == _REQUESTS[1:]
-    assert calls.errors == 1
+    assert sorted(answer for _, answer in answered) == _REQUESTS[1:]
+    assert len(rows) - len(answered) == 1
+    assert sender.failure.startswith("HTTP/1.1 503 no")
 
 
 async def test_arrivals_are_sent_when_they_are_due_and_given_up_at_their_deadline() -> None:
@@ -148,10 +170,20 @@ async def test_arrivals_are_sent_when_they_are_due_and_given_up_at_their_deadlin
         return message
 
     kinds = [b"quick", b"slow", b"refused"]
-    arrivals_s = iter([number / 100 for number in range(60)])
     async with _serving(answer) as target:
-        calls, lags_s = await run_arrivals(arrivals_s, itertools.cycle(kinds), 2.0, target, _PATH)
-    assert (calls.count, calls.failed, len(lags_s)) == (60, 20, 60)
-    assert [data for _, data in calls.answered] == [b"quick"] * 20
-    assert min(lags_s) >= 0
-    assert cancelled == 20
+        connection = await GrpcConnection.open(target, _PATH, limit_s=2.0)
+        # 60 are expected, with a standard deviation of 8.
+        answered, rows = await _run(
+            connection, itertools.cycle(kinds), rate_per_s=100.0, duration_s=0.6, deadline_s=2.0, drain_s=20.0
+        )
+        # Each kind in turn.
+        quick, slow, refused = (len(range(place, len(rows), 3)) for place in range(3))
+        async with asyncio.timeout(30):  # the server hears of it a little later
+            while cancelled < slow:
+                await asyncio.sleep(0.01)
+    assert len(rows) > 20
+    assert _count(rows, Overloaded.reason) == refused
+    assert _count(rows, DeadlineExceeded.reason) == slow
+    assert cancelled == slow
+    assert [data for _, data in answered] == [b"quick"] * quick
+    assert rows["lag_s"].min() >= 0

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.like_for_like import SECTION, TRIALS, wrong_answer
+from tests.bench.against_peers import LIKE_FOR_LIKE as SECTION
+from tests.bench.against_peers import TRIALS, wrong_answer
 from tests.bench.measurements import Measurement, Measurements
 from tests.bench.report import Run, keep_sections, write_report
 from tests.bench.targets import check_targets

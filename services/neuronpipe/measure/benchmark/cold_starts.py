@@ -5,9 +5,9 @@ Serverless platforms bill the time of each request, and the start before the fir
 
 import os
 import time
+from itertools import cycle, islice
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TokenizationInput
@@ -17,6 +17,7 @@ from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.measure.benchmark.measuring import texts_of_length
 from neuronpipe.measure.benchmark.results import ColdStart
 from neuronpipe.measure.load.inputs import make_input
+from neuronpipe.measure.machine import resident_mb
 from neuronpipe.measure.processes import ServiceProcess
 
 _NO_CACHE = ("--token-cache-bytes", "0")
@@ -37,33 +38,23 @@ async def measure_cold_starts(
     """
     (bundle,) = read_repository(folder)
     options = ("--repository", str(folder), "--backend", backend, *_NO_CACHE)
-    starts_ms: list[float] = []
-    warm: list[tuple[float, float]] = []
-    memory = 0
+    found: dict[str, Any] = {"model": name, "task": bundle.spec.task, "length": length}
+    starts_ms, memory_mb = list[float](), 0.0
     try:
         for number in range(-1, starts):
             drop_files(folder)
             with ServiceProcess("all", *options, environment=AS_INSTALLED) as process:
                 async with AsyncClient(process.wait_until_ready().target, retries=False) as client:
-                    first = _request(bundle, "A fine day.")
-                    await _first_answer(client, first)
+                    await _first_answer(client, _request(bundle, "A fine day."))
                     if number >= 0:
                         starts_ms.append((time.monotonic() - process.began_s) * 1e3)
                     if number == starts - 1:
-                        warm = await _warm(client, bundle, length, requests)
-                memory = max(memory, psutil.Process(process.pid).memory_info().rss)
+                        found |= await _warm(client, bundle, length, requests)
+                memory_mb = max(memory_mb, resident_mb(process.pid))
     except (NeuronpipeError, RuntimeError) as error:
         return ColdStart(model=name, task=bundle.spec.task, length=length, reason=str(error).splitlines()[0])
-    return ColdStart(
-        model=name,
-        task=bundle.spec.task,
-        length=length,
-        size_bytes=_size_bytes(folder),
-        memory_bytes=memory,
-        starts_ms=starts_ms,
-        model_ms=[model for model, _ in warm],
-        overhead_ms=[overhead for _, overhead in warm],
-    )
+    found |= {"size_bytes": _size_bytes(folder), "memory_bytes": round(memory_mb * 1e6), "starts_ms": starts_ms}
+    return ColdStart(**found)
 
 
 def drop_files(folder: Path) -> None:
@@ -89,7 +80,7 @@ async def _first_answer(client: AsyncClient, request: InferRequest) -> None:
             return
 
 
-async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int) -> list[tuple[float, float]]:
+async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int) -> dict[str, list[float]]:
     """Returns the model's time and the rest of each request, in ms."""
 
     async def count_tokens(text: str) -> int:
@@ -101,13 +92,13 @@ async def _warm(client: AsyncClient, bundle: Bundle, length: int, requests: int)
     task_requests = [_request(bundle, text) for text in texts]
     for request in task_requests:
         await client.infer(request)
-    times_ms = []
-    for number in range(requests):
+    times_ms: dict[str, list[float]] = {"model_ms": [], "overhead_ms": []}
+    for request in islice(cycle(task_requests), requests):
         began_s = time.perf_counter()
-        answer: InferResponse = await client.infer(task_requests[number % len(task_requests)])
+        answer: InferResponse = await client.infer(request)
         latency_ms = (time.perf_counter() - began_s) * 1e3
-        model_ms = answer.timings.predict_compute_ns / 1e6
-        times_ms.append((model_ms, latency_ms - model_ms))
+        times_ms["model_ms"].append(answer.timings.predict_compute_ns / 1e6)
+        times_ms["overhead_ms"].append(latency_ms - times_ms["model_ms"][-1])
     return times_ms
 
 

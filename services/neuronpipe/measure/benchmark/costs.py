@@ -44,12 +44,9 @@ class Prices:
 
         If the file has no such type, returns a type without a price.
         """
-        matching = [
-            instance
-            for instance in self.instances.values()
-            if (instance.name == chosen if chosen else instance.cpus == cpus)
-        ]
-        return matching or [Instance(chosen or THIS_MACHINE, cpus, {})]
+        alike = (instance for instance in self.instances.values() if instance.cpus == cpus)
+        named = (instance for instance in self.instances.values() if instance.name == chosen)
+        return list(named if chosen else alike) or [Instance(chosen or THIS_MACHINE, cpus, {})]
 
 
 def cost_per_million(per_hour: float | None, throughput_per_s: float) -> float | None:
@@ -118,22 +115,17 @@ class Costs:
 def costs_table(results: Results, costs: Costs) -> Table:
     """Returns a row for each model: its best cell, and the cost of a million inputs with it."""
     rows = []
-    for model in results.models:
-        if results_of_model := [result for result in results.at_base_length if result.cell.variant.model == model]:
-            best = max(results_of_model, key=lambda result: result.throughput_per_s)
-            for instance in costs.instances:
-                costs_by_kind = (
-                    dollars(cost_per_million(instance.per_hour.get(kind), best.throughput_per_s))
-                    for kind in (ON_DEMAND, SPOT)
-                )
-                head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
-                rows.append((*head, instance.name, *costs_by_kind))
+    for model, best in results.best.items():
+        head = (model, str(best.cell.batch), best.cell.variant.dtype, number(best.throughput_per_s))
+        for instance in costs.instances:
+            prices = (instance.per_hour.get(kind) for kind in (ON_DEMAND, SPOT))
+            paid = (dollars(cost_per_million(price, best.throughput_per_s)) for price in prices)
+            rows.append((*head, instance.name, *paid))
     return Table(
         "Cost per million inferences",
         f"The throughput of the best cell of {results.base_length} tokens, measured on this machine, at the price of "
         "instances with as many CPUs. A price is that of its instance, the throughput that of this machine: name yours "
-        "with "
-        f"--instance. Prices of {costs.prices.date}: {costs.prices.note}",
+        f"with --instance. Prices of {costs.prices.date}: {costs.prices.note}",
         ("Model", "Batch", "dtype", "Inputs/s", "Instance", "On-demand per 1M", "Spot per 1M"),
         rows,
     )
@@ -177,7 +169,8 @@ def advise(results: Results, goal: Goal, instances: Sequence[Instance]) -> dict[
         cells = [result for result in results.at_base_length if result.cell.variant.model == model]
         fitting = [result for result in cells if result.percentile_ms(95) <= goal.p95_ms]
         if fitting:
-            advice[model] = min(_choices(fitting, goal.rate_per_s, instances), key=_order)
+            choices = (_advice(result, goal, instance) for result in fitting for instance in instances)
+            advice[model] = min(choices, key=_order)
         elif cells:
             best = min(cells, key=lambda result: result.percentile_ms(95))
             advice[model] = f"the lowest p95 is {best.percentile_ms(95):.3g} ms, with {best.cell.name}"
@@ -186,15 +179,11 @@ def advise(results: Results, goal: Goal, instances: Sequence[Instance]) -> dict[
     return advice
 
 
-def _choices(cells: Sequence[CellResult], rate_per_s: float, instances: Sequence[Instance]) -> list[Advice]:
-    choices = []
-    for result in cells:
-        replicas = max(1, math.ceil(rate_per_s / (result.throughput_per_s * UTILIZATION)))
-        for instance in instances:
-            price = instance.per_hour.get(ON_DEMAND)
-            total = None if price is None else price * replicas
-            choices.append(Advice(result, instance.name, replicas, total, cost_per_million(total, rate_per_s)))
-    return choices
+def _advice(result: CellResult, goal: Goal, instance: Instance) -> Advice:
+    replicas = max(1, math.ceil(goal.rate_per_s / (result.throughput_per_s * UTILIZATION)))
+    price = instance.per_hour.get(ON_DEMAND)
+    total = None if price is None else price * replicas
+    return Advice(result, instance.name, replicas, total, cost_per_million(total, goal.rate_per_s))
 
 
 def _order(advice: Advice) -> tuple[float, int, float]:
@@ -203,6 +192,12 @@ def _order(advice: Advice) -> tuple[float, int, float]:
     """
     price = float("inf") if advice.per_hour is None else advice.per_hour
     return price, advice.replicas, advice.result.percentile_ms(95)
+
+
+_GOAL_COLUMNS = (
+    *("Model", "Instance", "Replicas", "Batch", "Length", "dtype", "Cores", "p95 ms"),
+    *("Per hour", "Per 1M at the rate", "Why none"),
+)
 
 
 def goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
@@ -222,9 +217,6 @@ def goal_table(results: Results, costs: Costs, goal: Goal) -> Table:
         f"most {goal.p95_ms:g} ms",
         f"Replicas at {UTILIZATION:.0%} of their measured throughput, so that those who come at random times seldom "
         "queue. A batch above 1 needs callers who send as many at once.",
-        (
-            *("Model", "Instance", "Replicas", "Batch", "Length", "dtype", "Cores", "p95 ms"),
-            *("Per hour", "Per 1M at the rate", "Why none"),
-        ),
+        _GOAL_COLUMNS,
         rows,
     )

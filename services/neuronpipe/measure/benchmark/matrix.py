@@ -5,11 +5,10 @@ is varied at a time, as in the published tables; all combinations of the default
 Models are of published sizes with random weights, folders of models, or bundles.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from neuronpipe.bundles.repository import Bundle, read_repository
@@ -77,8 +76,7 @@ def find_models(words: Sequence[str], task: str, repository: Path | None) -> lis
     Raises SetupError for a word that is no model, and for two models with the same name.
     """
     models = [_of_folder(Path(word), task) if Path(word).is_dir() else published_model(word) for word in words]
-    if repository:
-        models += [_of_bundle(bundle) for bundle in read_repository(repository)]
+    models += map(_of_bundle, read_repository(repository)) if repository else ()
     models = models or [published_model(name) for name in DEFAULT_MODELS]
     names = [model.name for model in models]
     if duplicate := next((name for name in names if names.count(name) > 1), None):
@@ -219,15 +217,13 @@ class Matrix:
         The buckets cover all cells, also cells that are measured already or with other cores: a cell without its own
         bucket would be computed in a larger bucket.
         """
-        cells = [cell for cell in self.cells if cell.length and backend == "neuronx"]
         wanted = (model, backend, dtype)
-        return tuple(
-            dict.fromkeys(
-                f"{cell.batch}x{cell.length}"
-                for cell in cells
-                if (cell.variant.model, cell.variant.backend, cell.variant.dtype) == wanted
-            )
+        shapes = (
+            f"{cell.batch}x{cell.length}"
+            for cell in self.cells
+            if cell.length and (cell.variant.model, cell.variant.backend, cell.variant.dtype) == wanted
         )
+        return tuple(dict.fromkeys(shapes)) if backend == "neuronx" else ()
 
 
 def make_matrix(request: MatrixRequest) -> Matrix:
@@ -235,17 +231,14 @@ def make_matrix(request: MatrixRequest) -> Matrix:
     make = _product if request.is_product else _star
     cells: list[Cell] = []
     for model in request.models:
-        backend_and_dtype = model.only
-        model_request = (
-            dataclasses.replace(request, dtypes=(backend_and_dtype[1],), backends=(backend_and_dtype[0],))
-            if backend_and_dtype
-            else request
-        )
-        cells += make(model_request, model)
+        own = request
+        if model.only:
+            backend, dtype = model.only
+            own = replace(request, backends=(backend,), dtypes=(dtype,))
+        cells += make(own, model)
     # With one caller, both modes are the same measurement.
     unique = {
-        dataclasses.replace(cell, mode=LATENCY) if cell.callers == 1 and LATENCY in request.modes else cell: None
-        for cell in cells
+        replace(cell, mode=LATENCY) if cell.callers == 1 and LATENCY in request.modes else cell: None for cell in cells
     }
     if len(unique) > MAX_CELLS:
         raise SetupError(f"the matrix has {len(unique):,} cells, the limit is {MAX_CELLS:,}; give fewer values")
@@ -280,8 +273,8 @@ def _star(request: MatrixRequest, model: BenchmarkModel) -> Iterator[Cell]:
                 yield Cell(base, LATENCY, batch, base_length)
             for dtype in request.dtypes[1:]:
                 for batch in request.throughput_batches:
-                    yield Cell(dataclasses.replace(base, dtype=dtype), LATENCY, batch, base_length)
+                    yield Cell(replace(base, dtype=dtype), LATENCY, batch, base_length)
         if THROUGHPUT in request.modes:
             for cores in request.cores:
                 for batch in request.throughput_batches:
-                    yield Cell(dataclasses.replace(base, cores=cores), THROUGHPUT, batch, base_length)
+                    yield Cell(replace(base, cores=cores), THROUGHPUT, batch, base_length)

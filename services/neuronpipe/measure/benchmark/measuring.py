@@ -150,11 +150,10 @@ class Bench:
         began_s = time.perf_counter()
         outcomes = await self._engine.infer(inputs)
         ended_s = time.perf_counter()
-        answers = []
-        for outcome in outcomes:
-            if not isinstance(outcome, InputAnswer):
-                raise outcome
-            answers.append(outcome)
+        answers = [outcome for outcome in outcomes if isinstance(outcome, InputAnswer)]
+        for failure in outcomes:
+            if isinstance(failure, NeuronpipeError):
+                raise failure
         samples.latency_ms.append((ended_s - began_s) * 1e3)
         samples.preprocess_ms.append((prediction.began_s - began_s) * 1e3)
         samples.predict_ms.append((prediction.ended_s - prediction.began_s) * 1e3)

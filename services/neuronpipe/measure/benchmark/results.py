@@ -126,6 +126,13 @@ class Results:
         return [result for result in self.measured if result.cell.length in (0, self.base_length)]
 
     @property
+    def best(self) -> dict[str, CellResult]:
+        """Each model's cell of the base length with the highest throughput."""
+        rising = sorted(self.at_base_length, key=lambda result: result.throughput_per_s)
+        found = {result.cell.variant.model: result for result in rising}
+        return {model: found[model] for model in self.models if model in found}
+
+    @property
     def is_complete(self) -> bool:
         """Whether each planned cell has samples or a reason."""
         return len(self.cells) >= self.planned
@@ -191,16 +198,9 @@ def results_csv(results: Results) -> str:
 def _figures(result: CellResult) -> Sequence[str]:
     interval = result.p95_interval
     values = (
-        *(
-            result.mean_ms,
-            result.percentile_ms(50),
-            interval.value,
-            interval.low,
-            interval.high,
-            result.percentile_ms(99),
-        ),
-        *(result.throughput_per_s, result.tokens_per_s, result.preprocess_ms, result.predict_ms, result.postprocess_ms),
-        *(result.steal, result.others),
+        *(result.mean_ms, result.percentile_ms(50), interval.value, interval.low, interval.high),
+        *(result.percentile_ms(99), result.throughput_per_s, result.tokens_per_s),
+        *(result.preprocess_ms, result.predict_ms, result.postprocess_ms, result.steal, result.others),
     )
     return [f"{value:.{_DIGITS}g}" for value in values]
 
@@ -233,6 +233,14 @@ class Compared:
         if self.p50 is None or self.throughput is None:
             return False
         return self.p50.high < 1 / (1 + threshold) or self.throughput.low > 1 + threshold
+
+    def row(self, threshold: float) -> Sequence[str]:
+        """Returns the cells of a table."""
+        better = "better" if self.is_improvement(threshold) else ""
+        verdict = "REGRESSION" if self.is_regression(threshold) else better
+        if self.reason:
+            return (self.cell.name, "", "", "", f"{verdict}: not measured: {self.reason}")
+        return (self.cell.name, *map(_text, (self.p50, self.p95, self.throughput)), verdict)
 
 
 def compare_results(before: Results, after: Results) -> list[Compared]:
@@ -271,28 +279,7 @@ def differences(before: Results, after: Results) -> list[str]:
 
 def compared_rows(compared: Sequence[Compared], threshold: float) -> list[Sequence[str]]:
     """Returns the rows of a table, its heading first."""
-    rows: list[Sequence[str]] = [("CELL", "P50", "P95", "THROUGHPUT", "")]
-    for comparison in compared:
-        verdict = (
-            "REGRESSION"
-            if comparison.is_regression(threshold)
-            else "better"
-            if comparison.is_improvement(threshold)
-            else ""
-        )
-        if comparison.reason:
-            rows.append((comparison.cell.name, "", "", "", f"{verdict}: not measured: {comparison.reason}"))
-        else:
-            rows.append(
-                (
-                    comparison.cell.name,
-                    _text(comparison.p50),
-                    _text(comparison.p95),
-                    _text(comparison.throughput),
-                    verdict,
-                )
-            )
-    return rows
+    return [("CELL", "P50", "P95", "THROUGHPUT", ""), *(comparison.row(threshold) for comparison in compared)]
 
 
 def _text(interval: Interval | None) -> str:

@@ -159,16 +159,14 @@ class BenchmarkRun:
         return self.results
 
     def _take_over(self, before: Results) -> None:
+        out = f"--out {self._request.folder}: has a run"
         for name in _SAME:
-            if before.machine.get(name) != self.results.machine[name]:
-                raise SetupError(
-                    f"--out {self._request.folder}: has a run with {name} {before.machine.get(name)!r}, this one has "
-                    f"{self.results.machine[name]!r}; give --fresh, or another folder"
-                )
+            now, then = self.results.machine[name], before.machine.get(name)
+            if now != then:
+                raise SetupError(f"{out} with {name} {then!r}, this one has {now!r}; give --fresh, or another folder")
         if before.effort != self._effort:
             raise SetupError(
-                f"--out {self._request.folder}: has a run that measured cells for another time or precision; give "
-                "--fresh, or another folder"
+                f"{out} that measured cells for another time or precision; give --fresh, or another folder"
             )
         wanted_cells = set(self._request.matrix.cells)
         self.results.cells = [result for result in before.cells if result.cell in wanted_cells]
@@ -198,14 +196,14 @@ class BenchmarkRun:
         return self._estimate.left_s(self._left, self._missing()) + cold_s
 
     def _check_time(self) -> None:
-        left_s, missing = self._left_s(), len(self._missing())
+        request, left_s = self._request, self._left_s()
         text = (
-            f"{len(self._left)} cells of {len(self._request.matrix.models)} models, {missing} to compile: about "
+            f"{len(self._left)} cells of {len(request.matrix.models)} models, {len(self._missing())} to compile: about "
             f"{minutes_text(left_s)}"
         )
-        if left_s > self._request.minutes * 60:
+        if left_s > request.minutes * 60:
             raise SetupError(
-                f"{text}, which is more than --minutes {self._request.minutes:g}; give fewer --model, --lengths, "
+                f"{text}, which is more than --minutes {request.minutes:g}; give fewer --model, --lengths, "
                 "--batches or --dtypes, a smaller --cell-seconds, --quick, or more --minutes"
             )
         self._tell(text)
@@ -255,17 +253,15 @@ class BenchmarkRun:
         self.results.cells.append(result)
         self._left.remove(result.cell)
         write_results(self.results, self._request.folder)
-        if result.reason:
-            outcome = f"not measured: {result.reason}"
-        else:
+        outcome = f"not measured: {result.reason}"
+        if not result.reason:
             interval = result.p95_interval
             outcome = (
                 f"p95 {interval.value:.4g} ms ± {interval.relative_width:.0%}, {result.throughput_per_s:.4g}/s, "
                 f"{len(result.latency_ms)} calls"
             )
-        remaining = minutes_text(self._left_s())
-        done = len(self.results.cells)
-        self._tell(f"{done}/{self.results.planned} {result.cell.name}: {outcome}; {remaining} left")
+        place = f"{len(self.results.cells)}/{self.results.planned}"
+        self._tell(f"{place} {result.cell.name}: {outcome}; {minutes_text(self._left_s())} left")
 
     def _run_cold(self, model: BenchmarkModel) -> None:
         request = self._request

@@ -3,8 +3,10 @@
 Published figures are for comparing: they come from other machines, and were never measured here.
 """
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,10 @@ _G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
 
 def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
     """Yields each of our tables before the published table that it compares with."""
-    published = published_tables()
-    for name, make in (
-        ("core_grouping", _core_grouping),
-        ("two_machines", _two_variants),
-        ("lengths", _lengths),
-        ("serverless", _serverless),
-        ("best_throughput", _best_throughput),
-        ("single_latency", _single_latency),
-    ):
-        published_table = published[name]
-        yield make(results, costs, published_table["columns"])
-        note = f"Published, not measured here: {published_table['source']}."
-        yield Table(f"Published: {published_table['title']}", note, published_table["columns"], published_table["rows"])
+    for name, published in published_tables().items():
+        yield _TABLES[name](results, costs, published["columns"])
+        note = f"Published, not measured here: {published['source']}."
+        yield Table(f"Published: {published['title']}", note, published["columns"], published["rows"])
 
 
 def cells_table(results: Results) -> Table:
@@ -50,18 +43,13 @@ def cells_table(results: Results) -> Table:
     rows = []
     for result in results.measured:
         interval = result.p95_interval
+        rates = (result.percentile_ms(99), result.throughput_per_s, result.tokens_per_s)
+        parts = (result.preprocess_ms, result.predict_ms, result.postprocess_ms)
         rows.append(
             (
-                *_named(result),
-                number(result.percentile_ms(50)),
+                *(*_named(result), number(result.percentile_ms(50))),
                 f"{number(interval.value)} ({number(interval.low)} to {number(interval.high)})",
-                number(result.percentile_ms(99)),
-                number(result.throughput_per_s),
-                number(result.tokens_per_s),
-                number(result.preprocess_ms),
-                number(result.predict_ms),
-                number(result.postprocess_ms),
-                str(len(result.latency_ms)),
+                *(*map(number, (*rates, *parts)), str(len(result.latency_ms))),
             )
         )
     return Table(
@@ -70,8 +58,8 @@ def cells_table(results: Results) -> Table:
         "bootstrap interval of 95 %; then inputs and tokens a second, the three parts of the mean latency in ms, and "
         "how many batches were measured.",
         (
-            *("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length", "p50", "p95", "p99"),
-            *("Inputs/s", "Tokens/s", "Pre-process", "Prediction", "Post-process", "Calls"),
+            *(*_NAMES, "p50", "p95", "p99", "Inputs/s", "Tokens/s"),
+            *("Pre-process", "Prediction", "Post-process", "Calls"),
         ),
         rows,
     )
@@ -80,8 +68,7 @@ def cells_table(results: Results) -> Table:
 def missing_table(results: Results) -> Table:
     """Returns the cells without figures."""
     rows = [(*_named(result), result.reason) for result in results.cells if result.reason]
-    columns = ("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length", "Why")
-    return Table("Not measured", "Cells that the model or the back end did not take.", columns, rows)
+    return Table("Not measured", "Cells that the model or the back end did not take.", (*_NAMES, "Why"), rows)
 
 
 def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
@@ -118,31 +105,22 @@ def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Ta
 
 def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
     """Returns pairs of a model's variants: the first variant, and each of its others with equal shapes."""
-    price = costs.price
     rows = []
-    for first in results.measured:
-        base = first.cell
-        if base.variant != _first_variant(results, base.variant.model):
+    for first, other in itertools.product(results.measured, repeat=2):
+        base, cell = first.cell, other.cell
+        if base.variant != _first_variant(results, base.variant.model) or cell.variant == base.variant:
             continue
-        for other in results.measured:
-            cell = other.cell
-            if cell.variant == base.variant or cell.variant.model != base.variant.model:
-                continue
-            if (cell.batch, cell.length, cell.mode) != (base.batch, base.length, base.mode):
-                continue
-            rows.append(
-                (
-                    f"{base.variant.model}: A {_short(base.variant)}, B {_short(cell.variant)}",
-                    str(base.batch),
-                    str(base.length or "image"),
-                    number(first.mean_ms),
-                    number(other.mean_ms),
-                    f"{first.mean_ms / other.mean_ms:.2f}",
-                    number(first.throughput_per_s),
-                    number(other.throughput_per_s),
-                    *(_per_inference(price, variant_result) for variant_result in (first, other)),
-                )
+        if replace(cell, variant=base.variant) != base or cell.variant.model != base.variant.model:
+            continue
+        rows.append(
+            (
+                f"{base.variant.model}: A {_short(base.variant)}, B {_short(cell.variant)}",
+                *(str(base.batch), str(base.length or "image"), number(first.mean_ms), number(other.mean_ms)),
+                f"{first.mean_ms / other.mean_ms:.2f}",
+                *(number(result.throughput_per_s) for result in (first, other)),
+                *(_per_inference(costs.price, result) for result in (first, other)),
             )
+        )
     return Table(
         "Two variants side by side",
         "Measured here: the mean latency of two dtypes or back ends. For two machines, run on each and use `neuronpipe "
@@ -153,21 +131,15 @@ def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Tab
 
 
 def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+    single = [result for result in results.measured if (result.cell.batch, result.cell.mode) == (1, LATENCY)]
     lengths = sorted({result.cell.length for result in results.measured if result.cell.length})
     rows = []
-    for variant in dict.fromkeys(result.cell.variant for result in results.measured):
-        results_by_length: Mapping[int, CellResult] = {
-            result.cell.length: result
-            for result in results.measured
-            if result.cell.variant == variant and result.cell.batch == 1 and result.cell.mode == LATENCY
+    for variant in dict.fromkeys(result.cell.variant for result in single):
+        p95_ms = {
+            result.cell.length: number(result.percentile_ms(95)) for result in single if result.cell.variant == variant
         }
-        if results_by_length:
-            cells = [
-                number(results_by_length[length].percentile_ms(95)) if length in results_by_length else ""
-                for length in lengths
-            ]
-            image = number(results_by_length[0].percentile_ms(95)) if 0 in results_by_length else ""
-            rows.append((variant.model, _short(variant), *cells, image))
+        cells = (p95_ms.get(length, "") for length in (*lengths, 0))
+        rows.append((variant.model, _short(variant), *cells))
     return Table(
         "Latency by length, batch 1: p95 in ms",
         "Measured here, with pre-process, prediction and post-process.",
@@ -211,11 +183,10 @@ def _serverless(results: Results, costs: Costs, columns: Sequence[str]) -> Table
 
 
 def _best_throughput(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
-    rows = []
-    for model in results.models:
-        if results_of_model := [result for result in results.at_base_length if result.cell.variant.model == model]:
-            best = max(results_of_model, key=lambda result: result.throughput_per_s)
-            rows.append((f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s)))
+    rows = [
+        (f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s))
+        for model, best in results.best.items()
+    ]
     return Table("Throughput with the best batch", f"Measured here, length {results.base_length}.", columns, rows)
 
 
@@ -232,6 +203,16 @@ def _single_latency(results: Results, costs: Costs, columns: Sequence[str]) -> T
     return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", columns, rows)
 
 
+_TABLES: Mapping[str, Callable[[Results, Costs, Sequence[str]], Table]] = {
+    "core_grouping": _core_grouping,
+    "two_machines": _two_variants,
+    "lengths": _lengths,
+    "serverless": _serverless,
+    "best_throughput": _best_throughput,
+    "single_latency": _single_latency,
+}
+
+
 def _is_bert(variant: Variant) -> bool:
     return variant.model == "bert-base-uncased"
 
@@ -242,6 +223,9 @@ def _first_variant(results: Results, model: str) -> Variant:
 
 def _short(variant: Variant) -> str:
     return f"{variant.backend} {variant.dtype}, {variant.cores} core{'s' if variant.cores > 1 else ''}"
+
+
+_NAMES = ("Model", "Back end", "dtype", "Cores", "Mode", "Batch", "Length")
 
 
 def _named(result: CellResult) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""Sends requests at their times and records the outcome of each: a row of 76 bytes, in the order in which they ended.
+"""Sends requests at their times and records the outcome of each: a row of ROW, in the order in which they ended.
 
-A generated text also has a row of 16 bytes for each of its parts, in the order in which they came.
+A generated text also has a row of PART for each of its parts, in the order in which they came. Senders make the calls:
+ClientSender with the client, TaskSender with any coroutine function.
 """
 
 import asyncio
@@ -9,8 +10,9 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,26 +34,23 @@ ROW = np.dtype(
         ("due_s", "<f8"),  # when the request was due
         ("latency_s", "<f8"),  # from due_s to the answer or the error
         ("lag_s", "<f4"),  # from due_s until the request was sent
+        ("outcome", "<u4"),  # index into OUTCOMES
         ("total_ms", "<f4"),  # this and the following as in StageTimings
         ("preprocess_ms", "<f4"),
+        ("predict_ms", "<f4"),
         ("queue_ms", "<f4"),
         ("compute_ms", "<f4"),
         ("postprocess_ms", "<f4"),
         ("tokens", "<u4"),  # this and the following as in Usage
         ("padded_tokens", "<u4"),
         ("batch_size", "<u4"),
-        ("outcome", "<u4"),  # index into OUTCOMES
+        ("cached_tokens", "<u4"),
         ("first_token_s", "<f4"),  # from due_s to the first token; this and the following as in PartTimes
         ("token_s", "<f4"),
         ("longest_gap_s", "<f4"),
         ("output_tokens", "<u4"),
-        ("cached_tokens", "<u4"),  # as in Usage
     ]
 )
-_PACKED = struct.Struct("<ddffffffIIIIfffII")
-_NO_USAGE = (0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0)
-_NO_PARTS = (0.0, 0.0, 0.0, 0, 0)
-
 # A part of a generated text, as it came.
 PART = np.dtype(
     [
@@ -60,7 +59,17 @@ PART = np.dtype(
         ("tokens", "<u4"),
     ]
 )
-_PACKED_PART = struct.Struct("<dfI")
+
+
+def _packer(row: np.dtype[np.void]) -> Callable[..., bytes]:
+    """Returns the function that packs the values of a row. NumPy and struct have the same letters for types."""
+    letters = [field[0].char for field in (row.fields or {}).values()]
+    return struct.Struct("<" + "".join(letters)).pack
+
+
+_pack_row, _pack_part = _packer(ROW), _packer(PART)
+_NO_ANSWER = (0,) * 10
+_NO_PARTS = (0, 0, 0, 0)
 
 Rows = NDArray[np.void]
 
@@ -110,41 +119,32 @@ class Recorder:
     def __init__(self, zero_s: float) -> None:
         """`zero_s`: the start of measuring, on the clock of the times that the other methods take."""
         self._zero_s = zero_s
-        self._rows = bytearray()
-        self._parts = bytearray()
+        self._rows, self._parts = bytearray(), bytearray()
         self._latencies_ms: list[float] = []
         self._errors = 0
 
     def add_part(self, times: PartTimes, now_s: float, tokens: int) -> None:
         """Records a part of a generated text."""
-        self._parts += _PACKED_PART.pack(now_s - self._zero_s, times.add(now_s, tokens), tokens)
+        self._parts += _pack_part(now_s - self._zero_s, times.add(now_s, tokens), tokens)
 
     def add_answer(
         self, due_s: float, sent_s: float, now_s: float, response: InferResponse, times: PartTimes | None = None
     ) -> None:
         """Records an answer. `times`: the times of a text that was read in parts."""
         timings, usage = response.timings, response.usage
-        self._rows += _PACKED.pack(
-            due_s - self._zero_s,
-            now_s - due_s,
-            sent_s - due_s,
-            timings.total_ns / 1e6,
-            timings.preprocess_ns / 1e6,
-            timings.predict_queue_ns / 1e6,
-            timings.predict_compute_ns / 1e6,
-            timings.postprocess_ns / 1e6,
-            usage.tokens,
-            usage.padded_tokens,
-            usage.batch_size,
-            0,
-            *(_NO_PARTS if times is None else _parts_of(times, usage.cached_tokens)),
+        self._rows += _pack_row(
+            *(due_s - self._zero_s, now_s - due_s, sent_s - due_s, 0),
+            *(timings.total_ns / 1e6, timings.preprocess_ns / 1e6, timings.predict_ns / 1e6),
+            *(timings.predict_queue_ns / 1e6, timings.predict_compute_ns / 1e6, timings.postprocess_ns / 1e6),
+            *(usage.tokens, usage.padded_tokens, usage.batch_size, usage.cached_tokens),
+            *((times.first_s - due_s, times.token_s, times.longest_gap_s, times.tokens) if times else _NO_PARTS),
         )
         self._latencies_ms.append((now_s - due_s) * 1e3)
 
     def add_error(self, due_s: float, sent_s: float, now_s: float, outcome: str) -> None:
         """Records a request that ended without an answer, with one of OUTCOMES."""
         times = (due_s - self._zero_s, now_s - due_s, sent_s - due_s)
-        self._rows += _PACKED.pack(*times, *_NO_USAGE, OUTCOMES.index(outcome), *_NO_PARTS)
+        self._rows += _pack_row(*times, OUTCOMES.index(outcome), *_NO_ANSWER, *_NO_PARTS)
         self._errors += 1
 
     def tick(self, second: int, in_flight: int) -> Tick:
@@ -160,10 +160,6 @@ class Recorder:
     def parts(self) -> Rows:
         """Returns all parts of generated texts."""
         return np.frombuffer(bytes(self._parts), PART)
-
-
-def _parts_of(times: PartTimes, cached_tokens: int) -> tuple[float, float, float, int, int]:
-    return times.first_s - times.due_s, times.token_s, times.longest_gap_s, times.tokens, cached_tokens
 
 
 _CHUNK = 1024
@@ -205,6 +201,96 @@ def pace(times_s: Iterator[float], send: Callable[[list[float]], None], stop: th
         send(due_s)
 
 
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A request on its way, as its sender sees it. `deadline_s` counts from `due_s`."""
+
+    due_s: float
+    sent_s: float
+    deadline_s: float | None
+    recorder: Recorder
+    # Ends the request with one of OUTCOMES and the answer.
+    end: Callable[["Sending", str, Any], None]
+    # Ends the run with an error that is not a request's.
+    fail: Callable[[BaseException], None]
+    times: PartTimes | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """The time until the deadline, which has passed if negative; None without a deadline."""
+        return None if self.deadline_s is None else self.due_s + self.deadline_s - time.monotonic()
+
+
+class Sender(Protocol):
+    """The way in which requests reach a system. A sender calls `end` of each request once, unless it is closed."""
+
+    def send(self, request: Any, sending: Sending) -> None:
+        """Begins a request."""
+
+    def flush(self) -> None:
+        """Sends the requests that were begun. Does nothing where they begin by themselves."""
+        return
+
+    async def close(self) -> None:
+        """Gives up all requests on their way."""
+
+
+class TaskSender(Sender):
+    """Sends each request with a coroutine function, in a task."""
+
+    def __init__(self, call: Callable[[Any, Sending], Awaitable[Any]]) -> None:
+        self._call = call
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, request: Any, sending: Sending) -> None:
+        """Begins a request."""
+        task = asyncio.create_task(self._run(request, sending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Gives up all requests on their way."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _run(self, request: Any, sending: Sending) -> None:
+        sending.sent_s = time.monotonic()
+        try:
+            answer = await self._call(request, sending)
+        except NeuronpipeError as error:
+            sending.end(sending, error.reason, None)
+        except Exception as fault:
+            sending.fail(fault)
+        else:
+            sending.end(sending, OK, answer)
+
+
+class ClientSender(TaskSender):
+    """Sends with the client. `is_generating`: texts are generated, and read in parts."""
+
+    def __init__(self, client: AsyncClient, *, is_generating: bool) -> None:
+        self._client = client
+        super().__init__(self._read_along if is_generating else self._infer)
+
+    async def _infer(self, request: InferRequest, sending: Sending) -> InferResponse:
+        return await self._client.infer(request, timeout_s=sending.left_s)
+
+    async def _read_along(self, request: InferRequest, sending: Sending) -> InferResponse:
+        """Reads the parts of a generated text, and returns the answer. A text that comes as a whole is one part."""
+        times = sending.times = PartTimes(sending.due_s)
+        async with contextlib.aclosing(self._client.stream(request, timeout_s=sending.left_s)) as events:
+            async for event in events:
+                if event.HasField("chunk"):
+                    sending.recorder.add_part(times, time.monotonic(), len(event.chunk.token_ids))
+                elif event.HasField("response"):
+                    if not times.tokens:
+                        sending.recorder.add_part(times, time.monotonic(), event.response.usage.generated_tokens)
+                    return event.response
+        raise Unavailable("the stream ended without a response")
+
+
 # The time that requests in flight get after an interruption.
 _BROKEN_OFF_DRAIN_S = 1.0
 # The shortest time over which the CPU share is computed.
@@ -213,7 +299,10 @@ _SHORTEST_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """One process's share of a run. Times are in seconds; `rate_per_s` None means a closed loop of `callers`."""
+    """One process's share of a run. Times are in seconds; `rate_per_s` None means a closed loop of `callers`.
+
+    `pause_s`: a caller of a closed loop waits for this time after an error.
+    """
 
     callers: int
     rate_per_s: float | None
@@ -223,16 +312,17 @@ class Share:
     duration_s: float
     deadline_s: float | None
     drain_s: float
-    # Whether texts are generated, and read in parts.
-    is_generating: bool = False
+    pause_s: float = 0.0
 
 
 class LoadGenerator:
     """Runs one share, once. Requests in flight at the end get `drain_s`; later answers are recorded as unanswered."""
 
-    def __init__(self, client: AsyncClient, requests: Iterator[InferRequest], share: Share, begin_s: float) -> None:
-        """`begin_s`: the start of the warm-up, on time.monotonic()'s clock. `requests` has no end."""
-        self._client = client
+    def __init__(
+        self, sender: Sender, requests: Iterator[Any], share: Share, begin_s: float, recorder: Recorder | None = None
+    ) -> None:
+        """`begin_s`: the start of the warm-up, on time.monotonic()'s clock. A run also ends with its `requests`."""
+        self._sender = sender
         self._requests = requests
         self._share = share
         self._begin_s = begin_s
@@ -240,13 +330,16 @@ class LoadGenerator:
         self._end_s = self._measured_s + share.duration_s
         self._drain_s = share.drain_s
         self._drain: asyncio.Timeout | None = None
-        self._ended = asyncio.Event()
+        self._ended, self._idle = asyncio.Event(), asyncio.Event()
         self._stop_pacing = threading.Event()
-        self._calls: set[asyncio.Task[None]] = set()
+        self._sent: set[Sending] = set()
         self._fault: BaseException | None = None
-        # The number of requests that were sent and are not answered yet.
-        self.in_flight = 0
-        self.recorder = Recorder(self._measured_s)
+        self.recorder = recorder or Recorder(self._measured_s)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that were sent and are not answered yet."""
+        return len(self._sent)
 
     async def run(self) -> float:
         """Runs the share, and returns the share of one CPU core that this process used while measuring."""
@@ -283,16 +376,13 @@ class LoadGenerator:
                     await self._ended.wait()
 
     async def _send(self) -> None:
-        if self._share.rate_per_s is None:
+        share = self._share
+        if share.rate_per_s is None:
             await self._reach(self._begin_s)
-            for _ in range(self._share.callers):
-                self._start(self._call_in_turn())
+            self._send_due([time.monotonic()] * share.callers)
             return
-        duration_s = self._share.warm_up_s + self._share.duration_s
-        arrivals_s = (
-            self._begin_s + time_s
-            for time_s in poisson_arrivals_s(self._share.rate_per_s, duration_s, self._share.seed)
-        )
+        duration_s = share.warm_up_s + share.duration_s
+        arrivals_s = (self._begin_s + time_s for time_s in poisson_arrivals_s(share.rate_per_s, duration_s, share.seed))
         loop = asyncio.get_running_loop()
 
         def send(due_s: list[float]) -> None:
@@ -300,70 +390,55 @@ class LoadGenerator:
 
         await asyncio.to_thread(pace, arrivals_s, send, self._stop_pacing)
 
-    def _send_due(self, due_s: list[float]) -> None:
-        for time_s in due_s:
-            if len(self._calls) < self._share.max_in_flight:
-                self._start(self._call(time_s))
-            else:
-                now_s = time.monotonic()
-                self.recorder.add_error(time_s, now_s, now_s, NOT_SENT)
+    def _send_due(self, times_s: list[float]) -> None:
+        for due_s in times_s:
+            self._start(due_s)
+        self._sender.flush()
 
-    async def _call_in_turn(self) -> None:
-        while not self._ended.is_set():
-            await self._call(time.monotonic())
-
-    async def _call(self, due_s: float) -> None:
-        sent_s = time.monotonic()
-        # A request's time counts from when it was due. A deadline that has passed already ends the call at once.
-        timeout_s = None if self._share.deadline_s is None else due_s + self._share.deadline_s - sent_s
-        self.in_flight += 1
-        times = PartTimes(due_s) if self._share.is_generating else None
-        try:
-            request = next(self._requests)
-            if times:
-                response = await self._read_along(request, timeout_s, times)
-            else:
-                response = await self._client.infer(request, timeout_s=timeout_s)
-        except NeuronpipeError as error:
-            self.recorder.add_error(due_s, sent_s, time.monotonic(), error.reason)
-        except asyncio.CancelledError:
-            self.recorder.add_error(due_s, sent_s, time.monotonic(), UNANSWERED)
-            raise
-        else:
-            self.recorder.add_answer(due_s, sent_s, time.monotonic(), response, times)
-        finally:
-            self.in_flight -= 1
-
-    async def _read_along(self, request: InferRequest, timeout_s: float | None, times: PartTimes) -> InferResponse:
-        """Reads the parts of a generated text, and returns the answer. A text that comes as a whole is one part."""
-        async with contextlib.aclosing(self._client.stream(request, timeout_s=timeout_s)) as events:
-            async for event in events:
-                if event.HasField("chunk"):
-                    self.recorder.add_part(times, time.monotonic(), len(event.chunk.token_ids))
-                elif event.HasField("response"):
-                    if not times.tokens:
-                        self.recorder.add_part(times, time.monotonic(), event.response.usage.generated_tokens)
-                    return event.response
-        raise Unavailable("the stream ended without a response")
-
-    def _start(self, call: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(call)
-        self._calls.add(task)
-        task.add_done_callback(self._finish)
-
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled() and (fault := task.exception()):
-            self._fault = fault
+    def _start(self, due_s: float) -> None:
+        now_s = time.monotonic()
+        if len(self._sent) >= self._share.max_in_flight:
+            self.recorder.add_error(due_s, now_s, now_s, NOT_SENT)
+        elif (request := next(self._requests, None)) is not None:
+            sending = Sending(due_s, now_s, self._share.deadline_s, self.recorder, self._end, self._fail)
+            self._sent.add(sending)
+            self._sender.send(request, sending)
+        elif not self._sent:
             self.break_off()
 
+    def _end(self, sending: Sending, outcome: str, answer: Any) -> None:
+        if sending not in self._sent:  # recorded as unanswered
+            return
+        self._sent.remove(sending)
+        now_s = time.monotonic()
+        if outcome == OK:
+            self.recorder.add_answer(sending.due_s, sending.sent_s, now_s, answer, sending.times)
+        else:
+            self.recorder.add_error(sending.due_s, sending.sent_s, now_s, outcome)
+        if not self._sent and self._drain:
+            self._idle.set()
+        if self._share.rate_per_s is None and not self._ended.is_set():
+            if outcome == OK or not self._share.pause_s:
+                self._start(now_s)
+            else:
+                asyncio.get_running_loop().call_later(self._share.pause_s, self._resume)
+
+    def _resume(self) -> None:
+        if not self._ended.is_set():
+            self._send_due([time.monotonic()])
+
+    def _fail(self, fault: BaseException) -> None:
+        self._fault = self._fault or fault
+        self.break_off()
+
     async def _drain_calls(self) -> None:
-        if self._calls:
+        if self._sent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._drain_s) as self._drain:
-                    await asyncio.wait(self._calls)
+                    await self._idle.wait()
             self._drain = None
-        for call in self._calls:
-            call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        now_s = time.monotonic()
+        for sending in self._sent:
+            self.recorder.add_error(sending.due_s, sending.sent_s, now_s, UNANSWERED)
+        self._sent.clear()
+        await self._sender.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,50 +93,44 @@ def compute_result(
     is_open = request.rate_per_s is not None
     is_ok = rows["outcome"] == OUTCOMES.index(OK)
     back_s = rows["due_s"] + rows["latency_s"]
-    came_in_time = rows[is_ok & (back_s >= 0) & (back_s < measured_s)]
-    measured = (rows["due_s"] >= 0) & (rows["due_s"] < measured_s)
-    answers = rows[measured & is_ok]
-    padded_tokens = int(answers["padded_tokens"].sum(dtype=np.int64))
+    came = rows[is_ok & (back_s >= 0) & (back_s < measured_s)]
+    is_measured = (rows["due_s"] >= 0) & (rows["due_s"] < measured_s)
+    measured, answers = rows[is_measured], rows[is_measured & is_ok]
+    padded_tokens = _sum(answers["padded_tokens"])
     # Requests that were never sent have no lag.
-    send_lag_ms = (
-        distribution(rows[measured & (rows["outcome"] != OUTCOMES.index(NOT_SENT))]["lag_s"] * 1e3) if is_open else None
-    )
+    lag_s = measured["lag_s"][measured["outcome"] != OUTCOMES.index(NOT_SENT)]
+    send_lag_ms = distribution(lag_s * 1e3) if is_open else None
+    stages_ms = {name: distribution(values) for name, values in _stages_ms(answers).items()}
+    of_request = ("target", "model", "rate_per_s", "deadline_ms", "priority", "processes", "seed", "warm_up_s")
     return LoadResult(
-        target=request.target,
-        model=request.model,
+        **{name: getattr(request, name) for name in of_request},
         version=version,
         task=task,
         concurrency=None if is_open else request.callers,
-        rate_per_s=request.rate_per_s,
-        deadline_ms=request.deadline_ms,
-        priority=request.priority,
-        processes=request.processes,
-        seed=request.seed,
-        warm_up_s=request.warm_up_s,
         measured_s=measured_s,
         is_broken_off=is_broken_off,
-        requests=int(measured.sum()),
+        requests=len(measured),
         answers=len(answers),
-        answers_in_time=int(_is_in_time(answers, request).sum()),
-        errors=_error_counts(rows[measured]),
-        offered_per_s=_per_s(int(measured.sum()), measured_s) if is_open else None,
-        throughput_per_s=_per_s(len(came_in_time), measured_s),
-        goodput_per_s=_per_s(int(_is_in_time(came_in_time, request).sum()), measured_s),
-        tokens_per_s=_per_s(int(came_in_time["tokens"].sum(dtype=np.int64)), measured_s),
+        answers_in_time=_sum(_is_in_time(answers, request)),
+        errors=_error_counts(measured),
+        offered_per_s=_per_s(len(measured), measured_s) if is_open else None,
+        throughput_per_s=_per_s(len(came), measured_s),
+        goodput_per_s=_per_s(_sum(_is_in_time(came, request)), measured_s),
+        tokens_per_s=_per_s(_sum(came["tokens"]), measured_s),
         latency_ms=distribution(answers["latency_s"] * 1e3),
-        stages_ms={
-            name: distribution_ms
-            for name, values in _stages_ms(answers).items()
-            if (distribution_ms := distribution(values))
-        },
+        stages_ms={name: found for name, found in stages_ms.items() if found},
         batch_size_mean=float(answers["batch_size"].mean()) if len(answers) else None,
         batch_sizes=_counts(answers["batch_size"]),
-        padding_ratio=1 - int(answers["tokens"].sum(dtype=np.int64)) / padded_tokens if padded_tokens else None,
+        padding_ratio=1 - _sum(answers["tokens"]) / padded_tokens if padded_tokens else None,
         generation=_generation_result(request.generation, answers, parts, measured_s) if request.generation else None,
         send_lag_ms=send_lag_ms,
         cpu_shares=list(cpu_shares),
         warnings=_warnings(cpu_shares, send_lag_ms),
     )
+
+
+def _sum(values: NDArray[Any]) -> int:
+    return int(values.sum(dtype=np.int64))
 
 
 def _per_s(count: int, measured_s: float) -> float:
@@ -160,12 +155,12 @@ def _is_in_time(answers: Rows, request: LoadRequest) -> NDArray[np.bool_]:
 def _generation_result(load: GenerationLoad, answers: Rows, parts: Rows, measured_s: float) -> GenerationResult:
     came = parts[(parts["back_s"] >= 0) & (parts["back_s"] < measured_s)]
     several = answers[answers["token_s"] > 0]  # texts that came in several parts
-    prompt_tokens = int(answers["tokens"].sum(dtype=np.int64))
+    prompt_tokens = _sum(answers["tokens"])
     return GenerationResult(
-        output_tokens_per_s=_per_s(int(came["tokens"].sum(dtype=np.int64)), measured_s),
+        output_tokens_per_s=_per_s(_sum(came["tokens"]), measured_s),
         prompt_tokens=distribution(answers["tokens"]),
         output_tokens=distribution(answers["output_tokens"]),
-        cached_ratio=int(answers["cached_tokens"].sum(dtype=np.int64)) / prompt_tokens if prompt_tokens else None,
+        cached_ratio=_sum(answers["cached_tokens"]) / prompt_tokens if prompt_tokens else None,
         first_token_ms=distribution(answers["first_token_s"] * 1e3),
         inter_token_ms=distribution(came["gap_s"][~np.isnan(came["gap_s"])] * 1e3),
         per_token_ms=distribution(several["token_s"] * 1e3),
@@ -218,7 +213,8 @@ _STAGES = {
     "outside": "outside the gateway",
 }
 _BAR_WIDTH = 40
-_HEAD = f"{'ms':22}" + "".join(f"{name:>9}" for name in ("p50", "p90", "p95", "p99", "max", "mean"))
+_PERCENTILES = ("p50", "p90", "p95", "p99", "max", "mean")
+_HEAD = f"{'ms':22}" + "".join(f"{name:>9}" for name in _PERCENTILES)
 
 
 def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
@@ -226,13 +222,8 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
     second = ticks[0].second
     latencies_ms = [latency for tick in ticks for latency in tick.latencies_ms]
     errors, in_flight = sum(tick.errors for tick in ticks), sum(tick.in_flight for tick in ticks)
-    phase = (
-        "warm-up"
-        if second <= request.warm_up_s
-        else ""
-        if second <= request.warm_up_s + request.duration_s
-        else "waiting"
-    )
+    measuring = "" if second <= request.warm_up_s + request.duration_s else "waiting"
+    phase = "warm-up" if second <= request.warm_up_s else measuring
     p50 = f"{np.percentile(latencies_ms, 50):.2f} ms" if latencies_ms else "-"
     return (
         f"{second:5} s {len(latencies_ms):7} requests/s {errors:6} errors   p50 {p50:>10} {in_flight:6} in "
@@ -242,33 +233,21 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
 
 def table(result: LoadResult) -> str:
     """Returns the table of all figures."""
-    sections = (
-        _title(result),
-        _rates(result),
-        _errors(result),
-        _latencies(result),
-        _generation(result),
-        _batches(result),
-        _generator(result),
-    )
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    sections = (_title, _rates, _errors, _latencies, _generation, _batches, _generator)
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := section(result)))
 
 
 def _title(result: LoadResult) -> list[str]:
-    load = (
-        f"{result.concurrency} callers in turn"
-        if result.rate_per_s is None
-        else f"{result.rate_per_s:g} requests/s at random times"
-    )
-    deadline = [] if result.deadline_ms is None else [f"deadline {result.deadline_ms:g} ms"]
-    priority = [] if result.priority is None else [f"priority {result.priority}"]
-    title = (
-        f"{result.model} version {result.version} ({result.task}) at {result.target}: "
-        f"{', '.join([load, *deadline, *priority])}"
-    )
+    load = f"{result.concurrency} callers in turn"
+    if result.rate_per_s is not None:
+        load = f"{result.rate_per_s:g} requests/s at random times"
+    deadline = "" if result.deadline_ms is None else f", deadline {result.deadline_ms:g} ms"
+    priority = "" if result.priority is None else f", priority {result.priority}"
+    system = f"{result.model} version {result.version} ({result.task}) at {result.target}"
     measured = f"measured for {result.measured_s:.1f} s after {result.warm_up_s:g} s of warm-up"
     limits = _limits(result.generation) if result.generation else []
-    return [title, *limits, measured + (", broken off" if result.is_broken_off else "")]
+    broken_off = ", broken off" if result.is_broken_off else ""
+    return [f"{system}: {load}{deadline}{priority}", *limits, f"{measured}{broken_off}"]
 
 
 def _limits(generation: GenerationResult) -> list[str]:
@@ -278,11 +257,7 @@ def _limits(generation: GenerationResult) -> list[str]:
 
 
 def _rates(result: LoadResult) -> list[str]:
-    rates = {
-        "offered": result.offered_per_s,
-        "throughput": result.throughput_per_s,
-        "goodput": result.goodput_per_s,
-    }
+    rates = {"offered": result.offered_per_s, "throughput": result.throughput_per_s, "goodput": result.goodput_per_s}
     lines = [f"{name:12} {rate:10.1f} requests/s" for name, rate in rates.items() if rate is not None]
     tokens = {"tokens": result.tokens_per_s}
     if result.generation:
@@ -292,22 +267,15 @@ def _rates(result: LoadResult) -> list[str]:
 
 def _errors(result: LoadResult) -> list[str]:
     head = f"{'requests':12} {result.requests:8}   answered {result.answers}, errors {sum(result.errors.values())}"
-    return [
-        head,
-        *(
-            f"  {outcome:20} {count:8} ({count / result.requests:.1%})"
-            for outcome, count in sorted(result.errors.items())
-        ),
-    ]
+    counts = sorted(result.errors.items())
+    return [head, *(f"  {outcome:20} {count:8} ({count / result.requests:.1%})" for outcome, count in counts)]
 
 
 def _latencies(result: LoadResult) -> list[str]:
     if result.latency_ms is None:
         return ["no request was answered"]
-    rows = {"latency": result.latency_ms} | {
-        f"  {_STAGES[name]}": distribution_ms for name, distribution_ms in result.stages_ms.items()
-    }
-    return [_HEAD, *(f"{name:22}{_row(distribution_ms)}" for name, distribution_ms in rows.items())]
+    stages = {f"  {_STAGES[name]}": figures for name, figures in result.stages_ms.items()}
+    return [_HEAD, *(f"{name:22}{_row(figures)}" for name, figures in {"latency": result.latency_ms, **stages}.items())]
 
 
 def _generation(result: LoadResult) -> list[str]:
@@ -327,9 +295,7 @@ def _generation(result: LoadResult) -> list[str]:
 
 
 def _row(figures: Distribution) -> str:
-    return "".join(
-        f"{value:9.2f}" for value in (figures.p50, figures.p90, figures.p95, figures.p99, figures.max, figures.mean)
-    )
+    return "".join(f"{getattr(figures, name):9.2f}" for name in _PERCENTILES)
 
 
 def _batches(result: LoadResult) -> list[str]:

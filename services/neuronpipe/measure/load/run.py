@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.generator import PART, ROW, LoadGenerator, Rows, Share, Tick
+from neuronpipe.measure.load.generator import PART, ROW, ClientSender, LoadGenerator, Rows, Share, Tick
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
@@ -131,7 +131,6 @@ def shares(request: LoadRequest) -> list[Share]:
             duration_s=request.duration_s,
             deadline_s=deadline_s,
             drain_s=request.drain_s if deadline_s is None else min(request.drain_s, deadline_s + _DEADLINE_SLACK_S),
-            is_generating=request.generation is not None,
         )
         for index in range(count)
     ]
@@ -189,27 +188,26 @@ def _gather(
     workers: Sequence[Worker], is_interrupted: threading.Event, request: LoadRequest, tell: Tell
 ) -> tuple[list[ProcessReport], float | None]:
     """Returns the reports of all processes, in order, and the time at which the run was interrupted, if it was."""
-    reports: dict[int, ProcessReport] = {}
+    reports: dict[Worker, ProcessReport] = {}
     ticks: dict[int, list[Tick]] = {}
     broken_off_s: float | None = None
-    while len(reports) < len(workers):
+    while waiting := {worker.pipe: worker for worker in workers if worker not in reports}:
         if is_interrupted.is_set() and broken_off_s is None:
             broken_off_s = time.monotonic()
             for worker in workers:
                 with contextlib.suppress(ConnectionError):  # the worker has reported and ended
                     worker.pipe.send(None)
-        waiting = [(index, worker) for index, worker in enumerate(workers) if index not in reports]
-        has_message = wait([worker.pipe for _, worker in waiting], _POLL_S)
-        for index, worker in waiting:
-            message = worker.receive() if worker.pipe in has_message else None
+        for pipe in wait([*waiting], _POLL_S):
+            worker = waiting[cast(Connection, pipe)]
+            message = worker.receive()
             if isinstance(message, ProcessReport):
-                reports[index] = message
+                reports[worker] = message
             elif isinstance(message, Tick):
                 second_ticks = ticks.setdefault(message.second, [])
                 second_ticks.append(message)
                 if len(second_ticks) == len(workers):
                     tell(progress_line(request, ticks.pop(message.second)))
-    return [reports[index] for index in range(len(workers))], broken_off_s
+    return [reports[worker] for worker in workers], broken_off_s
 
 
 def work(pipe: Pipe, assignment: Assignment) -> None:
@@ -238,7 +236,8 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
         begin_s = await asyncio.to_thread(pipe.recv)
         if begin_s is None:
             return
-        generator = LoadGenerator(client, requests, assignment.share, begin_s)
+        sender = ClientSender(client, is_generating=request.generation is not None)
+        generator = LoadGenerator(sender, requests, assignment.share, begin_s)
         threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
         has_ended = asyncio.Event()
         ticking = asyncio.create_task(_tick(pipe, generator, begin_s, has_ended))

@@ -58,6 +58,11 @@ class Worker:
             _kill(process)
             process.join()
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid or 0
+
     def send(self, message: object) -> None:
         """Sends a message to the process. Raises ProcessEnded."""
         try:

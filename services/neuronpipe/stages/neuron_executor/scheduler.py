@@ -33,7 +33,7 @@ _MAX_LOST_CORES = 2
 _HANGS_AFTER = 10
 # After an interactive sequence, others are expected for this time. Until then, bulk batches grow only up to the
 # limit. With four callers and a flood of jobs on two CPUs, the callers' p99 was 1.12 times the p99 without jobs, and
-# 2.09 times without this rule (tests/bench/jobs_beside.py).
+# 2.09 times without this rule (2026-11-22).
 _INTERACTIVE_FOR_S = 0.25
 _BULK_BATCH_LIMIT_S = 0.006
 

@@ -25,6 +25,7 @@ from neuronpipe.measure.load.generator import (
     OK,
     OUTCOMES,
     UNANSWERED,
+    ClientSender,
     LoadGenerator,
     Share,
     pace,
@@ -142,7 +143,7 @@ async def _never(number: int) -> None:
     await asyncio.Event().wait()
 
 
-def _generator(client: _Client | _Writer, **changes: Any) -> LoadGenerator:
+def _generator(client: _Client | _Writer, *, is_generating: bool = False, **changes: Any) -> LoadGenerator:
     share = {
         "callers": 1,
         "rate_per_s": None,
@@ -153,9 +154,8 @@ def _generator(client: _Client | _Writer, **changes: Any) -> LoadGenerator:
         "deadline_s": None,
         "drain_s": 0.05,
     }
-    return LoadGenerator(
-        cast(AsyncClient, client), itertools.cycle(_REQUESTS), Share(**{**share, **changes}), time.monotonic()
-    )
+    sender = ClientSender(cast(AsyncClient, client), is_generating=is_generating)
+    return LoadGenerator(sender, itertools.cycle(_REQUESTS), Share(**{**share, **changes}), time.monotonic())
 
 
 def _outcomes(generator: LoadGenerator) -> list[str]:

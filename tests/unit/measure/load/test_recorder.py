@@ -29,6 +29,7 @@ def test_a_row_holds_the_response_in_milliseconds() -> None:
         "lag_s": 0.25,
         "total_ms": 9.0,
         "preprocess_ms": 1.0,
+        "predict_ms": 6.0,
         "queue_ms": 2.0,
         "compute_ms": 3.0,
         "postprocess_ms": 0.5,
