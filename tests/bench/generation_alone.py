@@ -81,8 +81,9 @@ def serve_transformers(pipe: _Pipe, folder: Path) -> None:
         return [text[-new_tokens:] for text in made]
 
     while True:
-        name, *order = pipe.recv()
-        pipe.send(measure(partial(generate, name), (FIRST_WORD, VOCABULARY), *order))
+        name, prompt_tokens, new_tokens, callers, seconds = pipe.recv()
+        words = (FIRST_WORD, VOCABULARY)
+        pipe.send(measure(partial(generate, name), words, prompt_tokens, new_tokens, callers, seconds))
 
 
 def serve_engine(pipe: _Pipe, folder: Path) -> None:

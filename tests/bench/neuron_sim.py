@@ -69,7 +69,8 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
             done = len(found.answers)
             return _Rate(done / seconds, (time.process_time() - cpu_began_s) / done)
 
-    return uvloop.run(measure())
+    rate: _Rate = uvloop.run(measure())
+    return rate
 
 
 def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[str, _Rate]:

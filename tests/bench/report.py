@@ -104,7 +104,9 @@ class _Section:
     def __init__(self, found: Measurements, name: str) -> None:
         self.found, self.name = found, name
         self.systems, self.callers = found.systems(name), found.callers(name)
-        self.of, self.spread, self.ratio = (partial(method, name) for method in (found.of, found.spread, found.ratio))
+        self.of = partial(found.of, name)
+        self.spread = partial(found.spread, name)
+        self.ratio = partial(found.ratio, name)
 
     def cells(self, system: str, callers: int, *values: Value) -> tuple[str, ...]:
         """The spread of each value."""

@@ -143,7 +143,10 @@ def _generation(found: Measurements) -> Iterator[Target]:
         first, second = generation.of_model(model, system), generation.of_model(model, reference)
         return found.ratio(section, first, second, callers, throughput)
 
-    of_models = ((LLAMA, generation.LLAMA_CALLERS, (3.0, 3.5, 2.2)), (BART, generation.BART_CALLERS, (4.0, 2.5)))
+    of_models: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
+        (LLAMA, generation.LLAMA_CALLERS, (3.0, 3.5, 2.2)),
+        (BART, generation.BART_CALLERS, (4.0, 2.5)),
+    )
     for model, every, limits in of_models:
         for callers, limit in zip(every, limits, strict=True):
             name = f"{model}, {FOUR}, {callers} callers: new tokens/s to transformers' generate"

@@ -69,9 +69,9 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
         if rule != FIXED:
             minutes, sizes = zip(*((at_s / 60, size) for at_s, size in found.sizes), strict=True)
             axes.step(minutes, sizes, where="post", label=rule)
-    minutes = [second / 60 for second in range(0, int(scenario.seconds), 5)]
-    needed = [scenario.rate_at(minute * 60) / DEVICE.requests_per_s for minute in minutes]
-    axes.fill_between(minutes, needed, color="0.85", label="load, in executors that compute all the time")
+    times = [second / 60 for second in range(0, int(scenario.seconds), 5)]
+    needed = [scenario.rate_at(minute * 60) / DEVICE.requests_per_s for minute in times]
+    axes.fill_between(times, needed, color="0.85", label="load, in executors that compute all the time")
     axes.set(xlabel="minutes", ylabel="executors", title=f"{scenario.name}: {scenario.text}")
     axes.legend(fontsize=7)
     figure.savefig(_DOCS / _plot_name(scenario), bbox_inches="tight", metadata={"Date": None})
