@@ -57,9 +57,7 @@ class CoreSettings(Settings):
 
 
 class EngineSettings(CoreSettings):
-    """How the executor runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
-
-    whole_items: ClassVar[bool] = False
+    """How the executor runs models."""
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     in_flight: int = Field(

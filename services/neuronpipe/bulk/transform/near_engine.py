@@ -3,7 +3,7 @@ computes the same bits as an uninterrupted run.
 
 The rows of a window go through the pipeline side by side. Each row arrives at BatchMaker with its sequences, instead of
 at the executor. When all have arrived, or failed before, the sequences are sorted by length and cut into batches, and
-each batch is one item for the executor (stages/neuron_executor/batching.py).
+each batch is one item for the executor (whole_items.py).
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pydantic import Field
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome, ModelFacts
+from neuronpipe.bulk.transform.whole_items import WholeItemModel
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
@@ -55,7 +56,6 @@ from neuronpipe.tasks.inputs.kind import input_kind
 class BulkEngineSettings(EngineSettings):
     """Settings of the executor for a transform. No row is refused, because rows wait for the rest of their window."""
 
-    whole_items: ClassVar[bool] = True
     max_queue_sequences: ClassVar[int] = 1 << 20
 
 
@@ -326,7 +326,8 @@ async def running_near_engine(
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(running_executor([bundle], settings.executor, telemetry))
+        running = running_executor([bundle], settings.executor, telemetry, model_class=WholeItemModel)
+        executor = await stack.enter_async_context(running)
         running_texts = running_tokenizer([bundle], settings.tokenizer, telemetry, settings.redis)
         tokenizer = await stack.enter_async_context(running_texts)
         postprocessor = await stack.enter_async_context(running_postprocessor([bundle]))

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from neuronpipe.core.errors import DeadlineExceeded
@@ -34,8 +34,7 @@ class QueuedSequence:
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
     earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
     time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
-    `mates`: the sequences of its item, itself included, if they are computed in one batch. `lost_cores`: number of
-    cores that were lost while they computed it.
+    `lost_cores`: number of cores that were lost while they computed it.
     """
 
     is_beyond_share: bool
@@ -48,7 +47,6 @@ class QueuedSequence:
     padded_tokens: int = field(compare=False)
     future: "asyncio.Future[ComputedSequence]" = field(compare=False)
     trace: SpanContext | None = field(default=None, compare=False)
-    mates: "Sequence[QueuedSequence]" = field(default=(), compare=False)
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
 
