@@ -131,7 +131,6 @@ class _GroupedParser(CommandParser):
 
 
 def make_parser() -> CommandParser:
-    """Returns the parser of all commands."""
     first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
     parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")

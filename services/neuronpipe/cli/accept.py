@@ -15,7 +15,6 @@ _SHAPES = ("1x128", "8x128")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small and a base model", nargs="+")
     option(parser, "--task TASK", "the task of all of them", required=True)
     option(parser, "--backend", "", required=True, choices=["neuronx", "openvino", "torch"])

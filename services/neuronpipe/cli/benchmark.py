@@ -31,7 +31,6 @@ _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command, and of `compare`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     compare = subcommand(commands, "compare", _compare, "two runs side by side; exit code 1 where the second is worse")
     option(compare, "before A", "the folder of a run, or its results.json", Path)

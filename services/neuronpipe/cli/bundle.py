@@ -21,7 +21,6 @@ _MAX_GRACE_HOURS = 24 * 365 * 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe bundle`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     keygen = subcommand(verbs, "keygen", _keygen, "make an ed25519 key to sign with, and its public key, in PEM form")
     option(keygen, "--key FILE", "the file of the private key", Path, required=True)
@@ -55,7 +54,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Adds --trusted-keys."""
     option(
         parser,
         "--trusted-keys FILE",

@@ -11,7 +11,6 @@ EXTRA = "server"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(
         parser,
         "--model NAME[/VERSION]",

@@ -23,7 +23,6 @@ _OPTIONS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "source SOURCE", "the model: an id on the Hugging Face Hub, a folder of its files, or a bundle")
     add_place(parser)
     option(parser, "--name NAME", "name of the endpoint, and of the model (default: the last part of SOURCE)", "")
@@ -78,7 +77,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of an endpoint's target, for both commands."""
     option(parser, "--to PLACE", ", ".join(_TARGETS), required=True, choices=_TARGETS)
     option(parser, "--dry-run", "print what would be done, and do nothing")
 

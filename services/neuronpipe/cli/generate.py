@@ -43,7 +43,6 @@ _TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     add_target(parser)
     completed_by(option(parser, "--model M", "the model's name", required=True), complete_models)
     option(parser, "--version V", "the model's version (default: the newest)", "")

@@ -27,7 +27,6 @@ _DEAD_COLUMNS = ("JOB", "TENANT", "WORKERS", "SET ASIDE", "REQUEST ID")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe job`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     submit = subcommand(verbs, "submit", _submit, "submit a job, and print its name")
     add_target(submit)

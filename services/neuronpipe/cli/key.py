@@ -12,7 +12,6 @@ _MAX_DAYS = 36_500
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe key`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     create = subcommand(verbs, "create", _create, "make a key, and print it once, alone on the last line")
     option(create, "--tenant T", "the tenant whose quota its calls count to", required=True)

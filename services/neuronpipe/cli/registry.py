@@ -35,7 +35,6 @@ _LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe registry`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -242,7 +241,6 @@ def _target_and_share(text: str) -> tuple[str, float]:
 
 
 def _add_promotion(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `promote`."""
     option(parser, "version TARGET", "the alias or version to promote, as canary")
     option(
         parser,

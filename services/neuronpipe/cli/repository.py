@@ -131,7 +131,6 @@ class GatewayRegistry:
         raise AssertionError
 
     def decide(self, name: str, version: int, signed: "Signed", *, approves: bool) -> "Registry":
-        """Approves or rejects a version."""
         from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
 
         request = ChangeRegistryRequest(model=name, note=signed.note, author=signed.author)

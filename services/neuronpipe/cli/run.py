@@ -27,7 +27,6 @@ _NOT_SHOWN = ("computed", "stopped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "source MODEL", "local folder of a model, or its id on the Hugging Face Hub")
     option(parser, "--task TASK", "task, see `neuronpipe compile` (default: found in its configuration)", "")
     option(parser, "--dtype DTYPE", "dtype, such as bfloat16 or int8; see `neuronpipe compile`", "")
@@ -125,7 +124,6 @@ def _read(line: str) -> dict[str, str]:
 
 
 def _tell(name: str, task: str, grpc: str, http: str) -> None:
-    """Prints the addresses of the model, and a first request."""
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
     report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
     report(f"Try it:\n\n  {first_request(name, task, http)}\n")

@@ -38,7 +38,6 @@ class CommandParser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with the exit code 2."""
         if choice := _INVALID_CHOICE.search(message):
             near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
             if near_choices:

@@ -32,7 +32,6 @@ _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "out
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     engine = parser.add_mutually_exclusive_group(required=True)
     option(engine, "--repository DIR", "folder of bundles: run the model in process", folder)
     option(engine, "--target HOST:PORT", "a gateway that runs the model", parse_target)

@@ -224,11 +224,9 @@ class _Stream(Generic[ResultT]):
         self._lock = asyncio.Lock()
 
     async def next(self) -> ResultT | None:
-        """Returns the next answer; None after the last."""
         async with self._lock:
             return await anext(self._answers, None)
 
     async def close(self) -> None:
-        """Ends the call."""
         async with self._lock:
             await self._answers.aclose()

@@ -144,12 +144,10 @@ class _Front:
         self._is_well = True
 
     def terminate(self) -> None:
-        """Lets the running process drain."""
         if self._process and self._process.returncode is None:
             self._process.terminate()
 
     def report(self, is_well: bool) -> None:
-        """Tells the running process whether the executor's process is well."""
         self._is_well = is_well
         if self._writer:
             self._writer.write(json.dumps(is_well).encode() + b"\n")
@@ -297,7 +295,6 @@ def front_settings(settings: AllSettings, listen: str, http_listen: str, executo
 async def _executor_door(
     stage: NeuronExecutorStage, settings: ProcessSettings, telemetry: Telemetry, listen: str, life: Life
 ) -> AsyncIterator[None]:
-    """Takes the items of front processes."""
     private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
     services = [EXECUTE.service, *trace_services(telemetry.traces)]
     door = GrpcDoor(private, services, event="listening for front processes")

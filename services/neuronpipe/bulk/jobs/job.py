@@ -81,7 +81,6 @@ class StoredJob:
 
     @property
     def name(self) -> str:
-        """The name of the job's operation."""
         return f"{_NAME}{self.id}"
 
     def is_signed(self, secret: bytes) -> bool:
@@ -97,7 +96,6 @@ class StoredJob:
         return SpanContext.parse(self.trace) if self.trace else None
 
     def operation(self) -> Operation:
-        """Returns the job's operation."""
         operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
@@ -192,11 +190,9 @@ class JobProgress:
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """Records that an input is sent."""
         self.has_begun = True
 
     def renew(self, lease_ends_s: float) -> None:
-        """Renews the lease."""
         self.lease_ends_s = lease_ends_s
         self._renewed.set()
 

@@ -99,7 +99,6 @@ class Notifier:
         return cls(store, read_secret(Path(settings.notification_secret)), networks, meters, jobs_secret)
 
     async def run(self) -> None:
-        """Notifies receivers until it is cancelled."""
         async with asyncio.TaskGroup() as telling:
             while True:
                 self._has_notified.clear()
@@ -203,7 +202,6 @@ def signature(secret: bytes, id: str, at_s: int, body: bytes) -> str:
 
 
 def read_secret(file: Path) -> bytes:
-    """Reads the secret in a file. Raises SetupError."""
     try:
         with files_told(f"--notification-secret {file}"):
             text = file.read_text(encoding="ascii").strip()

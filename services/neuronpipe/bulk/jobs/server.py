@@ -64,8 +64,6 @@ class _Running:
 
 
 class JobWorker:
-    """Runs jobs of a store."""
-
     def __init__(
         self,
         store: JobStore,
@@ -155,7 +153,6 @@ class JobWorker:
             self._woken.set()
 
     async def _attempt(self, running: _Running) -> tuple[EndState, bytes]:
-        """Runs a job, and returns its end."""
         taken, job = running.taken, running.taken.job
         if self._secret and not job.is_signed(self._secret):
             log_warning("a job is not run: no gateway with this --jobs-secret has signed it", job=job.id)
@@ -266,7 +263,6 @@ class JobWorker:
                     running.task.cancel()
 
     async def _listen(self) -> None:
-        """Wakes up for new jobs."""
         while True:
             try:
                 async with self._store.listening("queued") as queued:
@@ -299,7 +295,6 @@ _SHOW_EVERY_S = 2.0
 
 
 def job_load(store: JobStore) -> ScaledLoad:
-    """Returns the load of the waiting and running jobs."""
 
     async def count() -> int:
         counts, _, _ = await store.count()

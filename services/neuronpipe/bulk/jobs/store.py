@@ -301,7 +301,6 @@ class JobStore:
             yield messages()
 
     async def close(self) -> None:
-        """Closes the connections."""
         await asyncio.gather(*self._asking, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
@@ -395,5 +394,4 @@ def _kept_job(id: str, values: Sequence[bytes | None], names: Sequence[str] = _K
 
 
 def worker_name() -> str:
-    """Returns a name that no other worker has."""
     return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}"

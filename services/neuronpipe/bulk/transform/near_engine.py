@@ -259,8 +259,6 @@ _OF_ROWS = (InvalidInput, WrongTask, InternalError)
 
 
 class NearEngine:
-    """See Engine."""
-
     windows_in_flight = _WINDOWS
 
     def __init__(self, bundle: Bundle, pipeline: Pipeline, batches: BatchMaker, settings: TransformSettings) -> None:
@@ -270,7 +268,6 @@ class NearEngine:
         self._batches = batches
 
     async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[InputOutcome]:
-        """See Engine."""
         window = self._batches.open(len(inputs))
         try:
             return await run_together(self._infer_row(window, row, input) for row, input in enumerate(inputs))

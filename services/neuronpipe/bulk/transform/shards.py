@@ -99,7 +99,6 @@ class Shard:
     columns: Sequence[str]
 
     def name(self, ending: str) -> str:
-        """Returns the name of the shard's file of results."""
         return f"part-{self.number:05d}{ending}"
 
 
@@ -109,8 +108,6 @@ NAMED_ERRORS = 5
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
-    """The work on every shard of a run."""
-
     folder: str
     input_format: str
     output_format: str
@@ -128,8 +125,6 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class RowProgress:
-    """Rows that are done."""
-
     rows: int
     errors: int
     named_errors: Sequence[RowError] = ()
@@ -217,7 +212,6 @@ class _Results:
         return RowProgress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
 
     def discard(self) -> None:
-        """Deletes the written bytes."""
         with contextlib.suppress(Exception):  # any error of a library on a full disk
             self._writer.close()
         self._new.discard()
@@ -266,7 +260,6 @@ class _WindowReader:
         return window
 
     async def close(self) -> None:
-        """Closes the open file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._windows.close)
         self._thread.shutdown()
 

@@ -65,7 +65,6 @@ class RunningQuantile:
         self.value = 0.0
 
     def add(self, number: float) -> None:
-        """Adds a number."""
         if not self.value:
             self.value = number
         elif number < self.value:
@@ -105,7 +104,6 @@ class LookupEconomics:
             self._lookup_value_s.add(max((seconds - self._lookup_s.value) / values, _LEAST_S))
 
     def found(self, size: int, is_hit: bool) -> None:
-        """Records whether the look-up of a value was a hit."""
         power = size.bit_length()
         rate = self._hit_rates.get(power, _FIRST_HIT_RATE)
         self._hit_rates[power] = rate + _HIT_WEIGHT * (is_hit - rate)

@@ -39,7 +39,6 @@ class Breaker:
         return max(0.0, self._probe_at_s - self._clock())
 
     def close(self) -> None:
-        """Records a successful probe."""
         self.is_closed = True
         self._closed_at_s = self._clock()
 
@@ -102,7 +101,6 @@ class Unstored(Generic[ValueT]):
         return batch
 
     def clear(self) -> None:
-        """Drops all values."""
         self._values.clear()
         self._size_bytes = 0
 

@@ -116,7 +116,6 @@ class Places:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the first group is the next to get a place
 
     async def take(self, group: str = "") -> None:
-        """Waits for a place."""
         if self._free:
             self._free -= 1
             return
@@ -149,7 +148,6 @@ class Places:
 
     @asynccontextmanager
     async def taken(self, group: str) -> AsyncIterator[None]:
-        """Holds a place while the block runs."""
         await self.take(group)
         try:
             yield
@@ -189,7 +187,6 @@ class LoopTurns:
         self._left_s -= time.monotonic() - began_s
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Calls `go_on` in a later turn."""
         self._waiting[go_on] = None
         self._open()
 

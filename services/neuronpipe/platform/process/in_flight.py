@@ -54,7 +54,6 @@ class CallerWaits:
         self._waits.pop(number, None)
 
     def end_all(self) -> None:
-        """Ends all current waits."""
         while self._waits:
             self._waits.pop(next(iter(self._waits)))[1](False)
 
@@ -215,7 +214,6 @@ class InFlight:
         return await self.make(connection, most_bytes, partial(inflate, data, window_bits, max_bytes))
 
     def drain(self) -> None:
-        """Refuses new calls from now on."""
         self.draining.set()
 
     def refuse_arriving(self) -> None:

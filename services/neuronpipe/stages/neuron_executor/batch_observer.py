@@ -100,7 +100,6 @@ class BatchObserver:
         self._meters.gauge(Metrics.LONE_GRAPH_MEMORY, lambda: prepared().lone_graph_bytes, *self.labels)
 
     def unwatch(self) -> None:
-        """Removes the gauges of a model that has left."""
         for instrument in (
             Metrics.CORES,
             Metrics.QUEUE_SEQUENCES,
@@ -118,7 +117,6 @@ class BatchObserver:
         self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
 
     def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
-        """Records a batch that ran or failed."""
         size, real_tokens = len(members), sum(member.tokens for member in members)
         computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens

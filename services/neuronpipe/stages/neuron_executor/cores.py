@@ -45,25 +45,20 @@ class Cores:
 
     @property
     def left(self) -> int:
-        """The number of cores that are not lost."""
         return self.count - len(self._lost)
 
     @property
     def idle(self) -> int:
-        """The number of cores without work."""
         return sum(not batches and core not in self._lost for core, batches in enumerate(self._given))
 
     @property
     def running(self) -> int:
-        """The number of batches on all cores."""
         return sum(map(len, self._given))
 
     def is_lost(self, core: int) -> bool:
-        """Whether a core is lost."""
         return core in self._lost
 
     def is_idle(self, core: int) -> bool:
-        """Whether a core has no work."""
         return not self._given[core]
 
     def may_take(self, core: int) -> bool:

@@ -117,7 +117,6 @@ class ExecutorModel:
 
     @property
     def cores_left(self) -> int:
-        """The number of cores that are not lost."""
         return self._device.cores.left
 
     async def run(
@@ -217,7 +216,6 @@ class ExecutorModel:
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
     def answer(self, core: int, batch: Batch, rows: Sequence[RowOutputs], started_ns: int, ended_ns: int) -> None:
-        """Gives each caller of a batch the result of its sequence."""
         members = batch.members
         self._computed += len(members)
         self._unwanted += sum(member.future.done() for member in members)

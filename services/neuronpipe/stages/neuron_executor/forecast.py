@@ -84,7 +84,6 @@ class SequenceQueue:
         return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
 
     def push(self, sequence: QueuedSequence) -> None:
-        """Adds a sequence."""
         heaps = self._heaps[sequence.is_bulk]
         heap = heaps.get(sequence.padded_tokens)
         if heap is None:
@@ -103,7 +102,6 @@ class SequenceQueue:
         return None
 
     def lengths(self, *, is_bulk: bool) -> Iterable[int]:
-        """The padded lengths of waiting sequences."""
         return self._heaps[is_bulk].keys()
 
     def near(self, tokens: int, *, is_bulk: bool) -> list[int]:
@@ -195,12 +193,10 @@ class BatchTime:
         self.token_s = 0.0
 
     def anchor(self, tokens: int, seconds: float) -> None:
-        """Adds a measurement of the warm-up."""
         self._anchor.add(tokens, seconds, _ANCHOR_WEIGHT)
         self._fit()
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Adds a batch of `tokens` padded tokens that took `seconds`."""
         if expected := self._overhead_s + self.token_s * tokens:
             seconds = min(seconds, _MAX_SURPRISE * expected)
             error = min(1.0, abs(seconds - expected) / expected)
@@ -248,7 +244,6 @@ class _Sums:
         self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
     def fade(self, share: float) -> None:
-        """Multiplies the weight of all points so far."""
         self.weight *= share
         self.x *= share
         self.y *= share
@@ -256,7 +251,6 @@ class _Sums:
         self.xy *= share
 
     def add(self, x: float, y: float, weight: float) -> None:
-        """Adds a point."""
         self.weight += weight
         self.x += weight * x
         self.y += weight * y
@@ -286,11 +280,9 @@ class Forecast:
 
     @property
     def overhead_tokens(self) -> float:
-        """The number of tokens that take as long as a batch's overhead."""
         return self._batch_time.overhead_tokens
 
     def observe(self, computed_tokens: int, seconds: float, *, is_alone: bool) -> None:
-        """Adds the time of a batch that has run."""
         self._outdated_s = time.monotonic() + max(_ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES * seconds)
         (self._lone_batch_time if is_alone else self._batch_time).observe(computed_tokens, seconds)
 

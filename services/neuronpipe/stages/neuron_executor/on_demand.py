@@ -219,7 +219,6 @@ class OnDemandModels:
         return outcome
 
     def note_unused(self) -> None:
-        """Notes that a model is no longer in use."""
         self._changed.set()
 
     async def work(self) -> None:

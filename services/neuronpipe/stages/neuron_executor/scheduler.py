@@ -72,7 +72,6 @@ class DeviceScheduler:
         observer: BatchObserver,
         model_class: type[ExecutorModel] = ExecutorModel,
     ) -> ExecutorModel:
-        """Adds a model."""
         model = model_class(backend, spec, limits, self, times, observer)
         self._models.append(model)
         self.forecasts.append(model.forecast)
@@ -108,7 +107,6 @@ class DeviceScheduler:
                 return
 
     def wake(self) -> None:
-        """Lets cores look for work."""
         self._arrived.set()
 
     @asynccontextmanager

@@ -91,7 +91,6 @@ class TokenizerStage:
         self.models = models
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        """Encodes one input, or takes it from the cache."""
         item.call.check_deadline()
         with self.models.table.at(item.model) as model:
             return await model.tokenize(item)

@@ -24,7 +24,6 @@ class _Writer:
         self._rows = 0
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         arrays = [_array([record[field.name] for record in records], field.type) for field in self._schema]
         self._batches.append(pyarrow.record_batch(arrays, self._schema))
         self._rows += len(records)

@@ -43,11 +43,9 @@ class _JsonWriter:
         self._file = file
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         self._file.write(b"".join(map(_line, records)))
 
     def close(self) -> None:
-        """See RowWriter."""
         self._file.flush()
 
 
@@ -175,7 +173,6 @@ class _CsvWriter:
         self.write([{name: name for name in self._names}])
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(
             [_cell(record[name]) for name in self._names] for record in records
@@ -183,7 +180,6 @@ class _CsvWriter:
         self._file.write(text.getvalue().encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """See RowWriter."""
         self._file.flush()
 
 

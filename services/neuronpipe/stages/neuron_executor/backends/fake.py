@@ -77,7 +77,6 @@ class FakeBackend:
         return finish(await self.compute(core, prepare(), is_alone=is_alone))
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """The outputs of a batch."""
         self._check(core, inputs)
         token_ids, mask = self._numbers(inputs)
         if self._device_time_s:

@@ -240,11 +240,9 @@ class _NeuronGraph:
             self._idle.append(np.array([[0, 1]] * (slots + 1)))
 
     def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
-        """See SlotGraph."""
         return self._guarded(lambda: self._run(*inputs), "a step")
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
-        """See SlotGraph."""
         self._guarded(lambda: self._read_source(token_ids, count, slot), "what a source is read to")
 
     def _guarded(self, work: Callable[[], ResultT], name: str) -> ResultT:

@@ -47,8 +47,6 @@ class StepRecord:
 
 
 class GenerationObserver:
-    """Records the steps and texts of one model."""
-
     def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str) -> None:
         self._tracer = telemetry.tracer
         self._meters = meters = telemetry.meters
@@ -83,7 +81,6 @@ class GenerationObserver:
         self._meters.gauge(Metrics.BLOCKS_IN_USE, blocks, *self._labels)
 
     def unwatch(self) -> None:
-        """Removes the gauges of a model that has left."""
         for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
             self._meters.remove(instrument, *self._labels)
 
@@ -103,7 +100,6 @@ class GenerationObserver:
         self._generated.add(count)
 
     def finished(self, sequence: GeneratedSequence, trace: SpanContext | None) -> None:
-        """Records a complete text."""
         figures, later_tokens = sequence.figures, sequence.generated - 1
         self._prefills.record(figures.prefill_ns, trace)
         if later_tokens > 0:

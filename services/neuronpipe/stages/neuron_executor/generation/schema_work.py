@@ -55,7 +55,6 @@ class SchemaWork:
 
     @property
     def units(self) -> float:
-        """The estimated work."""
         return self._of(self._root).work
 
     def _of(self, schema: Any) -> _Cost:
