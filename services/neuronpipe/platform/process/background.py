@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -81,6 +81,14 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # otherwise asyncio logs that the error was never retrieved
+
+
+async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
+    """Waits until an event is set, for `limit_s` seconds at most. Returns whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 def start_apart(function: Callable[[], ResultT]) -> "Future[ResultT]":
