@@ -48,9 +48,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
         if irregular := next((file for file in matching if not (is_object(file) or Path(file).is_file())), ""):
-            raise SetupError(
-                f"--input {irregular}: is no regular file; rows are read twice, so save them in a file first"
-            )
+            raise SetupError(f"--input {irregular}: is no regular file, and rows are read twice; save them in a file")
         files |= dict.fromkeys(matching)
     return list(files)
 

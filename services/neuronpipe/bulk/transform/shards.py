@@ -152,9 +152,8 @@ async def run_shards(
     """
 
     async def answer(window: _Window) -> _Answered:
-        inputs = [
-            input for row_inputs in window.inputs if not isinstance(row_inputs, InvalidInput) for input in row_inputs
-        ]
+        valid = [row_inputs for row_inputs in window.inputs if not isinstance(row_inputs, InvalidInput)]
+        inputs = [input for row_inputs in valid for input in row_inputs]
         outcomes = iter(await engine.infer(inputs) if inputs else ())
         return window, [
             [row_inputs] if isinstance(row_inputs, InvalidInput) else [next(outcomes) for _ in row_inputs]
@@ -194,9 +193,7 @@ class _Results:
 
     def write(self, window: _Window, outcomes: Sequence[Sequence[InputOutcome]]) -> RowProgress:
         """Adds a window's rows. Raises SetupError."""
-        records = [
-            self._task.record(row, row_outcomes) for row, row_outcomes in zip(window.rows, outcomes, strict=True)
-        ]
+        records = [self._task.record(row, answers) for row, answers in zip(window.rows, outcomes, strict=True)]
         with unwritable(self._path):
             self._writer.write(records)
         answers = [outcome for row_outcomes in outcomes for outcome in row_outcomes if isinstance(outcome, InputAnswer)]

@@ -93,10 +93,9 @@ def _json_row(line: bytes) -> InputRow:
 def _is_too_deep(row: Any) -> bool:
     level = [row]
     for _ in range(_MOST_LEVELS):
-        nested = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
-        level = [value for several in nested for value in several]
+        lists = [value for value in level if isinstance(value, list)]
+        lists += [list(value.values()) for value in level if isinstance(value, dict)]
+        level = [value for values in lists for value in values]
     return bool(level)
 
 
