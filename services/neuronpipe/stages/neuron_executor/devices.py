@@ -179,19 +179,7 @@ class Devices:
         model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
         await self.impairment.call(loading, lambda: _warm_up(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
-        generator = Generator(
-            model,
-            bundle.spec,
-            self._telemetry,
-            observer,
-            bundle.tokenizer_json,
-            max_sequences=self._limits.max_batch_size,
-            step_tokens=self._settings.step_tokens,
-            max_queue_sequences=self._limits.max_queue_sequences,
-            max_prompt_wait_s=self._settings.max_prompt_wait_s,
-            step_limit_s=self._settings.batch_limit_s,
-            prompt_lookup_tokens=self._settings.prompt_lookup_tokens,
-        )
+        generator = Generator(model, bundle.spec, self._telemetry, observer, bundle.tokenizer_json, self._settings)
         self.start(generator.work())
         log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
         observer.ready(time.monotonic_ns() - began_ns)

@@ -6,8 +6,8 @@ The scheduler of the device runs the batches.
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
-from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import (
     BatchTimes,
     ComputedSequence,
@@ -39,6 +38,9 @@ from neuronpipe.stages.neuron_executor.forecast import (
 from neuronpipe.stages.neuron_executor.shapes import ComputedShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
+if TYPE_CHECKING:
+    from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+
 # The shortest retry delay of a refused caller. The queue seldom has room sooner.
 _MIN_RETRY_AFTER_S = 0.05
 # The pause between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences take
@@ -47,19 +49,6 @@ _SWEEP_INTERVAL_S = 0.05
 
 # The outputs of a sequence, or the error of outputs that are not finite.
 RowOutputs: TypeAlias = Arrays | NeuronpipeError
-
-
-class Device(Protocol):
-    """The parts of a device that its models use and share."""
-
-    cores: Cores
-    # The forecasts of all models.
-    forecasts: list[Forecast]
-    # Numbers the sequences of all models as they come.
-    numbers: Iterator[int]
-
-    def wake(self) -> None:
-        """Tells the device that there is new work."""
 
 
 class ExecutorModel:
@@ -75,7 +64,7 @@ class ExecutorModel:
         backend: Backend,
         spec: ModelSpec,
         limits: Limits,
-        device: Device,
+        device: "DeviceScheduler",
         times: BatchTimes,
         observer: BatchObserver,
     ) -> None:
@@ -243,13 +232,8 @@ class ExecutorModel:
         Logs the number of computed sequences, and the number of sequences that were computed in vain.
         """
         if not self._is_closed:
-            log(
-                "computed",
-                model=self.spec.name,
-                version=self.spec.version,
-                sequences=self._computed,
-                unwanted=self._unwanted,
-            )
+            name, version = self.spec.name, self.spec.version
+            log("computed", model=name, version=version, sequences=self._computed, unwanted=self._unwanted)
         self._is_closed = True
         waiting = list(self.queue)
         fail(waiting, stopping())

@@ -44,6 +44,7 @@ class DeviceScheduler:
     def __init__(self, cores: int, in_flight: int, batch_limit_s: float) -> None:
         """`in_flight`: batches that a core gets at once. `batch_limit_s`: time after which a batch's core is lost."""
         self.cores = Cores(cores)
+        # The forecasts of all models, and the numbers of their sequences as they come.
         self.forecasts: list[Forecast] = []
         self.numbers: Iterator[int] = itertools.count()
         self._in_flight = in_flight

@@ -123,11 +123,8 @@ class FakeBackend:
 
     def _problems_of_pixels(self, inputs: Arrays) -> list[str]:
         (expected,), (array,) = self._kind.shortest().values(), inputs.values()
-        return (
-            []
-            if (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape)
-            else [f"{array.dtype}{array.shape}"]
-        )
+        is_right = (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape)
+        return [] if is_right else [f"{array.dtype}{array.shape}"]
 
     def _problems_of_tokens(self, inputs: Arrays) -> list[str]:
         problems = []

@@ -24,12 +24,9 @@ class Text(Protocol):
     weight: float
 
     @property
-    def most_rows(self) -> int:
-        """The rows that the text may have."""
-
+    def most_rows(self) -> int: ...
     @property
-    def blocks_held(self) -> int:
-        """The blocks that the text has."""
+    def blocks_held(self) -> int: ...
 
 
 @dataclass(slots=True)
