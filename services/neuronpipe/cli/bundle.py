@@ -42,12 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_repository(collect)
     option(collect, "--dry-run", "only say what would be deleted")
-    option(
-        collect,
-        "--grace-hours HOURS",
-        "spare files that are younger, such as files of a running push (default: 24)",
-        24.0,
-    )
+    option(collect, "--grace-hours HOURS", "spare younger files, such as files of a running push (default: 24)", 24.0)
     diff = subcommand(verbs, "diff", _diff, "say what differs between two bundles: settings of the manifest, and files")
     for name in ("before", "after"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a bundle's folder, MODEL/VERSION")

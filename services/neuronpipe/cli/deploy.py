@@ -102,9 +102,8 @@ def _target(options: argparse.Namespace) -> "Target":
     from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, endpoint_name
     from neuronpipe.deploy.model import make_target
 
-    serverless = {
-        name: value for name in ("memory_mb", "max_concurrency") if (value := getattr(options, name)) is not None
-    }
+    limits = {"memory_mb": options.memory_mb, "max_concurrency": options.max_concurrency}
+    serverless = {name: value for name, value in limits.items() if value is not None}
     fewest = options.min_executors
     endpoint = made(
         Endpoint,

@@ -62,9 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "approve", partial(_decide, approves=True), "allow a version to be served; a model's first one becomes stable"
     )
     add_trusted_keys(approve)
-    reject = change(
-        "reject", partial(_decide, approves=False), "forbid a version, and take its aliases and shares away"
-    )
+    reject = change("reject", partial(_decide, approves=False), "forbid a version, and remove its aliases and shares")
     for decision in (approve, reject):
         option(decision, "version VERSION", "the version's number", int)
     alias = change("alias", _alias, "give a version a name, or the name another version")

@@ -25,12 +25,7 @@ def add_repository(
     parser: argparse.ArgumentParser, instead_of: "argparse._MutuallyExclusiveGroup | None" = None
 ) -> None:
     """Adds --repository and --endpoint. `instead_of`: the group of the options that may replace a repository."""
-    option(
-        instead_of or parser,
-        "--repository DIR",
-        "the folder of bundles, or s3://BUCKET/PREFIX",
-        required=not instead_of,
-    )
+    option(instead_of or parser, "--repository DIR", "folder of bundles or s3://BUCKET/PREFIX", required=not instead_of)
     option(parser, "--endpoint URL", "URL of the object store for s3:// (default: AWS_ENDPOINT_URL, or AWS)", "")
 
 

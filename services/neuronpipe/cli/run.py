@@ -32,16 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--dtype DTYPE", "dtype, such as bfloat16 or int8; see `neuronpipe compile`", "")
     option(parser, "--backend BACKEND", "openvino (default) or torch", "openvino")
     option(parser, "--name NAME", "the model's name in requests (default: the last part of MODEL)", "")
-    option(
-        parser,
-        "--repository DIR",
-        f"folder of the compiled model (default: a folder for this model in {_CACHE})",
-        folder,
-    )
+    option(parser, "--repository DIR", f"folder of the compiled model (default: its own in {_CACHE})", folder)
     option(parser, "--listen HOST:PORT", "address of gRPC (default: %(default)s)", "127.0.0.1:50050")
-    option(
-        parser, "--http-listen HOST:PORT", "address of HTTP and of the console (default: %(default)s)", "127.0.0.1:8080"
-    )
+    option(parser, "--http-listen HOST:PORT", "address of HTTP and console (default: %(default)s)", "127.0.0.1:8080")
 
 
 def run(options: argparse.Namespace) -> None:

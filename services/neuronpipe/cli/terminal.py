@@ -117,6 +117,26 @@ def _in_unit(text: str, unit: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """The type of an option that takes whole numbers with commas."""
+    return _list_of(int, text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The type of an option that takes words with commas."""
+    return _list_of(str, text)
+
+
+def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    try:
+        values = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
+    if not values:
+        raise argparse.ArgumentTypeError("is empty")
+    return values
+
+
 def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
     """Makes the shell complete an option's value by the function's results."""
     setattr(action, "completer", completer)  # noqa: B010 (argcomplete's own way; argparse knows no such attribute)
