@@ -12,7 +12,6 @@ from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.platform.cache.economics import CachePolicy, LookupEconomics
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, seal, unseal
-from neuronpipe.platform.process.background import wait_for_event
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
 # After this time without a failure, pauses start at the shortest again. Until then pauses keep growing: small probes
@@ -323,7 +322,9 @@ class Lookups(Generic[ValueT]):
                     log_fault("measuring Redis failed; it is tried again", fault)
                 self._fail(RemoteError(type(fault).__name__))
                 continue
-            await wait_for_event(self._has_failed, _MEASURE_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MEASURE_EVERY_S):
+                    await self._has_failed.wait()
             self._has_failed.clear()
 
     async def _measure(self) -> None:

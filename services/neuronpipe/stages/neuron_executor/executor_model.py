@@ -6,8 +6,8 @@ The scheduler of the device runs the batches.
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
+from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import (
     BatchTimes,
     ComputedSequence,
@@ -38,9 +39,6 @@ from neuronpipe.stages.neuron_executor.forecast import (
 from neuronpipe.stages.neuron_executor.shapes import ComputedShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
-if TYPE_CHECKING:
-    from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-
 # The shortest retry delay of a refused caller. The queue seldom has room sooner.
 _MIN_RETRY_AFTER_S = 0.05
 # The pause between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences take
@@ -49,6 +47,16 @@ _SWEEP_INTERVAL_S = 0.05
 
 # The outputs of a sequence, or the error of outputs that are not finite.
 RowOutputs: TypeAlias = Arrays | NeuronpipeError
+
+
+class Device(Protocol):
+    """The parts of a device that its models use and share: see DeviceScheduler."""
+
+    cores: Cores
+    forecasts: list[Forecast]
+    numbers: Iterator[int]
+
+    def wake(self) -> None: ...
 
 
 class ExecutorModel:
@@ -64,7 +72,7 @@ class ExecutorModel:
         backend: Backend,
         spec: ModelSpec,
         limits: Limits,
-        device: "DeviceScheduler",
+        device: Device,
         times: BatchTimes,
         observer: BatchObserver,
     ) -> None:
