@@ -445,7 +445,9 @@ def _check(option: str, text: str) -> None:
         if isinstance(least, int) and least > named + 1:
             raise ValueError(f"minProperties of {least} and {named} required ones, others may have the same name")
     if states > _MAX_MULTIPLES:
-        raise ValueError(f"the values of multipleOf exceed together {_MAX_MULTIPLES}, in units of their last digits")
+        raise ValueError(
+            f"the values of multipleOf add up to more than {_MAX_MULTIPLES}, in units of their last digits"
+        )
 
 
 def _parts(value: Any) -> Iterator[Any]:
