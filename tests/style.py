@@ -69,8 +69,8 @@ _HELP_PLACES = {"option": 2, "subcommand": 3}
 _PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
 # The wings whose docstrings, comments and help texts keep these rules.
 _PROSE_WINGS: tuple[str, ...] = (
-    *("api", "bulk", "bundles", "cli", "client", "compiler", "core", "deploy", "measure", "platform", "rpc", "serve"),
-    *("stages/neuron_executor", "stages/postprocessor", "stages/server.py", "stages/tokenizer", "tasks"),
+    *("api", "bulk", "bundles", "cli", "client", "compiler", "core", "deploy", "doors", "measure", "platform", "rpc"),
+    *("serve", "stages/neuron_executor", "stages/postprocessor", "stages/server.py", "stages/tokenizer", "tasks"),
 )
 _MAX_WORDS_OF_PROSE = 30
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")

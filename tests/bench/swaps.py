@@ -27,9 +27,9 @@ from statistics import median
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from tests.integration.requests import classify
 from tests.integration.test_registry import serves_only

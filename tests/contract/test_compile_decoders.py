@@ -156,7 +156,7 @@ def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
 def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_graphs, "_mask", lambda is_seen, dtype, biases=None: is_seen[:, None] * 0.0)
+    monkeypatch.setattr(decoder_graphs, "added_to_scores", lambda is_seen, dtype, seen=0.0: is_seen * 0.0)
     with pytest.raises(SetupError, match=r"Gemma2ForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("gemma2", tmp_path / "source"), tmp_path / "repository")
     assert not (tmp_path / "repository" / "m").exists()

@@ -18,8 +18,9 @@ import neuronpipe
 from neuronpipe.api.tei.v1.tei_pb2 import EmbedResponse, TokenEmbedding
 from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingResult, SentenceEmbeddingResult
 from neuronpipe.core.items import Stages
+from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.native import INFERENCE_SERVICE, MODEL_SERVICE
-from neuronpipe.doors.tei import SERVICES, TeiDoor
+from neuronpipe.doors.tei import SERVICES, tei_handlers
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.rpc.rpcs import RpcHandlers
 from tests.servers.door import door_of
@@ -95,9 +96,9 @@ def test_every_rpc_of_the_public_api_has_a_handler_and_the_reverse() -> None:
 
 
 def test_every_rpc_of_tei_has_a_handler_and_the_reverse() -> None:
-    catalog: Any = None
-    door = TeiDoor(catalog, catalog, catalog, PipelineSettings())
-    assert _paths(door.handlers()) == _described(*SERVICES.values())
+    unused: Any = None
+    handlers = tei_handlers(Inference(unused, unused, PipelineSettings()))
+    assert _paths(handlers) == _described(*SERVICES.values())
 
 
 @pytest.mark.parametrize(

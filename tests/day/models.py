@@ -8,9 +8,9 @@ import torch
 import transformers
 
 from demo.model import find_minilm
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.models.decoders import CHAT_TEMPLATE, save_decoder
 

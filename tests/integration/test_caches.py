@@ -12,7 +12,8 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
-from neuronpipe.bundles.repository import read_repository, write_manifest
+from neuronpipe.bundles.repository import read_repository
+from neuronpipe.bundles.writing import write_manifest
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem

@@ -19,8 +19,8 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from demo.processes import four_processes
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.registry import Operation, Signed
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.tasks import TASKS

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import read_bundle
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.core.errors import SetupError
 from tests.integration.test_lifecycle import free_port

@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.integration.requests import classify

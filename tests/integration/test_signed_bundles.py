@@ -14,8 +14,9 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.bundles.manifest import Manifest
-from neuronpipe.bundles.repository import read_bundle, sign_bundle, write_manifest
+from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
+from neuronpipe.bundles.writing import sign_bundle, write_manifest
 from neuronpipe.client import Client
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.stages.neuron_executor.backends import load_backend

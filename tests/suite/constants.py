@@ -18,7 +18,7 @@ _ENGINE = "neuronpipe.stages.settings:EngineSettings"
 _PLACES = {
     "batch_limit_s": f"{_ENGINE}.batch_limit_s",
     "fair_window_s": "neuronpipe.gateway.access:_FAIR_WINDOW_S",
-    "look_every_s": "neuronpipe.bundles.sources:LiveRepository.look_every_s",
+    "look_every_s": "neuronpipe.bundles.folder_repository:LiveRepository.look_every_s",
     "max_connection_age_grace_s": f"{_LIMITS}.max_connection_age_grace_s",
     "max_handshake_s": f"{_LIMITS}.max_handshake_s",
     "max_header_bytes": f"{_LIMITS}.max_header_bytes",

@@ -55,10 +55,7 @@ class BucketRepository:
         return self._read_registry()[0]
 
     def read_registry_if_changed(self, etag: str) -> tuple[Registry, str] | None:
-        """The registry and its ETag; None while it has the given ETag.
-
-        Raises SetupError also if there is no registry.
-        """
+        """The registry and its ETag; None while it has the given ETag. Raises SetupError also if there is none."""
         with _setup_errors(self._name(REGISTRY_FILE)):
             changed = self._folder.read_if_changed(REGISTRY_FILE, etag)
         return (Registry.parse(changed.data, self._name(REGISTRY_FILE)), changed.etag) if changed else None
@@ -96,9 +93,7 @@ class BucketRepository:
         return Bundle(Path(place), Manifest.parse(written, f"{place}/{MANIFEST_FILE}"), sha256(written).hexdigest())
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises SetupError for a file that is missing from the bucket, and RefusedBundle for a bundle without the
-        signature of one of the `trusted` keys. The contents of files are verified by the process that fetches them.
-        """
+        """Raises SetupError for a missing file, and RefusedBundle for a bundle that no `trusted` key signed."""
         key = ModelKey(*bundle.key)
         if trusted:
             base = f"{key.name}/{key.version}"
@@ -107,17 +102,15 @@ class BucketRepository:
             self.find(key, name, digest)
 
     def manifest(self, key: ModelKey) -> bytes:
-        """The bytes of a version's manifest."""
-        name = f"{key.name}/{key.version}/{MANIFEST_FILE}"
-        with _setup_errors(self._name(name)):
-            stored = self._folder.read(name)
-        if stored is None:
+        if (written := self._read(name := f"{key.name}/{key.version}/{MANIFEST_FILE}")) is None:
             raise SetupError(f"{self._name(name)}: is not there; upload the version with `neuronpipe bundle push`")
-        return stored.data
+        return written
 
     def signature(self, key: ModelKey) -> bytes | None:
         """The bytes of a version's signature, or None if the version is not signed."""
-        name = f"{key.name}/{key.version}/{SIGNATURE_FILE}"
+        return self._read(f"{key.name}/{key.version}/{SIGNATURE_FILE}")
+
+    def _read(self, name: str) -> bytes | None:
         with _setup_errors(self._name(name)):
             stored = self._folder.read(name)
         return stored.data if stored else None
@@ -179,11 +172,8 @@ class BucketRepository:
                 bundle = self.bundle(ModelKey(model, int(version)))
                 used |= {f"{_BLOBS}/{digest}" for digest in bundle.manifest.files.values()}
         before = datetime.now(UTC) - timedelta(seconds=grace_s)
-        return [
-            listed
-            for listed in objects
-            if listed.name.startswith(f"{_BLOBS}/") and listed.name not in used and listed.modified <= before
-        ]
+        unused = (listed for listed in objects if listed.name.startswith(f"{_BLOBS}/") and listed.name not in used)
+        return [listed for listed in unused if listed.modified <= before]
 
     def _wait_for_collector(self, tell: Callable[[str], None]) -> None:
         waited_until_s = time.monotonic() + _COLLECTING_LIMIT_S

@@ -29,7 +29,6 @@ class Bucket(Frozen):
         return self.batch * self.tokens
 
     def holds(self, rows: int, tokens: int) -> bool:
-        """Whether `rows` sequences of at most `tokens` tokens fit."""
         return rows <= self.batch and tokens <= self.tokens
 
 
@@ -62,7 +61,6 @@ class BucketPlan:
         return next((length for length in self._lengths if length >= tokens), self._lengths[-1])
 
     def batches(self, tokens: int) -> tuple[int, ...]:
-        """The batch sizes of a bucket length, ascending."""
         return self._batches[tokens]
 
     def find(self, rows: int, tokens: int) -> Bucket | None:
@@ -72,11 +70,7 @@ class BucketPlan:
 
 
 def bucket_inputs(names: Sequence[str], bucket: Bucket, image: ImageSpec | None) -> dict[str, tuple[list[int], str]]:
-    """The shape and the dtype of each input of a bucket's trace, which accepts no other shape or dtype.
-
-    The inputs of optimum-neuron's traces are int64 as well. Pixels are levels from 0 to 255 in float32. `image`: given
-    for a model of images.
-    """
+    """The shape and the dtype of each input of a bucket's trace: int64, as in optimum-neuron, or pixels in float32."""
     if image is not None:
         return {name: ([bucket.batch, 3, *image.size], "float32") for name in names}
     return {name: ([bucket.batch, bucket.tokens], "int64") for name in names}

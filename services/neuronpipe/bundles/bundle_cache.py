@@ -15,18 +15,20 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.bucket_repository import BucketRepository
+from neuronpipe.bundles.folder_repository import FolderRepository, LiveRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFiles, Manifest, file_sha256
+from neuronpipe.bundles.registry import REGISTRY_FILE, Registry
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told, replace_file
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.logs import log
+from neuronpipe.core.logs import log, log_warning
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import TrustedKeys
@@ -36,20 +38,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 # Size of one request. A broken connection loses at most this many bytes.
 _RANGE_BYTES = 8 << 20
 _LOCK_LOOK_S = 0.1
-
-# Chooses the files of a bundle that a process needs: their digests by name.
-Parts = Callable[[Manifest], Mapping[str, str]]
-
-
-def all_parts(manifest: Manifest) -> Mapping[str, str]:
-    """Chooses every file."""
-    return manifest.files
-
-
-def parts_without_artifacts(manifest: Manifest) -> Mapping[str, str]:
-    """Chooses every file except the artefacts, which only executors load."""
-    loaded = {name for artifact in manifest.artifacts for name in artifact.files}
-    return {name: digest for name, digest in manifest.files.items() if name not in loaded}
 
 
 class BundleCache:
@@ -64,15 +52,16 @@ class BundleCache:
         folder: Path,
         repository: BucketRepository,
         max_bytes: int,
-        parts: Parts = all_parts,
         trusted: "TrustedKeys | None" = None,
+        *,
+        with_artifacts: bool = True,
     ) -> None:
-        """`folder`: for this repository alone. `parts`: chooses the files of a version that this process needs."""
+        """`folder`: for this repository alone. `with_artifacts`: artefacts, which only executors load, come as well."""
         self.folder = folder
         self.fetched: dict[ModelKey, float] = {}
         self._repository = repository
         self._max_bytes = max_bytes
-        self._parts = parts
+        self._with_artifacts = with_artifacts
         self._trusted = trusted
         self._held: dict[ModelKey, int] = {}
         self._is_ending = threading.Event()
@@ -105,7 +94,6 @@ class BundleCache:
         raise SetupError(f"{self._path(key)}: another process deletes it at this time; it is tried again")
 
     def release(self, key: ModelKey) -> None:
-        """Ends this process's use of a version."""
         if (descriptor := self._held.pop(key, None)) is not None:
             os.close(descriptor)
 
@@ -132,11 +120,9 @@ class BundleCache:
                 f"{self._repository.uri}: {key.name}/{key.version} has the digest {sha256(written).hexdigest()[:16]}, "
                 f"the registry has {digest[:16]}: it is not the bundle that was approved"
             )
+        signature = self._repository.signature(key) if self._trusted is not None else None
         if self._trusted is not None:
-            signature = self._repository.signature(key)
             self._trusted.verify_signature(f"{self._repository.uri}: {key.name}/{key.version}", written, signature)
-        else:
-            signature = None
         _check_names(Manifest.parse(written, path / MANIFEST_FILE), path)
         path.mkdir(parents=True, exist_ok=True)
         if signature is not None:
@@ -144,8 +130,10 @@ class BundleCache:
         replace_file(path / MANIFEST_FILE, written, unfinished_in=self.folder / _FETCHING)
 
     def _complete(self, key: ModelKey, bundle: Bundle) -> None:
-        """Fetches the files that are missing or damaged."""
-        needed = self._parts(bundle.manifest)
+        needed = bundle.manifest.files
+        if not self._with_artifacts:
+            loaded = {name for artifact in bundle.manifest.artifacts for name in artifact.files}
+            needed = {name: digest for name, digest in needed.items() if name not in loaded}
         if not self._missing(bundle, needed):
             return
         with self._locked():
@@ -161,13 +149,8 @@ class BundleCache:
                     self.fetched[key] = (done + received) / (total or 1)
                 done += size
             if objects:
-                log(
-                    "version fetched",
-                    model=key.name,
-                    version=key.version,
-                    bytes=total,
-                    seconds=round(time.monotonic() - began_s, 3),
-                )
+                seconds = round(time.monotonic() - began_s, 3)
+                log("version fetched", model=key.name, version=key.version, bytes=total, seconds=seconds)
 
     def _missing(self, bundle: Bundle, needed: Mapping[str, str]) -> list[str]:
         files, missing = BundleFiles(bundle.folder, needed), []
@@ -223,7 +206,8 @@ class BundleCache:
 
     def _make_room(self, needed: int, partial: set[str]) -> None:
         """Deletes unused versions, the least recently used first, until there is room. The caller holds the lock."""
-        here = sum(_size(self.folder / _FETCHING / digest) for digest in partial)
+        begun = (self.folder / _FETCHING / digest for digest in partial)
+        here = sum(path.stat().st_size for path in begun if path.exists())
         if self._used() + needed - here <= self._max_bytes:
             return
         for unfinished in (self.folder / _FETCHING).iterdir():
@@ -276,8 +260,9 @@ def _shared_lock(folder: Path) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
-    if _try_lock(descriptor, fcntl.LOCK_SH) and _inode(folder) == os.fstat(descriptor).st_ino:
-        return descriptor
+    with contextlib.suppress(FileNotFoundError):
+        if _try_lock(descriptor, fcntl.LOCK_SH) and folder.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
     os.close(descriptor)
     return None
 
@@ -286,10 +271,9 @@ def _delete_unused(folder: Path) -> bool:
     """Deletes a version that no process holds. Returns whether the version was deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if not _try_lock(descriptor, fcntl.LOCK_EX):
-            return False
-        _delete(folder)
-        return True
+        if is_unused := _try_lock(descriptor, fcntl.LOCK_EX):
+            _delete(folder)
+        return is_unused
     finally:
         os.close(descriptor)
 
@@ -309,20 +293,71 @@ def _try_lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _sha256(path: Path) -> str:
-    """The sha256 of a file, or an empty string if there is no file."""
     try:
         return file_sha256(path)
     except OSError:
         return ""
+
+
+class BucketSource(BundleCache, LiveRepository):
+    """A repository in a bucket, with a cache and the last good registry, for a start without the bucket."""
+
+    def __init__(
+        self,
+        repository: BucketRepository,
+        cache: Path,
+        max_bytes: int,
+        trusted: "TrustedKeys | None" = None,
+        *,
+        with_artifacts: bool = True,
+    ) -> None:
+        """`cache`: the folder for the caches of all buckets. Raises SetupError if there is no registry."""
+        # A bucket of the same name at another endpoint has another folder.
+        place = sha256(f"{repository.endpoint} {repository.uri}".encode()).hexdigest()[:16]
+        super().__init__(cache.expanduser() / place, repository, max_bytes, trusted, with_artifacts=with_artifacts)
+        # Without retries, because the next look is the next attempt.
+        self._watched_repository = BucketRepository(repository.uri, repository.endpoint, retries=0)
+        self._kept = self.folder / REGISTRY_FILE
+        self.fixed = {}
+        self.problem = ""
+        self._etag = ""
+        try:
+            self.registry = self._read_changed() or Registry()
+        except SetupError as error:
+            self.registry = FolderRepository(self.folder).read_registry()
+            if not self.registry.revision:
+                raise SetupError(
+                    f"{error}; a repository in a bucket needs a registry: `neuronpipe bundle push --approve` makes it"
+                ) from error
+            self._set_problem(str(error))
+
+    def look(self) -> None:
+        try:
+            changed = self._read_changed()
+        except SetupError as error:
+            self._set_problem(str(error))
+            return
+        if self.problem:
+            log("the registry can be read again", repository=self._watched_repository.uri)
+        self.problem = ""
+        if changed:
+            self.registry = changed
+
+    def _read_changed(self) -> Registry | None:
+        """Reads the registry, or returns None if it has not changed. Raises SetupError."""
+        changed = self._watched_repository.read_registry_if_changed(self._etag)
+        if changed is None:
+            return None
+        registry, self._etag = changed
+        try:
+            with self._writing():
+                replace_file(self._kept, registry.model_dump_json().encode())
+        except SetupError as error:
+            log_warning("the registry cannot be kept for the next start", problem=str(error))
+        return registry
+
+    def _set_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log_warning("the registry cannot be read; what it said before stays", problem=problem)
+        self.problem = problem

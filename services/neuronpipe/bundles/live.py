@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+from neuronpipe.bundles.folder_repository import LiveRepository
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
-from neuronpipe.bundles.sources import LiveRepository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
@@ -92,13 +92,10 @@ class LiveModels:
         return frozenset(key for key, version in self.versions.items() if not version.ended.is_set())
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` when the registry or the state of a version has changed."""
         self._watchers.append(changed)
 
     async def load_all(self) -> None:
-        """Loads the versions that are declared now. Without a registry, raises the error of the first version that
-        cannot be loaded. With a registry, the other versions are served.
-        """
+        """Loads the declared versions. Raises the first error of loading if there is no registry."""
         self.update()
         for version in list(self.versions.values()):
             await version.settled.wait()
@@ -106,7 +103,6 @@ class LiveModels:
                 raise version.fault
 
     async def follow(self) -> None:
-        """Follows the registry until the task is cancelled."""
         while True:
             before = self.repository.registry
             await run_apart(self.repository.look)
@@ -159,17 +155,16 @@ class LiveModels:
         version = self.versions[key] = LiveVersion(key)
         if before and before.fault:
             version.attempts = before.attempts + 1
+        labels = key.name, str(key.version)
         for state in ModelState:
-            self._meters.gauge(
-                Metrics.VERSION_STATE,
-                lambda state=state: float(self.versions[key].state is state),  # type: ignore[misc]
-                key.name,
-                str(key.version),
-                state.value,
-            )
-        self._meters.gauge(Metrics.VERSION_FETCHED, lambda: self._share_here(version), key.name, str(key.version))
+            is_in = partial(self._is_in, key, state)
+            self._meters.gauge(Metrics.VERSION_STATE, is_in, *labels, state.value)
+        self._meters.gauge(Metrics.VERSION_FETCHED, lambda: self._share_here(version), *labels)
         self._start(self._live(version, before.problem if before else ""))
         self._notify()
+
+    def _is_in(self, key: ModelKey, state: ModelState) -> bool:
+        return self.versions[key].state is state
 
     def _share_here(self, version: LiveVersion) -> float:
         is_fetched = version.state in (ModelState.READY, ModelState.DRAINING)

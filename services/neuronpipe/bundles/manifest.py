@@ -22,10 +22,7 @@ SCHEMA_VERSION = 4
 
 
 class Source(Frozen):
-    """The source of the model.
-
-    `revision`: the commit on the Hub. `weights_sha256`: the digest over the files with weights.
-    """
+    """The source of the model: its commit on the Hub, and the digest over the files with weights."""
 
     location: str
     revision: str | None = None
@@ -57,11 +54,9 @@ class Accuracy(Frozen):
     agreement: float | None = Field(
         None,
         description="text-classification: share of texts with the same best label (none for a model with one label); "
-        "question-answering: "
-        "share of texts with the same best start and end; sentence-embedding: smallest cosine similarity of a text's "
-        "embeddings; "
-        "feature-extraction: smallest cosine similarity of a token's vectors; image-classification: as "
-        "text-classification",
+        "question-answering: share of texts with the same best start and end; sentence-embedding: smallest cosine "
+        "similarity of a text's embeddings; feature-extraction: smallest cosine similarity of a token's vectors; "
+        "image-classification: as text-classification",
     )
     emulated_agreement: float | None = None
 
@@ -75,10 +70,7 @@ class Calibration(Frozen):
 
 
 class Artifact(Frozen):
-    """The compiled model for one back end.
-
-    `files`: paths relative to the bundle. `properties`: passed to the back end when it loads the model.
-    """
+    """The compiled model for one back end, which gets `properties` when it loads the model."""
 
     backend: str
     dtype: str
@@ -97,8 +89,6 @@ class Artifact(Frozen):
 
 
 class Manifest(Frozen):
-    """The manifest of a bundle."""
-
     schema_version: int
     model: ModelSpec
     source: Source
@@ -169,7 +159,6 @@ class _SchemaVersion(BaseModel):
 
 
 def file_sha256(path: Path) -> str:
-    """The sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 
@@ -181,10 +170,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BundleFiles:
-    """The files in a folder. `digests`: the sha256 of each file by its name, from the manifest.
-
-    Every method raises RefusedBundle for a file that is missing or was changed.
-    """
+    """The files in a folder, verified by their digests. Methods raise RefusedBundle for a missing or changed file."""
 
     folder: Path
     digests: Mapping[str, str]
@@ -210,16 +196,12 @@ class BundleFiles:
             ) from error
 
     def verify(self, name: str) -> Path:
-        """Verifies the content of a file, and returns its path."""
         with self._open(name) as file:
             self._compare(name, file_digest(file, "sha256").hexdigest())
         return self.folder / name
 
     def copy(self, name: str, private: Path) -> Path:
-        """Copies a file to the same name in another folder and verifies the copy.
-
-        Raises SetupError if it has no room.
-        """
+        """Copies a file to the same name in another folder, verified. Raises SetupError if it has no room."""
         digest, target = sha256(), private / name
         if ".." in Path(name).parts or Path(name).is_absolute():
             raise RefusedBundle(f"{self.folder}: its manifest names {name!r}, which is outside of the bundle")

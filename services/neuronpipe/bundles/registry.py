@@ -60,10 +60,7 @@ class RegisteredVersion(Frozen):
 
 
 class Shadow(Frozen, revalidate_instances="always"):
-    """A version that gets copies of requests. Its results are thrown away.
-
-    `target`: an alias or a version number. `percent`: the share of the requests without a version that are copied.
-    """
+    """A version that gets copies of `percent` of the requests without a version; `target`: an alias or a number."""
 
     target: _TargetName
     percent: float = Field(gt=0, le=100, allow_inf_nan=False)
@@ -98,12 +95,10 @@ class RegisteredModel(Routing):
 
     @property
     def approved(self) -> frozenset[int]:
-        """The versions that may be served."""
         return frozenset(number for number, version in self.versions.items() if version.approval.state == "approved")
 
     @property
     def anonymous(self) -> Self:
-        """The model without the authors and notes of its approvals."""
         versions = {
             number: version.model_copy(
                 update={"approval": version.approval.model_copy(update={"author": "", "note": ""})}
@@ -118,9 +113,7 @@ class RegisteredModel(Routing):
         return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
-        """Returns the route as `declared`, with the given aliases. A model without a route and without an alias
-        `stable` uses its newest approved version.
-        """
+        """Returns the route with other aliases; without a route and `stable`, to the newest approved version."""
         shares: dict[int, float] = {}
         for target, share in self.route.items():
             version = _resolved(target, aliases)
@@ -133,10 +126,8 @@ class RegisteredModel(Routing):
     @model_validator(mode="after")
     def _check_targets(self) -> Self:
         targets = (*self.route, *((self.shadow.target,) if self.shadow else ()))
-        for target, number in (
-            *self.aliases.items(),
-            *((target, _resolved(target, self.aliases)) for target in targets),
-        ):
+        resolved = ((target, _resolved(target, self.aliases)) for target in targets)
+        for target, number in (*self.aliases.items(), *resolved):
             if number not in self.approved:
                 state = self.versions[number].approval.state if number in self.versions else "not registered"
                 raise ValueError(f"{target} is version {number}, which is {state}; only approved versions are served")
@@ -183,29 +174,19 @@ class Registry(Frozen):
 
     @classmethod
     def of_bundles(cls, bundles: Sequence[Bundle], signed: Signed) -> Self:
-        """Makes the first registry of a repository. It declares the versions that were served before: every version
-        is approved, and the newest version is `stable`.
-        """
+        """Makes the first registry: it approves every version, and makes the newest version `stable`."""
         models: dict[str, RegisteredModel] = {}
-        approval = Approval(
-            state="approved", note="was there before the registry", author=signed.author, time=signed.time
-        )
+        note = "was there before the registry"
+        approval = Approval(state="approved", note=note, author=signed.author, time=signed.time)
         for bundle in sorted(bundles, key=lambda bundle: bundle.key):
             name, number = bundle.key
             known = models[name].versions if name in models else {}
             versions = {**known, number: _registered(bundle, approval)}
             models[name] = RegisteredModel(versions=versions, aliases={STABLE: number})
-        history = [
-            Change(
-                revision=1,
-                time=signed.time,
-                author=signed.author,
-                model=name,
-                action=f"registered version {', '.join(map(str, sorted(model.versions)))}",
-                aliases=model.aliases,
-            )
-            for name, model in models.items()
-        ]
+        history = []
+        for name, model in models.items():
+            action = f"registered version {', '.join(map(str, sorted(model.versions)))}"
+            history.append(_change(1, name, action, signed, model.routing))
         return cls(revision=1, models=models, history=history)
 
     @property
@@ -219,7 +200,6 @@ class Registry(Frozen):
 
     @property
     def routes(self) -> dict[str, ModelRoute]:
-        """The route of each model that answers requests."""
         return {name: model.declared for name, model in self.models.items() if model.declared.shares}
 
     def approval_of(self, key: ModelKey) -> ApprovalState:
@@ -240,7 +220,7 @@ class Registry(Frozen):
         routing = model.routing
         if not model.approved:
             routing = routing.model_copy(update={"aliases": {**model.aliases, STABLE: number}})
-        return self._decide(name, number, "approved", signed, _registered(bundle, _pending(signed)), routing)
+        return self._decide(bundle, "approved", signed, None, routing)
 
     def register(self, bundle: Bundle, signed: Signed) -> "Registry":
         """Registers a version as pending, with a note. Raises SetupError for a version that is registered already."""
@@ -248,12 +228,10 @@ class Registry(Frozen):
         model = self.models.get(name, RegisteredModel())
         if number in model.versions:
             raise SetupError(f"model {name!r} version {number}: is registered already")
-        return self._decide(name, number, "pending", signed, _registered(bundle, _pending(signed)), model.routing)
+        return self._decide(bundle, "pending", signed, None, model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for the version that
-        answers requests without a version if there is no route.
-        """
+        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for a stable version."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         stable = model.aliases.get(STABLE)
@@ -269,8 +247,7 @@ class Registry(Frozen):
             shadow=model.shadow if model.shadow and stays(model.shadow.target) else None,
             is_unloaded=model.is_unloaded,
         )
-        known = model.versions.get(number, _registered(bundle, _pending(signed)))
-        return self._decide(name, number, "rejected", signed, known, routing)
+        return self._decide(bundle, "rejected", signed, model.versions.get(number), routing)
 
     def alias(self, name: str, alias: str, version: int | None, signed: Signed) -> "Registry":
         """Moves an alias to a version, or removes the alias for None. Raises SetupError."""
@@ -281,46 +258,33 @@ class Registry(Frozen):
         if version is not None:
             aliases = {**model.aliases, alias: version}
         action = f"alias {alias}: {model.aliases.get(alias, 'none')} to {version or 'none'}"
-        return self._with(name, {**_contents(model), "aliases": aliases}, action, signed)
+        return self._changed(name, action, signed, aliases=aliases)
 
     def reroute(self, name: str, route: Mapping[str, float], signed: Signed) -> "Registry":
-        """Sets the shares of the requests without a version. With an empty route, `stable` answers all of them.
-
-        Raises SetupError.
-        """
+        """Sets the shares of the requests without a version; an empty route: only `stable`. Raises SetupError."""
         shares = " ".join(f"{target}={share:g}" for target, share in route.items()) or STABLE
-        return self._with(name, {**_contents(self._model(name)), "route": route}, f"route {shares}", signed)
+        return self._changed(name, f"route {shares}", signed, route=route)
 
     def copy_to(self, name: str, target: str, percent: float, signed: Signed) -> "Registry":
-        """Copies a share of the requests without a version to an alias or a version. An empty target ends the copies.
-
-        Raises SetupError.
-        """
-        model = self._model(name)
-        if not target:
-            return self._with(name, {**_contents(model), "shadow": None}, "shadow none", signed)
-        shadow = {"target": target, "percent": percent}
-        return self._with(name, {**_contents(model), "shadow": shadow}, f"shadow {target}={percent:g}", signed)
+        """Copies a share of the requests without a version to a target; an empty one ends it. Raises SetupError."""
+        shadow = {"target": target, "percent": percent} if target else None
+        return self._changed(name, f"shadow {target}={percent:g}" if target else "shadow none", signed, shadow=shadow)
 
     def load(self, name: str, signed: Signed) -> "Registry":
         """Declares an unloaded model again, with its aliases and shares. Raises SetupError."""
         if name in self.models and not self.models[name].approved:
             raise SetupError(f"model {name!r} has no approved version; `neuronpipe registry approve` approves one")
-        return self._with(name, {**_contents(self._model(name)), "is_unloaded": False}, "load", signed)
+        return self._changed(name, "load", signed, is_unloaded=False)
 
     def unload(self, name: str, signed: Signed) -> "Registry":
         """Declares a model as unloaded: no version is served, and aliases and shares stay. Raises SetupError."""
-        return self._with(name, {**_contents(self._model(name)), "is_unloaded": True}, "unload", signed)
+        return self._changed(name, "unload", signed, is_unloaded=True)
 
     def set_routing(self, name: str, routing: Routing, action: str, signed: Signed) -> "Registry":
-        """Sets all aliases and shares at once. Raises SetupError."""
-        return self._with(name, {**_contents(self._model(name)), **_contents(routing)}, action, signed)
+        return self._changed(name, action, signed, **_contents(routing))
 
     def roll_back(self, name: str, revision: int | None, signed: Signed) -> "Registry":
-        """Restores a model's aliases, route and shadow as of a revision; None: as before their last change.
-
-        Raises SetupError.
-        """
+        """Restores a model's routing as of a revision; None: as before the last change. Raises SetupError."""
         model = self._model(name)
         if revision is not None and revision > self.revision:
             raise SetupError(f"revision {revision}: the registry has the revision {self.revision}")
@@ -344,45 +308,38 @@ class Registry(Frozen):
         return self.models[name]
 
     def _decide(
-        self,
-        name: str,
-        number: int,
-        state: ApprovalState,
-        signed: Signed,
-        known: RegisteredVersion,
-        routing: Routing,
+        self, bundle: Bundle, state: ApprovalState, signed: Signed, known: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
-        model = self.models.get(name, RegisteredModel())
+        name, number = bundle.key
+        model, known = self.models.get(name, RegisteredModel()), known or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
         versions = dict(sorted({**model.versions, number: known.model_copy(update={"approval": approval})}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
+
+    def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":
+        return self._with(name, {**_contents(self._model(name)), **contents}, action, signed)
 
     def _with(self, name: str, contents: Mapping[str, Any], action: str, signed: Signed) -> "Registry":
         try:
             model = RegisteredModel.model_validate(contents)
         except ValidationError as error:
             raise SetupError(f"model {name!r}: {problems_of(error)}") from error
-        change = Change(
-            revision=self.revision + 1,
-            time=signed.time,
-            author=signed.author,
-            model=name,
-            action=f"{action}: {signed.note}" if signed.note else action,
-            **_contents(model.routing),
-        )
-        return Registry(
-            revision=self.revision + 1,
-            models=dict(sorted({**self.models, name: model}.items())),
-            history=[*self.history, change][-_MAX_HISTORY:],
-        )
+        revision, noted = self.revision + 1, f"{action}: {signed.note}" if signed.note else action
+        history = [*self.history, _change(revision, name, noted, signed, model.routing)][-_MAX_HISTORY:]
+        models = dict(sorted({**self.models, name: model}.items()))
+        return Registry(revision=revision, models=models, history=history)
 
 
 # An operation makes the next registry from the present registry.
 Operation = Callable[[Registry], Registry]
 
 
+def _change(revision: int, model: str, action: str, signed: Signed, routing: Routing) -> Change:
+    who = {"time": signed.time, "author": signed.author}
+    return Change(revision=revision, model=model, action=action, **who, **_contents(routing))
+
+
 def _contents(model: BaseModel) -> dict[str, Any]:
-    """The fields of a model, not converted."""
     return {name: getattr(model, name) for name in type(model).model_fields}
 
 

@@ -1,32 +1,28 @@
-"""The model repository: a folder of bundles, `<model>/<version>/`. Bundles are verified on load and written atomically.
+"""The model repository: a folder of bundles, `<model>/<version>/`. Bundles are verified on load.
 
 If keys are trusted, the signature of a manifest is verified before the manifest is parsed. Back ends then load a
 private copy, which no other user can change after its verification.
 """
 
 import contextlib
-import filecmp
-import json
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, ParsedT, file_sha256
+from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, ParsedT
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.files import files_told
 from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelSpec
 
 if TYPE_CHECKING:
-    from neuronpipe.bundles.signing import SigningKey, TrustedKeys
+    from neuronpipe.bundles.signing import TrustedKeys
 
 
 _LAYOUT = (
@@ -52,16 +48,13 @@ class Bundle:
 
     @property
     def spec(self) -> ModelSpec:
-        """The facts about the model."""
         return self.manifest.model
 
     @property
     def key(self) -> tuple[str, int]:
-        """The model's name and version."""
         return self.spec.name, self.spec.version
 
     def tokenizer_json(self) -> bytes:
-        """Reads and verifies tokenizer.json. Raises RefusedBundle."""
         return self.files.read(self.manifest.tokenizer_file)
 
     def read_tokenizer(self, parse: Callable[[bytes], ParsedT]) -> ParsedT:
@@ -69,10 +62,7 @@ class Bundle:
         return self.files.parse(self.manifest.tokenizer_file, parse)
 
     def decoding_spec(self) -> ModelSpec:
-        """The facts about the model, with the text of each token if its task decodes to tokens.
-
-        Raises RefusedBundle for a file that was changed or is not a list of texts.
-        """
+        """The facts about the model, with the text of each token if its task needs it. Raises RefusedBundle."""
         if not self.manifest.tokens_file:
             return self.spec
         tokens = self.files.parse(self.manifest.tokens_file, TypeAdapter(tuple[str, ...]).validate_json)
@@ -84,10 +74,8 @@ class Bundle:
             if backend in ("", artifact.backend):
                 return artifact
         known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
-        raise SetupError(
-            f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; compile it with "
-            f"--backend {backend}"
-        )
+        advice = f"compile it with --backend {backend}"
+        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; {advice}")
 
     @contextlib.contextmanager
     def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:
@@ -104,15 +92,11 @@ class Bundle:
 
     @property
     def files(self) -> BundleFiles:
-        """The bundle's files, without the manifest and the signature."""
         return BundleFiles(self.folder, self.manifest.files)
 
 
 def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list[Bundle]:
-    """Reads a repository by read_repository. `trusted_keys`: the file or folder of the keys; None accepts every bundle.
-
-    Raises SetupError also for keys that cannot be read.
-    """
+    """Reads a repository by read_repository, with the keys of a file or folder; None accepts every bundle."""
     return read_repository(repository, read_trusted_keys(trusted_keys))
 
 
@@ -126,11 +110,7 @@ def read_trusted_keys(path: Path | None) -> "TrustedKeys | None":
 
 
 def read_repository(repository: Path, trusted: "TrustedKeys | None" = None) -> list[Bundle]:
-    """Reads every bundle of a repository. A folder that is a bundle itself gives that bundle.
-
-    Raises SetupError if there is no bundle, or a bundle cannot be read. Raises RefusedBundle for a bundle without the
-    signature of one of the `trusted` keys.
-    """
+    """Reads every bundle of a repository, or a folder that is a bundle itself. Raises SetupError and RefusedBundle."""
     if (repository / MANIFEST_FILE).is_file():
         return [_read(repository, trusted)]
     return [read_bundle(folder, trusted) for folder in bundle_folders(repository)]
@@ -186,11 +166,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
-    """Reads the bundle in a folder. `is_whole`: no file of the bundle may be missing.
-
-    Raises SetupError if there is no bundle. Raises RefusedBundle for a bundle in the wrong folder, or without the
-    signature of one of the `trusted` keys.
-    """
+    """Reads a bundle, of which no file may be missing if it `is_whole`. Raises SetupError and RefusedBundle."""
     if not (folder / MANIFEST_FILE).is_file():
         raise SetupError(f"{folder}: is no bundle, as it has no {MANIFEST_FILE}; {_LAYOUT}")
     bundle = _read(folder, trusted, is_whole)
@@ -199,20 +175,6 @@ def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole:
             f"{folder}: its manifest is for {bundle.spec.name}/{bundle.spec.version}; the folder was moved or renamed"
         )
     return bundle
-
-
-def sign_bundle(folder: Path, key: "SigningKey") -> Bundle:
-    """Signs the bundle in a folder, and replaces any signature that it had.
-
-    Raises the errors of read_bundle, RefusedBundle for files that differ from the manifest, and SetupError if the
-    signature cannot be written.
-    """
-    from neuronpipe.bundles.signing import write_signature
-
-    bundle = read_bundle(folder)
-    bundle.files.check()
-    write_signature(folder, key, bundle.digest)
-    return read_bundle(folder, key.trusted())
 
 
 def _read(folder: Path, trusted: "TrustedKeys | None", is_whole: bool = True) -> Bundle:
@@ -224,182 +186,3 @@ def _read(folder: Path, trusted: "TrustedKeys | None", is_whole: bool = True) ->
         bundle.files.check_names(is_whole=is_whole)
         log("bundle signature verified", model=bundle.spec.name, version=bundle.spec.version, key=signer)
     return bundle
-
-
-def default_name(source: str) -> str:
-    """The default name of a model: the last part of its folder or of its id on the Hub."""
-    name = Path(source).name
-    return name if name not in ("", "..") else Path(source).resolve().name
-
-
-def check_is_there(source: str) -> None:
-    """Raises SetupError for a source that can only be a folder, if the folder is missing, and for an empty source."""
-    if not source:
-        raise SetupError("SOURCE: is empty; . is the folder in which you are")
-    if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not Path(source).is_dir():
-        raise SetupError(f"{source}: no such folder")
-
-
-def check_writable(repository: Path, name: str) -> None:
-    """Creates and deletes a folder for a bundle of the model. Raises SetupError if that fails."""
-    if not name.strip() or name.startswith(".") or "/" in name or not name.isprintable():
-        raise SetupError(f"name {name!r} cannot be a folder's name; choose one with --name")
-    if "," in name or " " in name:
-        raise SetupError(
-            f"name {name!r} has a comma or a space, which separate names in settings; choose another with --name"
-        )
-    with _writing_to(repository / name):
-        existing = next(
-            path for path in (repository / name, repository, *repository.absolute().parents) if path.exists()
-        )
-        with tempfile.TemporaryDirectory(prefix=".", dir=existing) as probe:
-            (Path(probe) / name).mkdir()
-
-
-def _writing_to(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return files_told(f"{folder}: cannot be written to", "; see --repository and --name")
-
-
-def choose_version(repository: Path, name: str, version: int | None) -> int:
-    """The version of a new bundle: the requested version, if it is free, or the next. Raises SetupError."""
-    taken = _versions(repository, name)
-    if version in taken:
-        raise SetupError(f"{repository / name / str(version)}: exists; without --version the next free one is taken")
-    return version or max(taken, default=0) + 1
-
-
-def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
-    """A model's newest bundle for a back end, or None. Raises SetupError for a bundle that cannot be read."""
-    for version in sorted(_versions(repository, name), reverse=True):
-        bundle = read_bundle(repository / name / str(version))
-        if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):
-            return bundle
-    return None
-
-
-def _versions(repository: Path, name: str) -> list[int]:
-    return [int(folder.name) for folder in (repository / name).glob("[0-9]*") if folder.name.isdigit()]
-
-
-@contextlib.contextmanager
-def new_bundle(repository: Path, name: str, version: int) -> Iterator[Path]:
-    """Gives a folder for a new bundle's files. When the block ends without an error, the folder becomes the bundle.
-
-    After an error the folder is deleted. Raises SetupError if no folder can be created, or if another process has
-    written the same version in the meantime.
-    """
-    model_folder = repository / name
-    with _writing_to(model_folder):
-        model_folder.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{version}.", dir=model_folder))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        _share_files(folder, repository)
-        _sync(folder)
-        _rename(folder, model_folder / str(version))
-        _sync_path(model_folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder contains another version of the model
-            model_folder.rmdir()
-        raise
-
-
-def _share_files(folder: Path, repository: Path) -> None:
-    """Links files of a new bundle to equal files of other bundles, so that the disk stores each content once.
-
-    On a file system without hard links, the files stay as they are.
-    """
-    if not (folder / MANIFEST_FILE).is_file():
-        return
-    held: dict[str, Path] = {}
-    for path in repository.glob(f"[!.]*/[0-9]*/{MANIFEST_FILE}"):
-        with contextlib.suppress(SetupError, OSError):
-            held |= {digest: path.parent / name for name, digest in Manifest.read(path).files.items()}
-    for name, digest in Manifest.read(folder / MANIFEST_FILE).files.items():
-        other, spare = held.get(digest), folder / f".{digest}"
-        with contextlib.suppress(OSError):
-            # The other file may have been damaged since it was written.
-            if other and filecmp.cmp(other, folder / name, shallow=False):
-                os.link(other, spare)
-                spare.replace(folder / name)
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Completes a new bundle: digests every file in the folder and writes the manifest."""
-    files = {str(path.relative_to(folder)): file_sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
-    complete = manifest.model_copy(update={"files": files})
-    (folder / MANIFEST_FILE).write_text(complete.model_dump_json(indent=2) + "\n")
-
-
-def _rename(folder: Path, bundle: Path) -> None:
-    try:
-        folder.rename(bundle)
-    except OSError as error:
-        if bundle.exists():
-            raise SetupError(
-                f"{bundle}: exists now, written by another process in the meantime; compile the model again"
-            ) from error
-        raise
-
-
-def _sync(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        _sync_path(path)
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-_MAX_SHOWN = 60
-
-
-def differences(before: Bundle, after: Bundle) -> list[str]:
-    """Returns a line for each setting and each file that differs, and a last line with the number of equal bytes."""
-    old_settings, new_settings = _settings(before), _settings(after)
-    lines = [
-        f"{name}: {_shown(old_settings.get(name, 'none'))} -> {_shown(new_settings.get(name, 'none'))}"
-        for name in sorted(old_settings.keys() | new_settings.keys())
-        if old_settings.get(name) != new_settings.get(name)
-    ]
-    old, new = before.files.digests, after.files.digests
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            lines.append(f"{name}: only in {before.folder}, {_size(before, name):,} bytes")
-        elif name not in old:
-            lines.append(f"{name}: only in {after.folder}, {_size(after, name):,} bytes")
-        elif old[name] != new[name]:
-            lines.append(f"{name}: differs, {_size(before, name):,} -> {_size(after, name):,} bytes")
-    held = set(old.values())
-    shared = sum(_size(after, name) for name, digest in new.items() if digest in held)
-    return [*lines, f"{shared:,} of {sum(_size(after, name) for name in new):,} bytes are the same in both"]
-
-
-def _settings(bundle: Bundle) -> dict[str, str]:
-    """The settings of a manifest without its files: each value as JSON, by its path."""
-    return dict(_flat("", bundle.manifest.model_dump(mode="json", exclude={"files"})))
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _flat(f"{path}.{name}" if path else name, item)
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for place, item in enumerate(value):
-            yield from _flat(f"{path}[{place}]", item)
-    else:
-        yield path, json.dumps(value, ensure_ascii=False)
-
-
-def _shown(written: str) -> str:
-    return written if len(written) <= _MAX_SHOWN else f"{written[:_MAX_SHOWN]}…"
-
-
-def _size(bundle: Bundle, name: str) -> int:
-    return (bundle.folder / name).stat().st_size

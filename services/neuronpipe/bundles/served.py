@@ -27,10 +27,7 @@ class ModelState(enum.Enum):
 
 
 class ServedModel(Generic[ResourceT]):
-    """One version of one model, with the resource that this process uses for it. Made by `ServedModels`.
-
-    As a context manager it returns the resource.
-    """
+    """One version of a model, and as a context manager the resource that this process uses for it."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -43,19 +40,14 @@ class ServedModel(Generic[ResourceT]):
 
     @property
     def spec(self) -> ModelSpec:
-        """The facts about the model."""
         return self.bundle.spec
 
     @property
     def key(self) -> ModelKey:
-        """The model's name and version."""
         return ModelKey(*self.bundle.key)
 
     def __enter__(self) -> ResourceT:
-        """Returns the model's resource, which stays open until the block ends.
-
-        Raises Unavailable for a model that is not ready.
-        """
+        """Returns the resource, open until the block ends. Raises Unavailable for a model that is not ready."""
         if self.state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
         self._uses += 1
@@ -68,12 +60,10 @@ class ServedModel(Generic[ResourceT]):
             self._is_unused.set()
 
     async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
-        """Loads the model. Raises the errors of loading."""
         self.resource = await self._stack.enter_async_context(resource)
         self.state = ModelState.READY
 
     async def close(self) -> None:
-        """Waits until no block uses the model, and unloads it."""
         self.state = ModelState.DRAINING
         await self._is_unused.wait()
         self.state = ModelState.CLOSED
@@ -106,41 +96,34 @@ class ServedModels(Generic[ResourceT]):
 
     @property
     def keys(self) -> frozenset[ModelKey]:
-        """The models that are ready."""
         return frozenset(model.key for model in self.table)
 
     def holds(self, key: ModelKey) -> bool:
-        """Whether a model is ready."""
         return key in self.keys
 
     def problem_of(self, key: ModelKey) -> str:
-        """The reason why a declared version is not served, or an empty string."""
         return self.problems.get(key, "")
 
     def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
-        """Sets the problems of all versions."""
-        if problems != self.problems:
-            self.problems = problems
-            self._notify()
+        self._tell(problems=problems)
 
     def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
         """Sets the models that are not in memory, and whether each is being loaded."""
-        if unloaded != self.unloaded:
-            self.unloaded = unloaded
-            self._notify()
+        self._tell(unloaded=unloaded)
 
     def is_loading(self, key: ModelKey) -> bool | None:
         """Whether a model is being loaded; None for a model in memory."""
         return self.unloaded.get(key)
 
     def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
-        """Sets the preparation of all models."""
-        if prepared != self.prepared:
-            self.prepared = prepared
+        self._tell(prepared=prepared)
+
+    def _tell(self, **news: object) -> None:
+        if any(getattr(self, name) != value for name, value in news.items()):
+            vars(self).update(news)
             self._notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        """The preparation of a model."""
         return self.prepared.get(key, Preparation())
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
@@ -149,7 +132,6 @@ class ServedModels(Generic[ResourceT]):
         self._tell_needs()
 
     def forget(self, user: object) -> None:
-        """Removes a gateway that has disconnected."""
         self._needed_by.pop(user, None)
         self._tell_needs()
 
@@ -167,7 +149,6 @@ class ServedModels(Generic[ResourceT]):
             changed()
 
     def route(self, routes: Mapping[str, ModelRoute]) -> None:
-        """Sets the route of each model."""
         if routes != self.table.declared_routes:
             self._replace(list(self.table), routes)
 
@@ -180,9 +161,8 @@ class ServedModels(Generic[ResourceT]):
         """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
         model: ServedModel[ResourceT] = ServedModel(bundle)
         if model.key in self.keys | self._opening:
-            raise SetupError(
-                f"{bundle.folder}: model {bundle.spec.name!r} version {bundle.spec.version} is served already"
-            )
+            name, version = model.key
+            raise SetupError(f"{bundle.folder}: model {name!r} version {version} is served already")
         self._opening.add(model.key)
         try:
             await model.open(self._open_model(bundle))
@@ -211,10 +191,7 @@ class ServedModels(Generic[ResourceT]):
 async def running_models(
     models: ServedModels[ResourceT], bundles: list[Bundle]
 ) -> AsyncIterator[ServedModels[ResourceT]]:
-    """Opens these models. At the end of the block, closes all models of the table, the last one first.
-
-    Raises the errors of loading.
-    """
+    """Opens these models, and in the end closes all models of the table, the last one first."""
     async with AsyncExitStack() as closing:  # closes the remaining models even if closing one of them fails
         try:
             for bundle in bundles:

@@ -36,16 +36,12 @@ class TrustedKeys:
     """Public keys by their ids. An id is the SHA-256 of the key's DER form, in hexadecimal."""
 
     def __init__(self, keys: Mapping[str, Ed25519PublicKey], source: str) -> None:
-        """`source`: the origin of the keys, for messages."""
         self._keys = keys
         self._source = source
 
     @classmethod
     def read(cls, path: Path) -> "TrustedKeys":
-        """Reads the keys of a PEM file, or of every visible file in a folder.
-
-        Raises SetupError, which names the faulty line.
-        """
+        """Reads the keys of a PEM file, or of the visible files in a folder. Raises SetupError with the line."""
         source = f"--trusted-keys {path}"
         with files_told(f"{source}: cannot be read"):
             files = sorted(file for file in path.iterdir() if _is_visible_file(file)) if path.is_dir() else [path]
@@ -93,7 +89,6 @@ class SigningKey:
     """A private key. `id`: the id of its public key."""
 
     def __init__(self, key: Ed25519PrivateKey, source: str) -> None:
-        """`source`: the origin of the key, for messages."""
         self._key = key
         self._source = source
         self.id = _id(key.public_key())
@@ -114,7 +109,6 @@ class SigningKey:
         return cls(key, f"{option} {path}")
 
     def sign(self, manifest: bytes) -> bytes:
-        """The content of the signature file for a manifest."""
         signature = _Signature.model_construct(key=self.id, signature=self._key.sign(_CONTEXT + manifest))
         return signature.model_dump_json(indent=2).encode() + b"\n"
 
@@ -124,10 +118,7 @@ class SigningKey:
 
 
 def create_key(key: Path, public_key: Path) -> str:
-    """Writes a new private key, readable by its owner only, and its public key, both in PEM form. Returns the id.
-
-    Raises SetupError for a file that exists or cannot be written.
-    """
+    """Writes a new private key for its owner only, and its public key, in PEM form. Returns the id."""
     generated = Ed25519PrivateKey.generate()
     private = generated.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -145,10 +136,7 @@ def create_key(key: Path, public_key: Path) -> str:
 
 
 def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
-    """Signs the manifest in a folder. `digest`: the digest that the manifest must have.
-
-    Raises RefusedBundle for a manifest with another digest, and SetupError if the signature cannot be written.
-    """
+    """Signs the manifest in a folder. Raises RefusedBundle for another digest than `digest`, and SetupError."""
     manifest = (folder / MANIFEST_FILE).read_bytes()
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")

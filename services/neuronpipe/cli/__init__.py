@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from neuronpipe import __version__
 from neuronpipe.cli import serve
-from neuronpipe.cli.request import use_key_of
 from neuronpipe.cli.terminal import CommandParser
 from neuronpipe.core.addresses import is_reachable
 from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
@@ -67,6 +66,8 @@ def _run(arguments: Sequence[str] | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if getattr(options, "api_key_file", None):
+            from neuronpipe.cli.request import use_key_of
+
             use_key_of(options.api_key_file)
         options.run(options)
     except SetupError as error:
@@ -111,7 +112,7 @@ def _exit(message: str, code: int) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser()
+    parser = make_parser([arguments[0]] if arguments and arguments[0] in COMMANDS else COMMANDS)
     for argument in arguments:
         try:
             argument.encode()
@@ -130,12 +131,16 @@ class _GroupedParser(CommandParser):
         return text
 
 
-def make_parser() -> CommandParser:
+def make_parser(known: Sequence[str] = COMMANDS) -> CommandParser:
+    """Returns the parser of all commands, which knows the options of those that are `known`."""
     first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
     parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
+        if name not in known:
+            commands.add_parser(name)
+            continue
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
         command_parser = commands.add_parser(name, help=command.HELP)
         command.add_options(command_parser)

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     executor = read_options(AcceptSettings, vars(options)).executor
     environment = runtime_environment(executor.cores, os.environ)
     from neuronpipe.bundles.buckets import parse_bucket
-    from neuronpipe.bundles.repository import default_name
+    from neuronpipe.bundles.writing import default_name
     from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, PipelineOptions
     from neuronpipe.measure.acceptance import AcceptRequest, accept
 

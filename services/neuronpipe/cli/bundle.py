@@ -65,8 +65,8 @@ def _keygen(options: argparse.Namespace) -> None:
 
 
 def _sign(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.repository import sign_bundle
     from neuronpipe.bundles.signing import SigningKey
+    from neuronpipe.bundles.writing import sign_bundle
 
     key = SigningKey.read(options.key, "--key")
     for folder in options.bundles:
@@ -122,7 +122,8 @@ def _bucket(options: argparse.Namespace) -> "BucketRepository":
 
 
 def _diff(options: argparse.Namespace) -> None:
-    from neuronpipe.bundles.repository import differences, read_bundle
+    from neuronpipe.bundles.repository import read_bundle
+    from neuronpipe.bundles.writing import differences
 
     for line in differences(read_bundle(options.before), read_bundle(options.after)):
         print(line)

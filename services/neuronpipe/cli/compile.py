@@ -118,7 +118,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> Path:
     """Compiles and returns the bundle's folder; with --if-missing, an existing folder. Raises SetupError."""
-    from neuronpipe.bundles.repository import check_is_there, default_name, newest_bundle, read_bundle
+    from neuronpipe.bundles.repository import read_bundle
+    from neuronpipe.bundles.writing import check_is_there, default_name, newest_bundle
 
     name = options.name if options.name is not None else default_name(options.source)
     signing_key = _signing_key(options.sign_key)
@@ -143,8 +144,8 @@ def _compile(options: argparse.Namespace) -> Path:
     )
     bundle = compile_bundle(request, report)
     if options.approve:
+        from neuronpipe.bundles.folder_repository import FolderRepository
         from neuronpipe.bundles.registry import Signed
-        from neuronpipe.bundles.sources import FolderRepository
 
         signed = Signed(note="compiled with --approve")
         FolderRepository(options.repository).change_registry(

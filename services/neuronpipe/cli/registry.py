@@ -192,8 +192,8 @@ def _unload(options: argparse.Namespace) -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
+    from neuronpipe.bundles.folder_repository import FolderRepository
     from neuronpipe.bundles.registry import Signed
-    from neuronpipe.bundles.sources import FolderRepository
     from neuronpipe.compiler import CompileRequest, compile_bundle
     from neuronpipe.compiler.mlflow import fetch_mlflow_model
 

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Serves until Ctrl-C or SIGTERM. Raises SetupError."""
-    from neuronpipe.bundles.repository import default_name, newest_bundle
+    from neuronpipe.bundles.writing import default_name, newest_bundle
 
     name = options.name or default_name(options.source)
     repository: Path = options.repository or _own_repository(options)

@@ -60,19 +60,12 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 @functools.cache
 def sentences() -> Mapping[str, Sequence[str]]:
-    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts.
-
-    Written for this project. They are about ordinary things and differ much in length.
-    """
-    translations: Mapping[str, Sequence[str]] = json.loads(_SENTENCES.read_text(encoding="utf-8"))
-    return translations
+    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts."""
+    return json.loads(_SENTENCES.read_text(encoding="utf-8"))
 
 
 def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> Sequence[SampleBatch]:
-    """Batches of one to sixteen texts or images: `samples`, or else sample text, or images made from it.
-
-    The last sample text is as long as the model allows, and has at most 4,096 tokens.
-    """
+    """Batches of up to 16 `samples`, or else of sample texts or images; the longest has at most 4,096 tokens."""
     if samples:
         return [_encode(module, samples[row : row + _ROWS]) for row in range(0, len(samples), _ROWS)]
     encode = SOURCE_TASKS[module.task].encode
@@ -100,10 +93,7 @@ def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[in
 
 
 def calibration_batches(module: SourceModule, samples: Iterable[Sample]) -> Sequence[SampleBatch]:
-    """Encodes each text or image as an input of the model's task, in a batch of its own.
-
-    In a shared batch, padding would count among the values of its layers.
-    """
+    """Encodes each text or image in a batch of its own: padding would count among the values of its layers."""
     return [_encode(module, [sample]) for sample in samples]
 
 
@@ -141,10 +131,7 @@ _IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTexts:
-    """The texts or image files that calibrate, and their description for the manifest.
-
-    `compared`: other texts or images of the same source, or none for built-in samples.
-    """
+    """The texts or images that calibrate, their description, and `compared`: others of the same source, if any."""
 
     texts: Sequence[Sample]
     description: Calibration
@@ -185,10 +172,7 @@ def _spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
 def agreement(
     task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float | None:
-    """The agreement over all texts of all batches.
-
-    Returns None for a model without an agreement, such as a classifier with one label.
-    """
+    """The agreement over all texts of all batches; None for a model such as a classifier with one label."""
     source_task = SOURCE_TASKS[task]
     measured = [
         source_task.measure(outputs_of_batch, expected, batch)
@@ -196,11 +180,6 @@ def agreement(
     ]
     agreements_of_batches = [agreements for agreements in measured if agreements is not None]
     return float(source_task.combine(np.concatenate(agreements_of_batches))) if agreements_of_batches else None
-
-
-def meaning(task: str) -> str:
-    """Describes the agreement of a task for a user."""
-    return SOURCE_TASKS[task].meaning
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> list[Outputs]:
@@ -215,7 +194,6 @@ def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> l
 
 
 def damaged(module: SourceModule) -> SetupError:
-    """The error of a model whose outputs are NaN or infinite before it is converted."""
     return SetupError(
         f"{module.config.name_or_path}: the outputs of {module.architecture} are also NaN or infinite in PyTorch: "
         "its weights are damaged, or a number in its configuration; train it again"
@@ -223,10 +201,7 @@ def damaged(module: SourceModule) -> SetupError:
 
 
 def check_padding(module: SourceModule, batches: Sequence[SampleBatch], reference: Sequence[Outputs]) -> None:
-    """Raises SetupError for a model whose outputs for a text change beside a longer text.
-
-    Convolutions and landmarks over all positions of a batch ignore its mask.
-    """
+    """Raises SetupError for a model whose outputs for a text change beside a longer text, as convolutions do."""
     if module.image:
         return
     lengths = [batch[MASK].sum(axis=1) for batch in batches]
@@ -255,18 +230,19 @@ def measure(
     reference: Sequence[Outputs],
     sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's agreement with the reference, and its largest difference from the reference, without padding.
-
-    `sample_texts`: the source of the texts in the batches.
-    """
+    """The artefact's agreement with the reference, and its largest difference from the reference, without padding."""
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
         return None
     module, outputs, computed_dtype = conversion.module, ran.outputs, ran.computed_dtype
-    emulated = None
+    emulations: dict[str, float | None] = {}
     if computed_dtype != artifact.dtype:
         with torch.inference_mode(), torch.autocast("cpu", dtype=getattr(torch, artifact.dtype)):
             emulated = [_run(module, batch) for batch in batches]
+        emulations = {
+            "emulated_difference": largest_difference(module.per_token_outputs, emulated, reference, batches),
+            "emulated_agreement": agreement(module.task, emulated, reference, batches),
+        }
     return Accuracy(
         samples=sum(module.shape_of(batch)[0] for batch in batches),
         sample_texts=sample_texts,
@@ -277,22 +253,18 @@ def measure(
         largest_difference=largest_difference(module.per_token_outputs, outputs, reference, batches),
         computed_dtype=computed_dtype,
         emulator=ran.emulator,
-        emulated_difference=None
-        if emulated is None
-        else largest_difference(module.per_token_outputs, emulated, reference, batches),
         agreement=agreement(module.task, outputs, reference, batches),
-        emulated_agreement=None if emulated is None else agreement(module.task, emulated, reference, batches),
+        **emulations,
     )
 
 
 def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
-    """Describes the accuracy in a few lines for a user."""
     line = (
         f"      largest difference {accuracy.largest_difference:.2e} over {accuracy.samples} samples of up to "
         f"{max(tokens for _, tokens in accuracy.sample_shapes)} tokens (largest output {accuracy.largest_output:.3g})"
     )
     if accuracy.agreement is not None:
-        line += f"\n      agreement {accuracy.agreement:.4f} ({meaning(task)})"
+        line += f"\n      agreement {accuracy.agreement:.4f} ({SOURCE_TASKS[task].meaning})"
     line += f"\n      measured on {accuracy.sample_texts}" + (
         "; other texts may differ more" if dtype.startswith("int8") else ""
     )
@@ -303,8 +275,7 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
     if accuracy.emulated_difference is not None:
         line += (
             f"\n      this CPU has no {dtype} instructions and computed in {accuracy.computed_dtype}; PyTorch in "
-            f"{dtype} differs by "
-            f"{accuracy.emulated_difference:.2e}"
+            f"{dtype} differs by {accuracy.emulated_difference:.2e}"
         )
     return line
 
@@ -313,10 +284,8 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
     """Raises SetupError for an artefact beyond a limit, and for a limit if nothing was measured."""
     if accuracy is None:
         if max_divergence is not None or min_agreement is not None:
-            raise SetupError(
-                "this back end's artefacts are not compared with PyTorch; leave out --max-divergence and "
-                "--min-agreement"
-            )
+            limits = "leave out --max-divergence and --min-agreement"
+            raise SetupError(f"this back end's artefacts are not compared with PyTorch; {limits}")
         return
     worst = float(np.max([accuracy.largest_difference, accuracy.emulated_difference or 0]))
     if not np.isfinite(worst):

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import transformers
 
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import check_adapter
-from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ADAPTER_CONFIG, ModelSource, check_configuration, find_source
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 
 # peft's task types → transformers' class with that head. Source: peft.TaskType; its two other types are for models that
 # write text.
@@ -33,7 +34,11 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
     neither the base nor the adapter contains are left out, so that an untrained head is refused as for any other model.
     Raises SetupError.
     """
-    peft = _import_peft()
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        advice = "pip install 'neuronpipe[compile-adapters]'"
+        raise SetupError(f"--merge-adapter needs the package {error.name}, which is not installed: {advice}") from error
     adapter = find_source(source, revision, is_adapter=True)
     settings = read_object(adapter.folder / ADAPTER_CONFIG)
     check_adapter(adapter.folder / ADAPTER_CONFIG, settings)
@@ -54,17 +59,6 @@ def merge_adapter(source: str, revision: str | None, base: str, folder: Path) ->
     return ModelSource(adapter.location, folder, adapter.revision, base=base_source.location)
 
 
-def _import_peft() -> Any:
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise SetupError(
-            f"--merge-adapter needs the package {error.name}, which is not installed: pip install "
-            "'neuronpipe[compile-adapters]'"
-        ) from error
-    return peft
-
-
 def _copy(source: Path, target: Path) -> None:
     """Copies all files except weights and the adapter's own files."""
     ignore = shutil.ignore_patterns(
@@ -79,13 +73,12 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
     content = read_object(folder / "config.json")
     check_configuration(base, read_object(base / "config.json"))
     auto_class = _class_of(adapter, settings, content)
-    try:
+    with refusing(f"{adapter}: the adapter's weights cannot be read; get the files again", why=None):
         trained = peft.utils.load_peft_weights(str(adapter), device="cpu")
-    except Exception as error:  # missing and broken files raise different exceptions
-        raise SetupError(f"{adapter}: the adapter's weights cannot be read; get the files again") from error
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     config.num_labels = _count_labels(auto_class, config, trained)
-    try:
+    unfit, advice = f"{adapter}: the adapter does not fit its base model {base}", "name the right one with --base-model"
+    with refusing(f"{unfit}; {advice}", why=None):
         model, info = auto_class.from_pretrained(
             base,
             config=config,
@@ -99,22 +92,12 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
             model.resize_token_embeddings(tokens)
         adapted = peft.PeftModel.from_pretrained(model, str(adapter))
         expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    except Exception as error:  # peft raises various exceptions for modules that the base lacks
-        raise SetupError(
-            f"{adapter}: the adapter does not fit its base model {base}; name the right one with --base-model"
-        ) from error
     if odd := sorted({*(expected - {*trained}), *({*trained} - expected - {*adapted.state_dict()})}):
-        raise SetupError(
-            f"{adapter}: the adapter does not fit its base model {base}: {', '.join(odd[:_SHOWN_KEYS])} is in one "
-            "only; name the right "
-            "one with --base-model"
-        )
+        raise SetupError(f"{unfit}: {', '.join(odd[:_SHOWN_KEYS])} is in one only; {advice}")
     if not hasattr(adapted, "merge_and_unload"):
         raise SetupError(f"{adapter}: an adapter of the kind {settings.get('peft_type')} cannot be merged; LoRA can")
-    try:
+    with refusing(f"{adapter}: peft cannot merge the adapter"):
         merged = adapted.merge_and_unload()
-    except Exception as error:  # peft raises various exceptions for adapters that it cannot merge
-        raise SetupError(f"{adapter}: peft cannot merge the adapter: {first_line(error)}") from error
     mismatched = {key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]}
     untrained = (set(info["missing_keys"]) | mismatched) - {name.removeprefix(_PREFIX) for name in trained}
     merged.save_pretrained(
@@ -140,10 +123,7 @@ def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, A
 
 
 def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tensor]) -> int:
-    """The number of labels: the rows of the adapter's own head, or else the base's number.
-
-    The adapter's configuration does not contain it.
-    """
+    """The rows of the adapter's own head, which its configuration does not contain, or else the base's labels."""
     with torch.device("meta"):
         model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
     body = f"{model.base_model_prefix}."

@@ -7,7 +7,7 @@ rows, experts, positions of images, and Longformer.
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,11 +42,21 @@ def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
 
 
 @contextmanager
-def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
-    """Makes a decoder use a mask of masks_by_kind, and gives the argument to pass for it.
+def replacing(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Sets attributes of objects, each an object, a name and a value, until the block ends."""
+    with ExitStack() as stack:
+        for part, name, value in attributes:
+            if name in vars(part):
+                stack.callback(setattr, part, name, getattr(part, name))
+            else:
+                stack.callback(delattr, part, name)
+            setattr(part, name, value)
+        yield
 
-    GPT-Neo takes one mask for all layers, which have masks of their own for whole texts. These are replaced by `mask`.
-    """
+
+@contextmanager
+def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
+    """Makes a decoder use a mask of masks_by_kind, also GPT-Neo, and gives the argument to pass for it."""
     layers = model.base_model.h if model.config.model_type == "gpt_neo" else ()
     for layer, kind in zip(layers, layer_kinds(model.config) if layers else (), strict=True):
         seen = mask[kind] if isinstance(mask, dict) else mask
@@ -203,8 +213,7 @@ _METHOD, _BUFFER = "interpolate_pos_encoding", "fixed_positions"
 
 
 def _positions(part: Any, embeddings: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    positions: torch.Tensor = part.fixed_positions
-    return positions
+    return part.fixed_positions
 
 
 @contextmanager
@@ -242,7 +251,6 @@ def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
 
 
 def mask_windows(model: Any) -> None:
-    """Changes a Longformer with any head."""
     encoder = model.base_model
     encoder.forward = types.MethodType(_encode, encoder)
     if type(model).__name__ == "LongformerForQuestionAnswering":
@@ -302,16 +310,9 @@ def _attend(
 
 # The first position of these families is the position after the padding id, which costs them positions. Source:
 # create_position_ids_from_input_ids in each modeling file.
-_POSITIONS_AFTER_PADDING = {
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "mpnet",
-    "longformer",
-    "xmod",
-    "data2vec-text",
-}
+_POSITIONS_AFTER_PADDING = (
+    *("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "xmod", "data2vec-text"),
+)
 
 
 def positions(config: Any) -> int | None:
@@ -344,9 +345,7 @@ def prepare(model: Any) -> None:
 
 
 def needs_eager_attention(model: Any) -> bool:
-    """Whether OpenVINO's attention makes NaN of windows that contain nothing but padding. In the next layer the NaN
-    spread to tokens. This is ModernBERT of transformers 4, which does not take our masks.
-    """
+    """Whether OpenVINO's attention spreads NaN of windows of padding: ModernBERT of transformers 4."""
     return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
 
 
@@ -365,10 +364,7 @@ def _mask_windows(
 
 
 def _blank_padding(model: Any) -> None:
-    """Makes MobileBERT see zeros at padding.
-
-    For each token it also sees the neighbours, and after the last token zeros, which padding has to look like.
-    """
+    """Makes MobileBERT, which sees each token's neighbours, see zeros at padding, as after the last token."""
     embeddings = model.base_model.embeddings
     original = embeddings.word_embeddings.weight
     weight = original.detach().clone()  # the original also belongs to the head of a masked language model

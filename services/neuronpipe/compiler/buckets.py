@@ -59,13 +59,9 @@ class LengthPlan:
     powers_of_two: int
 
     def describe(self) -> str:
-        """Describes the plan in a line for a user."""
-        lengths = ", ".join(map(str, self.lengths))
-        return (
-            f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; one bucket: "
-            f"{self.single_waste:.1%}; "
-            f"{self.powers_of_two} powers of two: {self.power_of_two_waste:.1%}"
-        )
+        lengths, powers = ", ".join(map(str, self.lengths)), f"{self.powers_of_two} powers of two"
+        others = f"one bucket: {self.single_waste:.1%}; {powers}: {self.power_of_two_waste:.1%}"
+        return f"      lengths {lengths}: {self.waste:.1%} of the tokens are padding; {others}"
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
@@ -96,11 +92,7 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
 
 
 def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
-    """The number of sequences of each length, from a file with "LENGTH" or "LENGTH COUNT" on each line.
-
-    Lengths beyond the model's limit count as the limit: such sequences are truncated, or refused. Raises SetupError,
-    which names the line.
-    """
+    """The number of sequences of each length in a file, cut to the model's limit. Raises SetupError."""
     counts: Counter[int] = Counter()
     for number, line in read_lines(path, "--lengths", max_bytes=_MAX_BYTES):
         words = line.split()
@@ -120,10 +112,7 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
 
 
 def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
-    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError.
-
-    Every sequence runs in the shortest bucket that holds it, and the longest bucket is the longest sequence.
-    """
+    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError."""
     if not 1 <= max_lengths <= MAX_LENGTHS:
         raise SetupError(f"--max-lengths {max_lengths}: must be from 1 to {MAX_LENGTHS}")
     lengths = sorted(counts)

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
-from neuronpipe.bundles.repository import (
-    Bundle,
-    check_writable,
-    choose_version,
-    new_bundle,
-    read_bundle,
-    write_manifest,
-)
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.writing import check_writable, choose_version, new_bundle, write_manifest
 from neuronpipe.compiler import accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.adapters import merge_adapter
@@ -90,10 +84,7 @@ class CompileRequest:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A bundle, and the batches of sample texts of its comparison, with the outputs of PyTorch float32.
-
-    `texts`: replace batches and outputs for a model that generates.
-    """
+    """A bundle and its comparison: batches and the outputs of PyTorch, or `texts` for a model that generates."""
 
     bundle: Bundle
     batches: Sequence[SampleBatch]
@@ -102,10 +93,7 @@ class Compiled:
 
 
 def compile_bundle(request: CompileRequest, report: Reporter) -> Bundle:
-    """Compiles a model and adds it to the repository, completely or not at all.
-
-    Raises SetupError for a model that cannot be compiled.
-    """
+    """Compiles a model and adds it to the repository, completely or not at all. Raises SetupError."""
     return compile_with_reference(request, report).bundle
 
 
@@ -236,7 +224,6 @@ def _compile_decoder(
     step: Reporter,
     report: Reporter,
 ) -> Bundle:
-    """Completes the compilation of a model that generates."""
     with new_bundle(request.repository, request.name, version) as folder:
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
@@ -393,7 +380,6 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
 
 
 def _numbered_steps(report: Reporter, count: int, steps: list[str]) -> Reporter:
-    """Returns a function that reports each step, and adds it to `steps`."""
     began_s, before = time.monotonic(), len(steps)
 
     def step(line: str) -> None:

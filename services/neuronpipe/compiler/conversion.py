@@ -16,7 +16,6 @@ from neuronpipe.core.errors import SetupError
 
 # dtype → (the operations that are cast, the type). AWS's published figures for encoders are all in bfloat16.
 CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
-_ACCUMULATION = "--enable-mixed-precision-accumulation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,16 @@ class NeuronxOptions:
         """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
         cast, cast_type = CASTS[dtype]
         if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
-            raise SetupError(
-                f"--auto-cast {self.auto_cast}: --dtype {dtype} casts "
-                f"{'nothing' if cast == 'none' else 'to ' + cast_type}"
-            )
-        # On by default since SDK 2.27.
-        flags = [
+            casts = "nothing" if cast == "none" else f"to {cast_type}"
+            raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {casts}")
+        # The accumulation is on by default since SDK 2.27.
+        flags: tuple[str, ...] = (
             f"--target={self.target}",
             f"--model-type={self.model_type}",
             f"--optlevel={self.optlevel}",
-            _ACCUMULATION,
-        ]
-        flags.append(f"--auto-cast={self.auto_cast or cast}")
-        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else tuple(flags)
+        )
+        flags = (*flags, "--enable-mixed-precision-accumulation", f"--auto-cast={self.auto_cast or cast}")
+        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else flags
 
 
 DEFAULT_OPTIONS = NeuronxOptions()
@@ -73,7 +69,6 @@ class Conversion:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which the module is cut."""
         return len(self.pipeline.firsts) if self.pipeline else 1
 
     def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
@@ -88,10 +83,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """An artefact's outputs for each batch, and the dtype in which it computed.
-
-    `emulator`: the program that ran instead of the artefact, or empty.
-    """
+    """An artefact's outputs for each batch, their dtype, and the program that ran instead of the artefact, if any."""
 
     outputs: Sequence[Outputs]
     computed_dtype: str

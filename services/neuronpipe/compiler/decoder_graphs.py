@@ -7,6 +7,7 @@ by itself, for OpenVINO and for PyTorch. stages/neuron_executor/runtimes/decoder
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,8 @@ class _PagedStep(torch.nn.Module):
         else:  # `_paged` tells the paged graph its windows
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
-        logits = decode(
-            self.model,
-            input_ids,
-            mask,
-            position_ids,
-            cache,
-            lambda vectors: vectors.index_select(0, scored_rows),
-            of_source,
-        )
+        choose = partial(torch.index_select, dim=0, index=scored_rows)
+        logits = decode(self.model, input_ids, mask, position_ids, cache, choose, of_source)
         caches = (cache.self_attention_cache, cache.cross_attention_cache) if has_source else (cache,)
         return (logits[:, -1], *(array for part in caches for array in arrays_of(part)))
 
@@ -161,7 +155,6 @@ class _GatheredStep(torch.nn.Module):
         self.by_distance = biases_by_distance(model)
 
     def example(self) -> dict[str, torch.Tensor]:
-        """The inputs with which the step is traced."""
         inputs = {
             "input_ids": torch.zeros(_ROWS, _NEW, dtype=torch.int64),
             "past": torch.tensor([5, 40]),
@@ -195,17 +188,16 @@ class _GatheredStep(torch.nn.Module):
         if source_tokens is None or source_blocks is None:
             windows = {*layer_windows(config)}
             seen = {window: is_seen & (distances < window) if window else is_seen for window in windows}
-            mask = masks_by_kind(
-                config, {window: _mask(is_seen_in_window, cache.dtype) for window, is_seen_in_window in seen.items()}
-            )
+            masks = {window: added_to_scores(is_in[:, None], cache.dtype) for window, is_in in seen.items()}
+            mask = masks_by_kind(config, masks)
         else:
-            biases = None
+            biases: torch.Tensor | float = 0.0
             if self.by_distance is not None:
                 most = len(self.by_distance) - 1
                 biases = embedding(distances.clamp(0, most), self.by_distance).permute(0, 3, 1, 2)
-            mask = _mask(is_seen, cache.dtype, biases)
+            mask = added_to_scores(is_seen[:, None], cache.dtype, biases)  # [rows, heads or 1, new, tokens]
             read = torch.arange(source_blocks.shape[1] * BLOCK_TOKENS, device=past.device)
-            of_source = _mask((read[None] < source_tokens[:, None])[:, None], cache.dtype)
+            of_source = added_to_scores((read[None] < source_tokens[:, None])[:, None, None], cache.dtype)
             held = caches_of(list(arrays_of(own)), self._gathered(cache, source_blocks))
             own = held.self_attention_cache
         logits = decode(self.model, input_ids, mask, new, held, lambda vectors: vectors[:, -1:], of_source)
@@ -221,11 +213,6 @@ class _GatheredStep(torch.nn.Module):
             for part in range(self.parts)
         ]
         return [vectors.reshape(blocks.shape[0], self.heads, -1, self.width) for vectors in gathered]
-
-
-def _mask(is_seen: torch.Tensor, dtype: torch.dtype, biases: torch.Tensor | None = None) -> torch.Tensor:
-    """The numbers to add to scores, [rows, heads or 1, new or 1, tokens]. `is_seen`: [rows, new or 1, tokens]."""
-    return added_to_scores(is_seen[:, None], dtype, 0.0 if biases is None else biases)
 
 
 def gathered_graphs(model: Any) -> dict[str, Any]:

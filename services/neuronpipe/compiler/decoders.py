@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy, neuronx, quantization, slots
-from neuronpipe.compiler.architectures import compute_by_expert, layer_windows
+from neuronpipe.compiler.architectures import compute_by_expert, layer_windows, replacing
 from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
+from neuronpipe.compiler.saved_files import cause_of
 from neuronpipe.compiler.torch import TORCH_DTYPES
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.decoders import load
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
@@ -39,11 +40,7 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 
 # Back end → the data types in which it generates.
-DTYPES = {
-    "openvino": ("float32", "bfloat16", "int8-weights"),
-    "torch": tuple(TORCH_DTYPES),
-    "neuronx": neuronx.DTYPES,
-}
+DTYPES = {"openvino": ("float32", "bfloat16", "int8-weights"), "torch": tuple(TORCH_DTYPES), "neuronx": neuronx.DTYPES}
 # On some CPUs the cache is in 8 bits by default: then 6 of 24 texts were the same (measured 2026-11-22).
 _PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
 _PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
@@ -94,7 +91,8 @@ def compile_decoder(
             measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
-            problem = error if isinstance(error, SetupError) else SetupError(_problem(module, error))
+            reason = cause_of(error)
+            problem = error if isinstance(error, SetupError) else _refusal(module, reason)
             problem.__cause__ = problem.__cause__ or error
             shutil.rmtree(folder / "artifacts", ignore_errors=True)
     else:
@@ -112,12 +110,12 @@ def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
     try:
         return load(artifact.backend, path, artifact.properties, threads=0, max_tokens=tokens, max_bytes=1 << 40)
     except SetupError as error:  # with advice for a bundle, which does not exist yet
-        reason = first_line(error.__cause__ or error)
+        reason = cause_of(error)
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
 
 
-def _problem(module: SourceModule, error: Exception) -> str:
-    return f"{module.architecture} cannot be compiled for {_task_name(module)}: {first_line(error.__cause__ or error)}"
+def _refusal(module: SourceModule, problem: str) -> SetupError:
+    return SetupError(f"{module.architecture} cannot be compiled for {module.task.replace('_', ' ')}: {problem}")
 
 
 def _compile_slots(
@@ -163,11 +161,8 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         other = "openvino" if backend == "torch" else "torch"
         # PyTorch, which has no other form, refuses the models that the gathered form refuses (ValueError).
         is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
-        raise SetupError(
-            f"{module.architecture} cannot be compiled for {_task_name(module)}: {version} makes no graph of it with a "
-            f"cache in blocks: {first_line(error.__cause__ or error)}"
-            + ("" if is_refused else f"; --backend {other} may")
-        ) from error
+        reason = cause_of(error) + ("" if is_refused else f"; --backend {other} may")
+        raise _refusal(module, f"{version} makes no graph of it with a cache in blocks: {reason}") from error
     own.mkdir(parents=True)
     if backend == "torch":
         for name, program in programs.items():
@@ -189,7 +184,8 @@ def sample_texts(module: SourceModule) -> list[GivenText]:
     """Sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
     most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
-    longest = min(most, _long_tokens(module))
+    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
+    longest = min(most, max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
     inputs = [ids[:longest] for ids in accuracy.sample_prompts(module, (*_PROMPT_WORDS, longest))]
     if len(inputs[-2]) == longest:
         del inputs[-1]
@@ -218,11 +214,8 @@ def compare(
     largest, difference = largest_logit(texts), largest_difference(computed, texts)
     agreement, tokens = token_agreement(computed, texts)
     if artifact.dtype == "float32" and (agreement < 1 or not difference <= _MOST_DIFFERENCE * largest):
-        raise SetupError(
-            f"{module.architecture} cannot be compiled for {_task_name(module)}: with a cache in blocks, "
-            f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate, and logits by "
-            f"up to {difference:.2e}"
-        )
+        differing = f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate"
+        raise _refusal(module, f"with a cache in blocks, {differing}, and logits by up to {difference:.2e}")
     computes = artifact.dtype != "bfloat16" or artifact.backend != "openvino" or has_bfloat16()
     emulated = None if computes else _emulated(module, texts)
     measured = Accuracy(
@@ -239,17 +232,6 @@ def compare(
     if artifact.dtype != "float32":
         accuracy.check(measured, None, _LEAST_AGREEMENT if min_agreement is None else min_agreement)
     return measured
-
-
-def _long_tokens(module: SourceModule) -> int:
-    """The maximum length of the longest prompt."""
-    window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
-    return min(max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
-
-
-def _task_name(module: SourceModule) -> str:
-    """The task, for a user."""
-    return module.task.replace("_", " ")
 
 
 def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
@@ -281,14 +263,11 @@ def _reference(
         return_dict_in_generate=True,
         output_logits=True,
     )
-    own, model.generation_config = model.generation_config, config  # else the model's own values fill unset options
-    try:
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            given = torch.tensor([list(ids)])
-            result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
-    finally:
-        model.generation_config = own
+    given = torch.tensor([list(ids)])
+    # The model's own values would fill unset options.
+    with replacing((model, "generation_config", config)), torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
     logits = torch.cat(result.logits).float().numpy()
     if not np.isfinite(logits).all():
         raise accuracy.damaged(module)

@@ -5,7 +5,7 @@ adds biases by distance, which the layers of a decoder share.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from neuronpipe.compiler.architectures import taking_masks
+from neuronpipe.compiler.architectures import replacing, taking_masks
 from neuronpipe.compiler.modules import choosing
 
 # The number of heads, the width of the keys and the width of the values of each cache.
@@ -109,10 +109,7 @@ def decode(
 
 
 def read(model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None) -> EncoderDecoderCache:
-    """The caches of a model that has read a source, after one token.
-
-    `source_mask`: [1, 1, 1, tokens], 0 for tokens of the source; None if all tokens are.
-    """
+    """The caches of a model that has read a source, after one token. `source_mask`: [1, 1, 1, tokens], or None."""
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
     # The encoder of T5 in transformers 4 takes no mask of four dimensions.
     if _is_t5(model):
@@ -159,18 +156,14 @@ class CrossCacheEncoder(torch.nn.Module):
 
 @contextmanager
 def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Replaces the positions of an encoder's or decoder's positional embedding, if it has an embedding. The
-    embeddings of transformers use the same positions for all rows, and XGLM's grow with the text.
-    """
+    """Gives each row its own positions, where an encoder or decoder has a positional embedding."""
     if (placed := getattr(part, "embed_positions", None)) is None:
         yield
         return
     table = placed.weights if hasattr(placed, "weights") else placed.weight
-    placed.forward = lambda *args, **further: embedding(positions + getattr(placed, "offset", 0), table)
-    try:
+    rows = positions + getattr(placed, "offset", 0)
+    with replacing((placed, "forward", lambda *args, **further: embedding(rows, table))):
         yield
-    finally:
-        del placed.forward
 
 
 def _is_t5(model: Any) -> bool:
@@ -178,28 +171,15 @@ def _is_t5(model: Any) -> bool:
     return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
 
 
-@contextmanager
-def _masks_as_given(model: Any) -> Iterator[None]:
-    """Makes a model take masks in four dimensions as they are.
-
-    Models of transformers 4 would make them of two-dimensional masks of 0 and 1.
-    """
+def _masks_as_given(model: Any) -> AbstractContextManager[None]:
+    """Makes a model of transformers 4 take masks in four dimensions as they are."""
     parts = (model.get_encoder(), model.get_decoder())
     replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
-    for part, name, index in replaced:
-        setattr(part, name, lambda *given, index=index: given[index])
-    try:
-        yield
-    finally:
-        for part, name, _ in replaced:
-            delattr(part, name)
+    return replacing(*((part, name, lambda *given, index=index: given[index]) for part, name, index in replaced))
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
-    """The biases that a decoder adds to scores by the distance of a token, [distances, heads], or None.
-
-    All distances from the last distance on have the same bias.
-    """
+    """The biases of a decoder's scores by distance, [distances, heads], or None; the last is for all longer."""
     if (attention := _biased(model)) is None:
         return None
     most = attention.relative_attention_max_distance
@@ -209,40 +189,21 @@ def biases_by_distance(model: Any) -> torch.Tensor | None:
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=most,
     )
-    biases: torch.Tensor = attention.relative_attention_bias.weight.detach()[buckets]
-    return biases
+    return attention.relative_attention_bias.weight.detach()[buckets]
 
 
-@contextmanager
-def _without_biases(model: Any) -> Iterator[None]:
-    """Makes a decoder add no biases, because the mask contains them."""
-    if (attention := _biased(model)) is None:
-        yield
-        return
-    attention.has_relative_attention_bias = False
-    try:
-        yield
-    finally:
-        attention.has_relative_attention_bias = True
+def _without_biases(model: Any) -> AbstractContextManager[None]:
+    attention = _biased(model)
+    return nullcontext() if attention is None else replacing((attention, "has_relative_attention_bias", False))
 
 
-@contextmanager
-def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
-    """Makes `attend` compute a decoder's attention, without biases. `attend`: see transformers.AttentionInterface.
-
-    In transformers 4, T5's attention is not a function that can be replaced. Models unlike T5 are not changed.
-    """
+def attending_by(model: Any, attend: Callable[..., tuple[torch.Tensor, None]]) -> AbstractContextManager[None]:
+    """Makes `attend` (see transformers.AttentionInterface) compute T5's attention, without biases."""
     blocks = model.get_decoder().block if _is_t5(model) else ()
     replaced = [
         attention for block in blocks for attention in (block.layer[0].SelfAttention, block.layer[1].EncDecAttention)
     ]
-    for attention in replaced:
-        attention.forward = partial(_attended, attention, attend)
-    try:
-        yield
-    finally:
-        for attention in replaced:
-            del attention.forward
+    return replacing(*((attention, "forward", partial(_attended, attention, attend)) for attention in replaced))
 
 
 def _biased(model: Any) -> Any:

@@ -19,10 +19,11 @@ from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
-from neuronpipe.compiler.sentence_transformers import read_modules, read_object, read_settings, transformer_folder
+from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.sentence_transformers import read_modules, read_settings, transformer_folder
 from neuronpipe.compiler.source import check_configuration, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 
 # The end of an architecture's name → the tasks that its head serves, the default task first.
@@ -67,10 +68,7 @@ class DetectedTask:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The configuration in a model's files.
-
-    `settings`, `modules`: saved by sentence-transformers. `card`: the front matter of README.md.
-    """
+    """The configuration in a model's files. sentence-transformers saved `settings` and `modules`."""
 
     folder: Path
     config: Any
@@ -84,9 +82,8 @@ class Configuration:
     def find_task(self) -> DetectedTask:
         """The task for which the model was made. Raises SetupError, which names the kind of model, for no task."""
         if self._is_sparse():
-            return DetectedTask(
-                "sparse_embedding", "modules.json" if self.modules else f"{self.architecture}; README.md"
-            )
+            reason = "modules.json" if self.modules else f"{self.architecture}; README.md"
+            return DetectedTask("sparse_embedding", reason)
         if self._kinds() & _MULTI_VECTOR:
             return DetectedTask("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
@@ -102,10 +99,8 @@ class Configuration:
             )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
         if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
-            raise SetupError(
-                f"{self.folder}: {self.architecture} is not a known architecture; known are those that end in "
-                f"{', '.join(_HEADS)}"
-            )
+            advice = f"known are those that end in {', '.join(_HEADS)}"
+            raise SetupError(f"{self.folder}: {self.architecture} is not a known architecture; {advice}")
         tag = str(self.card.get("pipeline_tag") or "")
         tasks = tuple(task for task in _HEADS[head] if self._can(task))
         if not tasks:
@@ -114,11 +109,9 @@ class Configuration:
                 "has no such head; correct the one that is wrong"
             )
         tagged_task = _PIPELINE_TAGS.get(tag, tag.replace("-", "_"))
-        detected = (
-            DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
-            if tagged_task in tasks
-            else self._by_labels(tasks)
-        )
+        detected = self._by_labels(tasks)
+        if tagged_task in tasks:
+            detected = DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
         self.check_task(detected.task)
         if detected.task not in SOURCE_TASKS:
             raise SetupError(
@@ -129,10 +122,8 @@ class Configuration:
 
     def check_task(self, task: str) -> None:
         """Raises SetupError for a model that writes text with a task of other models, and the other way round."""
-        causal, masked = (
-            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        )
+        causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         kind, name = self.config.model_type, self.architecture or self.config.model_type
         if getattr(self.config, "vision_config", None) and self.architecture.endswith("ForConditionalGeneration"):
             raise SetupError(
@@ -175,7 +166,9 @@ class Configuration:
         return True
 
     def _kinds(self) -> set[str]:
-        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *_words(self.card.get("tags"))}
+        tags = self.card.get("tags")
+        words = [str(tag).lower() for tag in tags] if isinstance(tags, list) else ()
+        return {*self.modules, str(self.settings.get("model_type")), self.architecture, *words}
 
     def _refuse_other_kinds(self) -> None:
         if (self.folder / "config_setfit.json").is_file():
@@ -188,10 +181,8 @@ class Configuration:
             and "Pooling" not in self.modules
             and (others := ", ".join(sorted(set(self.modules) - {"Transformer", "LogitScore"})))
         ):
-            raise SetupError(
-                f"{self.folder}: is a cross-encoder with {others} behind its model; supported are LogitScore, and "
-                "Pooling with what may follow it"
-            )
+            advice = "supported are LogitScore, and Pooling with what may follow it"
+            raise SetupError(f"{self.folder}: is a cross-encoder with {others} behind its model; {advice}")
 
     def _can(self, task: str) -> bool:
         if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
@@ -217,10 +208,7 @@ class Configuration:
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """Reads a model's configuration files.
-
-    Raises SetupError for a model that no task can serve: with an encoder and a decoder, or with code of its own.
-    """
+    """Reads a model's configuration files. Raises SetupError for a model that no task can serve."""
     own = transformer_folder(folder)
     content = read_object(own / "config.json")
     kind = content.get("model_type")
@@ -233,12 +221,8 @@ def read_configuration(folder: Path) -> Configuration:
     has_graph = graph_file(folder) is not None
     if not has_graph:
         check_configuration(folder, content)
-    try:
+    with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
         config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
-    except Exception as error:  # each architecture raises other exceptions for a broken configuration
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot read its config.json: {first_line(error)}"
-        ) from error
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(
@@ -254,7 +238,6 @@ def read_configuration(folder: Path) -> Configuration:
 
 
 def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) -> str:
-    """Describes the contents of the model's files in a few lines for a user."""
     also = "".join(f"; also answers {other}" for other in module.tasks[1:])
     lines = {"task": f"{module.task} ({reason}){also}"}
     if labels := module.labels:
@@ -285,10 +268,8 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
         )
     writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if kind not in writing or architecture != writing[kind]:
-        raise SetupError(
-            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
-            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
-        )
+        advice = "of such models those are served that summarize or translate texts (BART, mBART, Marian, PEGASUS, T5)"
+        raise SetupError(f"{folder}: {name} has an encoder and a decoder; {advice}")
 
 
 def _card(folder: Path) -> Mapping[str, Any]:
@@ -297,7 +278,3 @@ def _card(folder: Path) -> Mapping[str, Any]:
         return (metadata_load(path) if path.is_file() else None) or {}
     except Exception:  # README.md may have any content; without a front matter it is ignored
         return {}
-
-
-def _words(value: object) -> set[str]:
-    return {str(word).lower() for word in value} if isinstance(value, list) else set()

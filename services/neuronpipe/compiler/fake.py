@@ -26,27 +26,21 @@ DEVICE_TIMES: Mapping[str, Mapping[str, float]] = {
 }
 
 
-def format_times(times: Mapping[str, float]) -> str:
-    """Formats a table for the fake back end's property."""
-    return ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
-
-
 DTYPES: tuple[str, ...] = ("float32",)
 BUCKETS = "optional"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Describes the artefact; see ArtifactCompiler."""
     times = DEVICE_TIMES.get(conversion.device_times, {})
     missing = [str(bucket) for bucket in conversion.buckets if times and str(bucket) not in times]
     if missing or (times and not conversion.buckets):
         raise SetupError(
             f"--device-times {conversion.device_times}: knows the buckets {', '.join(times)}; name those with --bucket"
         )
-    properties = {"device_times_ms": format_times(times)} if times else {}
+    written = ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in times.items())
+    properties = {"device_times_ms": written} if times else {}
     return Artifact(backend="fake", dtype=conversion.dtype, buckets=conversion.buckets, properties=properties)
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran | None:
-    """Returns None: there is nothing to compare."""
     return None

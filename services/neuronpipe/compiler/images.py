@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError, first_line
+from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.files import files_told
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
@@ -64,32 +65,18 @@ class SourceImageProcessor:
 
     def run(self, image: Image.Image) -> NDArray[np.float32]:
         """The model's input for an RGB image: float32 [1, 3, height, width]."""
-        numbers: NDArray[np.float32] = self.normalize(
-            torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]
-        ).numpy()
-        return numbers
+        return self.normalize(torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]).numpy()
 
 
 def load_image_processor(folder: Path) -> SourceImageProcessor:
-    """Reads the processor on Pillow and NumPy.
-
-    Raises SetupError for a processor with an operation that cannot be reproduced, and names the operation.
-    """
-    is_4 = transformers.__version__.startswith("4.")
-    try:
-        processor = transformers.AutoImageProcessor.from_pretrained(
-            folder, trust_remote_code=False, **({"use_fast": False} if is_4 else {"backend": "pil"})
-        )
-    except Exception as error:  # a file of unknown origin may raise any exception
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its image processor: {first_line(error)}"
-        ) from error
+    """Reads the processor on Pillow and NumPy. Raises SetupError, which names an unsupported operation."""
+    backend = {"use_fast": False} if transformers.__version__.startswith("4.") else {"backend": "pil"}
+    with refusing(f"{folder}: transformers {transformers.__version__} cannot load its image processor"):
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, **backend)
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__
-    unknown = sorted(
-        step for step in options if step.startswith("do_") and options[step] and step not in _STEPS | _WITHOUT_EFFECT
-    )
-    if unknown:
+    steps = {step for step, is_on in options.items() if step.startswith("do_") and is_on}
+    if unknown := sorted(steps - _STEPS - _WITHOUT_EFFECT):
         raise SetupError(f"{folder}: its {name} has {', '.join(unknown)}, which is not supported")
     try:
         processor_parts = SourceImageProcessor(_image_spec(options), _normalize(options))
@@ -120,10 +107,7 @@ def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:
 
 
 def _sample_image(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """Patches of colour that blend into each other, under noise: [height, width, 3].
-
-    Photographs also have large and small structures.
-    """
+    """Patches of colour that blend into each other, under noise, as in photographs: [height, width, 3]."""
     generator = np.random.default_rng([seed, height, width])
     patches = generator.integers(0, 256, (6, 8, 3), np.uint8)
     smooth = np.moveaxis(to_pixels(patches, ImageSpec(resize=(height, width), resampling="bicubic")), 0, -1)
@@ -179,10 +163,7 @@ def _channel_values(value: Any, name: str) -> list[float]:
 
 
 def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
-    """The largest difference between `numbers` and the processor's result for an RGB image.
-
-    For numbers above 1 the difference is relative.
-    """
+    """The largest difference between `numbers` and the processor's result, relative for numbers above 1."""
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
     if numbers.shape != expected.shape:
         return float("inf")
@@ -198,10 +179,7 @@ IMAGE_TEXT_KINDS = ("clip", "siglip")
 
 
 class ImagesAndTexts(torch.nn.Module):
-    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts and then the images.
-
-    If there is no text, or no image, that part of the model computes nothing.
-    """
+    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts, then the images."""
 
     def __init__(self, model: Any, normalize: NormalizeLevels, tokenizer: SourceTokenizer) -> None:
         super().__init__()
@@ -250,31 +228,28 @@ def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
 
 
 class ImageModule(torch.nn.Module):
-    """A model after the normalization of its images. `attribute`: the part of its result for the output `name`."""
+    """A model after the normalization of its images. `attribute`: the part of its result that is the `output`."""
 
-    def __init__(self, normalize: NormalizeLevels, model: torch.nn.Module, attribute: str, name: str) -> None:
+    def __init__(self, normalize: NormalizeLevels, model: torch.nn.Module, attribute: str, output: str) -> None:
         super().__init__()
         self.normalize = normalize
         self.model = model
-        self._attribute, self._name = attribute, name
+        self._attribute, self.output = attribute, output
 
     def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         dtype = next(self.model.parameters()).dtype
         result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
-        return {self._name: getattr(result, self._attribute)}
+        return {self.output: getattr(result, self._attribute)}
 
 
 def image_module(
     processor: SourceImageProcessor,
     module: ImageModule,
-    outputs: tuple[str, ...],
     task: str,
     tokenizer: SourceTokenizer,
-    *,
+    facts: TaskFacts,
     labels: tuple[str, ...] = (),
-    facts: Mapping[str, TaskFacts],
 ) -> SourceModule:
-    """Describes `module` with the data of the model's configuration and image processor."""
     model: Any = module.model
     height, width = processor.spec.size
     return SourceModule(
@@ -282,13 +257,13 @@ def image_module(
         task=task,
         architecture=type(model).__name__,
         inputs=(PIXELS,),
-        outputs=outputs,
+        outputs=(module.output,),
         max_tokens=processor.spec.tokens,
         config=model.config,
         tokenizer=tokenizer,
         labels=labels,
         image=processor.spec,
-        facts=facts,
+        facts={task: facts},
         remarks={"images": f"{width} x {height} pixels"},
     )
 
@@ -296,21 +271,14 @@ def image_module(
 def try_images(
     folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of a module for an image of a size (height, width), to which the model's positions are fixed from
-    now on. Raises SetupError if the model does not take the image.
-    """
-    try:
-        with torch.no_grad(), fixing_positions(model):
-            return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
-    except Exception as error:  # each model raises other exceptions for images of another size
-        raise SetupError(
-            f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}, which {type(model).__name__} "
-            "does not take"
-        ) from error
+    """The outputs for an image of a size, (height, width), to which the model's positions are fixed from now on."""
+    images = f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}"
+    refused = refusing(f"{images}, which {type(model).__name__} does not take", why=None)
+    with refused, torch.no_grad(), fixing_positions(model):
+        return module(torch.zeros((1, 3, *size), dtype=torch.uint8))
 
 
 def encode_images(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
-    """Makes an image for each text from its words."""
     assert module.image is not None  # noqa: S101 (the module is a module of images)
     return {PIXELS: np.stack([sample_pixels(module.image, zlib.crc32(text.encode())) for text in texts])}
 

@@ -13,6 +13,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
     Layer,
@@ -21,7 +22,6 @@ from neuronpipe.compiler.sentence_transformers import (
     read_limits,
     read_modules,
     read_normalize,
-    read_object,
     read_settings,
 )
 from neuronpipe.compiler.tokenizers import SourceTokenizer
@@ -29,7 +29,6 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.multi_vector_embedding import TextKind
 
 _SAMPLE = "a text"
-_ARTIFACT = "artifact.metadata"
 _EXPANSION_TOKENS = 32
 _NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
 
@@ -86,7 +85,7 @@ def _read_modules(folder: Path) -> LateInteraction:
     layers: list[Layer] = []
     settings: dict[str, Any] = {}
     for kind, path in read_modules(folder, is_known=True):
-        own = read_object(path / "config.json") if (path / "config.json").is_file() else {}
+        own = read_object(path / "config.json", may_lack=True)
         if kind == "Transformer":
             model_folder = path
             settings |= read_limits(path)
@@ -97,10 +96,8 @@ def _read_modules(folder: Path) -> LateInteraction:
         elif kind == "MultiVectorMask" and not own.get("keep_only_token_ids"):
             settings |= own
         else:
-            raise SetupError(
-                f"{folder}: has a module {kind} behind the token vectors; supported are Dense, Normalize of "
-                f"{TOKENS} and MultiVectorMask without keep_only_token_ids"
-            )
+            advice = f"supported are Dense, Normalize of {TOKENS} and MultiVectorMask without keep_only_token_ids"
+            raise SetupError(f"{folder}: has a module {kind} behind the token vectors; {advice}")
     if any({layer.reads, layer.writes} != {TOKENS} for layer in layers):
         raise SetupError(
             f"{folder}: one of its Dense modules is of other vectors than {TOKENS}, which is not supported"
@@ -116,13 +113,9 @@ def _read_modules(folder: Path) -> LateInteraction:
             mark = saved.get(f"{name}_prefix") or ""
             marks.append(mark)
             prompts[name] = mark + (prompts.get(name) or "").removeprefix(mark)
-    return LateInteraction(
-        model_folder,
-        layers,
-        {**settings, "prompts": prompts, "marks": marks},
-        settings.get("max_seq_length"),
-        divides_by_tokens=saved.get("similarity_fn_name") == "meanmaxsim",
-    )
+    limit, is_mean = settings.get("max_seq_length"), saved.get("similarity_fn_name") == "meanmaxsim"
+    settings |= {"prompts": prompts, "marks": marks}
+    return LateInteraction(model_folder, layers, settings, limit, divides_by_tokens=is_mean)
 
 
 def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,11 +129,15 @@ def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
         return settings | {"query_length": saved.get("query_length")}
     attend = saved.get("attend_to_expansion_tokens", saved.get("attend_to_mask_tokens"))
     length = saved.get("query_length") or _EXPANSION_TOKENS
-    return settings | {"query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
+    return settings | {"query_expansion": _fixed_expansion(attend, length)}
+
+
+def _fixed_expansion(attend: object, length: int) -> dict[str, Any]:
+    return {"strategy": "fixed", "attend": bool(attend), "length": length}
 
 
 def _read_stanford(folder: Path) -> LateInteraction:
-    metadata = read_object(folder / _ARTIFACT) if (folder / _ARTIFACT).is_file() else {}
+    metadata = read_object(folder / "artifact.metadata", may_lack=True)
     length = metadata.get("query_maxlen") or _EXPANSION_TOKENS
     prompts = {
         "query": (metadata.get("query_token_id") or "[unused0]") + " ",
@@ -150,11 +147,7 @@ def _read_stanford(folder: Path) -> LateInteraction:
         "prompts": prompts,
         "marks": list(prompts.values()),
         "document_length": metadata.get("doc_maxlen"),
-        "query_expansion": {
-            "strategy": "fixed",
-            "attend": bool(metadata.get("attend_to_mask_tokens")),
-            "length": length,
-        },
+        "query_expansion": _fixed_expansion(metadata.get("attend_to_mask_tokens"), length),
         "skiplist_words": list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
     }
     return LateInteraction(folder, [Layer(_projection(folder), TOKENS, TOKENS), _NORMALIZE], settings, None)
@@ -196,11 +189,8 @@ def _prefix(own: Any, prompt: str, marks: Sequence[str]) -> tuple[tuple[int, ...
 
 def _known_token_ids(own: Any, words: Sequence[str]) -> tuple[int, ...]:
     numbers = [own.convert_tokens_to_ids(word) for word in words]
-    return tuple(
-        number
-        for word, number in zip(words, numbers, strict=True)
-        if number is not None and (number != own.unk_token_id or word == own.unk_token)
-    )
+    known = {word: number for word, number in zip(words, numbers, strict=True) if number is not None}
+    return tuple(number for word, number in known.items() if number != own.unk_token_id or word == own.unk_token)
 
 
 def _expansion_id(folder: Path, own: Any, expansion: Mapping[str, Any]) -> int:

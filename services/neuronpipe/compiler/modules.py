@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,18 +22,15 @@ from numpy.typing import NDArray
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
-from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
 
 
 class Positional(torch.nn.Module):
-    """A module that takes its inputs in a fixed order, passes them on by name, and returns a tuple of outputs.
-
-    A trace is called by position. BERT's tokenizer puts token_type_ids before attention_mask, and BERT's forward puts
-    it behind.
-    """
+    """A module that takes its inputs in a fixed order, as a trace does, and passes them on by name."""
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
@@ -92,7 +90,6 @@ class SourceModule:
         return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-        """The rows and the tokens of a batch."""
         rows = len(batch[self.inputs[-1]])
         return rows, self.max_tokens if self.takes_images else batch["input_ids"].shape[1]
 
@@ -106,7 +103,6 @@ class SourceModule:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task that the model answers, its own task first."""
         return (self.task, *(task for task in self.facts if task != self.task))
 
     def fact(self, name: str) -> Any:
@@ -116,7 +112,6 @@ class SourceModule:
 
     @property
     def prompt(self) -> str:
-        """The text that is put before every text."""
         return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
@@ -184,10 +179,7 @@ class PooledModule(torch.nn.Module):
 
 @contextmanager
 def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Makes an encoder or a decoder pass on some of the vectors of its last hidden state, which `choose` returns.
-
-    Before the head, only this place is the same in all architectures.
-    """
+    """Makes an encoder or a decoder pass on the vectors of its last hidden state that `choose` returns."""
 
     def replace(module: torch.nn.Module, args: Any, output: Any) -> Any:
         output["last_hidden_state"] = choose(output["last_hidden_state"])
@@ -201,7 +193,6 @@ def choosing(part: torch.nn.Module, choose: Callable[[torch.Tensor], torch.Tenso
 
 
 def pretrained_model(module: torch.nn.Module) -> Any:
-    """The model of transformers within a module."""
     return next(part for part in module.modules() if isinstance(part, transformers.PreTrainedModel))
 
 
@@ -211,19 +202,19 @@ def source_module(
     task: str,
     tokenizer: SourceTokenizer,
     *,
-    outputs: tuple[str, ...],
+    facts: TaskFacts | Mapping[str, TaskFacts],
+    outputs: tuple[str, ...] = ("logits",),
     per_token: bool = False,
     max_tokens: int | None = None,
     saved_limit: int | None = None,
     labels: tuple[str, ...] = (),
-    facts: Mapping[str, TaskFacts] | None = None,
     remarks: Mapping[str, str] | None = None,
     further_inputs: tuple[str, ...] = (),
 ) -> SourceModule:
     """Describes `module` around `model`, with the data of the model's configuration and tokenizer.
 
-    `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs of the module that the model lacks.
-    `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
+    `facts`: for `task`, or by task. `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs that the
+    model lacks. `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
     limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
@@ -256,7 +247,7 @@ def source_module(
         tokenizer=tokenizer,
         per_token_outputs=frozenset(outputs if per_token else ()),
         labels=labels,
-        facts=facts or {},
+        facts={task: facts} if isinstance(facts, TaskFacts) else facts,
         remarks=remarks,
     )
 
@@ -270,9 +261,8 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
     added = {f"the id {number}": number for texts in (("a",), ("a", "a")) for number in own(*texts)["input_ids"]}
     if beyond := [token for token, number in (own.get_vocab() | added).items() if number >= rows]:
         raise SetupError(
-            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings "
-            f"({', '.join(sorted(beyond)[:_SHOWN])}); train the "
-            "model after resize_token_embeddings, or take them out of the tokenizer"
+            f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings ({_names(sorted(beyond))}); "
+            "train the model after resize_token_embeddings, or take them out of the tokenizer"
         )
 
 
@@ -298,27 +288,18 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     if (graph := graph_file(folder)) is not None:
         return OnnxModel(folder, graph)
     folder = transformer_folder(folder)
-    try:
+    problem = f"{folder}: transformers {transformers.__version__} cannot load it"
+    with refusing(problem, why=partial(_why_not_loaded, folder)):
         model, info = auto_class.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False
         )
-    except Exception as error:  # missing and broken files raise different exceptions
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load it: {_why_not_loaded(folder, error)}"
-        ) from error
     # transformers 5 also logs the shapes.
-    resized = sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"])
-    if resized:
-        is_head = type(model).__name__.endswith(_WITH_LABELS) and not any(
-            name.startswith(f"{model.base_model_prefix}.") for name in resized
-        )
-        labels = (
-            f", which has {model.config.num_labels} labels; give the name of each label there (id2label and label2id)"
-        )
-        raise SetupError(
-            f"{folder}: its weights {_names(resized)} have another shape than config.json says"
-            + (labels if is_head else "; get its files again, both of one model")
-        )
+    if resized := sorted(key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]):
+        advice, body = "; get its files again, both of one model", f"{model.base_model_prefix}."
+        if type(model).__name__.endswith(_WITH_LABELS) and not any(name.startswith(body) for name in resized):
+            labels = f"which has {model.config.num_labels} labels"
+            advice = f", {labels}; give the name of each label there (id2label and label2id)"
+        raise SetupError(f"{folder}: its weights {_names(resized)} have another shape than config.json says{advice}")
     if quantized := sorted(name for name in info["unexpected_keys"] if name.endswith(_QUANTIZED)) or _integers(folder):
         raise SetupError(
             f"{folder}: its weights {_names(quantized)} are those of a quantization, which config.json does not name "
@@ -333,17 +314,11 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
             "number there, or get its files again, both of one model"
         )
     missing, parameters = sorted(info["missing_keys"]), dict(model.named_parameters(remove_duplicate=False))
-    _refuse_missing(
-        folder, model, [name for name in missing if name not in parameters]
-    )  # buffers, which have no gradients
-    damaged = [
-        name for name, tensor in model.state_dict().items() if name not in missing and not tensor.isfinite().all()
-    ]
-    if damaged:
-        raise SetupError(
-            f"{folder}: its weights {_names(damaged)} hold NaN or infinity; train the model again, or get "
-            "its files again"
-        )
+    _refuse_missing(folder, model, [name for name in missing if name not in parameters])  # buffers have no gradients
+    loaded = {name: tensor for name, tensor in model.state_dict().items() if name not in missing}
+    if damaged := [name for name, tensor in loaded.items() if not tensor.isfinite().all()]:
+        advice = "train the model again, or get its files again"
+        raise SetupError(f"{folder}: its weights {_names(damaged)} hold NaN or infinity; {advice}")
     model.requires_grad_(False)
     with torch.no_grad():  # a parameter may have two names
         for name in missing:
@@ -379,10 +354,7 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
 
 
 def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
-    """The names of the parameters that require gradients and that the graph reads.
-
-    An output for `sample` has a gradient with respect to these.
-    """
+    """The names of the parameters that require gradients and that change an output for `sample`."""
     candidates = {
         name: parameter
         for name, parameter in pretrained_model(module.module).named_parameters()
@@ -399,8 +371,7 @@ def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[
 def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
-    loaded = type(model).__name__
-    trained = _trained_class(model)
+    loaded, trained = type(model).__name__, _trained_class(model)
     lost = f"its files lost what a {trained} is made of; save the model again"
     reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")
@@ -428,9 +399,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
         file_of_weight = read_object(path).get("weight_map")
         if not isinstance(file_of_weight, dict) or not file_of_weight:
             return f"{path.name} has no weight_map of files; get the file again"
-        if missing := sorted(
-            {str(file_name) for file_name in file_of_weight.values() if not (folder / str(file_name)).is_file()}
-        ):
+        if missing := sorted({name for name in map(str, file_of_weight.values()) if not (folder / name).is_file()}):
             return f"{path.name} names {_names(missing)}, which is missing; get these files as well"
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -445,10 +414,8 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
                 return f"{path.name} holds {type(content).__name__}, not weights by their names; get the file again"
         except Exception as damage:
             if isinstance(damage, pickle.UnpicklingError) and "GLOBAL" in str(damage):
-                return (
-                    f"{path.name} holds more than numbers, and to read it might run its code; get the weights "
-                    "as safetensors"
-                )
+                advice = "get the weights as safetensors"
+                return f"{path.name} holds more than numbers, and to read it might run its code; {advice}"
             return f"{path.name} is damaged or cut off; get the file again"
     if not has_weights(folder):
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))

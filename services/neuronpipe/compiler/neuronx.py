@@ -35,10 +35,7 @@ Stamp: TypeAlias = Mapping[str, Any]
 
 
 class ArtifactCache:
-    """A folder of artefacts, `<own digest>.pt`, and of stamps, `<digest of a stamp>.json`, which name their artefacts.
-
-    Processes may share it. If two make the same artefact at once, the last description counts, with its own artefact.
-    """
+    """A folder with artefacts, <digest>.pt, and stamps, <digest>.json, that name them. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
         """Raises SetupError for a folder that cannot be created."""
@@ -83,10 +80,7 @@ _FOLDER = "artifacts/neuronx"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Traces the module for each bucket; see ArtifactCompiler.
-
-    Buckets in the cache are not compiled again, so an interrupted compilation continues.
-    """
+    """Traces the module for each bucket that the cache lacks; see ArtifactCompiler."""
     options = conversion.neuronx
     if options.workers < 1:
         raise SetupError(f"--compile-workers {options.workers}: must be 1 or more")
@@ -106,14 +100,8 @@ def convert(conversion: Conversion) -> Artifact:
     missing = [name for name, stamp in stamps.items() if cache.find(stamp) is None]
     if missing:
         with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
-            job = TraceJob(
-                source_folder=str(conversion.source.folder),
-                task=conversion.module.task,
-                attention=options.attention,
-                flags=list(flags),
-                firsts=firsts,
-                outputs={},
-            )
+            source, task = str(conversion.source.folder), conversion.module.task
+            job = TraceJob(source, task, options.attention, list(flags), firsts, outputs={})
             outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
             neuronx_processes.trace_all(
                 job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])
@@ -123,9 +111,8 @@ def convert(conversion: Conversion) -> Artifact:
     for name, stamp in stamps.items():
         path = cache.find(stamp)
         if path is None:
-            raise SetupError(
-                f"{options.cache}: lost the artefact of the bucket {name} again; is the folder being cleaned?"
-            )
+            problem = f"lost the artefact of the bucket {name} again; is the folder being cleaned?"
+            raise SetupError(f"{options.cache}: {problem}")
         files += [f"{_FOLDER}/{name}.pt", f"{_FOLDER}/{name}.json"]
         shutil.copyfile(path, conversion.folder / files[-2])
         described = stamp | {"inputs": neuronx_processes.read_inputs(path)} if firsts else stamp
@@ -143,22 +130,18 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler.
-
-    A trace runs on a device only. Without a device, PyTorch computes the same buckets.
-    """
+    """Runs the artefact, or PyTorch on the same buckets where there is no device; see ArtifactCompiler."""
     cores = device_count() * CORES_PER_DEVICE
     has_device = cores >= artifact.pipeline_cores
     module, plan = conversion.module, BucketPlan(artifact.buckets)
     parts = [[*_fill(batch, plan, module)] for batch in batches]
     flat = [part for batch_parts in parts for part in batch_parts]
-    computed: Iterator[Outputs] = iter(
-        neuronx_processes.run_all(
-            conversion.folder / _FOLDER, module.inputs, module.outputs, flat, artifact.pipeline_cores
-        )
-        if has_device
-        else _emulate(conversion, flat)
-    )
+    if has_device:
+        names, folder = (module.inputs, module.outputs), conversion.folder / _FOLDER
+        on_device = neuronx_processes.run_all(folder, *names, flat, artifact.pipeline_cores)
+        computed: Iterator[Outputs] = iter(on_device)
+    else:
+        computed = iter(_emulate(conversion, flat))
     outputs: list[Outputs] = []
     for batch_parts in parts:
         cut = [
@@ -168,9 +151,7 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
             }
             for part in batch_parts
         ]
-        outputs.append(
-            {name: np.concatenate([outputs_of_part[name] for outputs_of_part in cut]) for name in module.outputs}
-        )
+        outputs.append({name: np.concatenate([rows[name] for rows in cut]) for name in module.outputs})
     at_hand = "the model has more parts than the device cores" if cores else "no Neuron device was at hand"
     return Ran(outputs, artifact.dtype, "" if has_device else f"PyTorch, as {at_hand}")
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,6 +32,8 @@ from neuronpipe.tasks import TASKS
 # A file in the trace of a part: its inputs, a list of names and shapes.
 _INPUTS_FILE = "inputs.json"
 _ERROR_LINES = 5
+# A module to trace, an example of its inputs, and the outputs that become states.
+_Traceable: TypeAlias = tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]
 _KEPT = (
     "; where its cores belong to another process, end that one: what was compiled is kept and will not be "
     "compiled again"
@@ -61,11 +63,7 @@ class TraceJob:
 
 
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
-    """Traces every bucket, and calls `done` with each bucket when it is finished.
-
-    The first failure ends the other workers: finished buckets are kept, unfinished buckets are lost. Raises SetupError,
-    which names the bucket that could not be compiled.
-    """
+    """Traces every bucket, and calls `done` with each. The first failure ends all workers. Raises SetupError."""
     names = list(outputs)
     left, logs = dict[Worker, list[str]](), dict[Worker, Path]()
     with ExitStack() as stack:
@@ -93,27 +91,20 @@ def read_inputs(trace: Path) -> list[dict[str, Any]]:
     """The inputs of the trace of a part, by name and shape."""
     with zipfile.ZipFile(trace) as file:
         name = next(file_name for file_name in file.namelist() if file_name.endswith(f"extra/{_INPUTS_FILE}"))
-        inputs: list[dict[str, Any]] = json.loads(file.read(name))
-        return inputs
+        return json.loads(file.read(name))
 
 
 def _failure(bucket: str, code: int | None, errors: str) -> str:
-    killed = (
-        "was killed, as it is where memory runs out: compile on a machine with more of it, or with fewer "
-        "--compile-workers"
-    )
     if code == -9 or "failed with -9" in errors:
-        return f"bucket {bucket}: the Neuron compiler {killed}"
+        advice = "compile on a machine with more of it, or with fewer --compile-workers"
+        return f"bucket {bucket}: the Neuron compiler was killed, as it is where memory runs out: {advice}"
     return f"bucket {bucket}: the Neuron compiler failed: {_last_lines(errors)}"
 
 
 def run_all(
     folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket], cores: int = 1
 ) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, computed in a process that owns its cores only while it runs.
-
-    `cores`: one core for each part of the model. Raises SetupError.
-    """
+    """The outputs of traces on this machine's device, with a core for each part of the model. Raises SetupError."""
     batches = [(part_names(str(part.bucket), cores), {name: part.inputs[name] for name in inputs}) for part in parts]
     with tempfile.NamedTemporaryFile("r", prefix="neuronx-", errors="replace") as log:
         try:
@@ -150,10 +141,8 @@ def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
 
 
 def _trace_part(source: SourceModule, bucket: Bucket, number: int, job: TraceJob, path: str) -> None:
-    with PipelinedModel(source, _example(source, bucket), job.firsts).part(number, has_fixed_shapes=True) as (
-        part,
-        example,
-    ):
+    model = PipelinedModel(source, _example(source, bucket), job.firsts)
+    with model.part(number, has_fixed_shapes=True) as (part, example):
         module = Positional(part.module, part.inputs, part.outputs).eval()
         _trace_module(module, tuple(example.values()), {}, job, path, part.inputs)
 
@@ -187,10 +176,7 @@ def _example(source: SourceModule, bucket: Bucket) -> dict[str, torch.Tensor]:
     }
 
 
-def _traceable(
-    source: SourceModule, bucket: Bucket
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """The module to trace for a bucket, with an example, and the outputs that become states."""
+def _traceable(source: SourceModule, bucket: Bucket) -> _Traceable:
     if TASKS[source.task].generates:
         step = slot_step(source, bucket)
         return step, step.example(), step.aliases()
@@ -198,10 +184,7 @@ def _traceable(
     return module, tuple(_example(source, bucket).values()), {}
 
 
-def _encoder(
-    source: SourceModule, bucket: Bucket, job: TraceJob
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], dict[torch.Tensor, int]]:
-    """The encoder to trace for a bucket, with an example, and no states; see `_traceable`."""
+def _encoder(source: SourceModule, bucket: Bucket, job: TraceJob) -> _Traceable:
     token_ids = torch.zeros(1, bucket.tokens, dtype=torch.int64)
     return source_encoder(source, job.attention), (token_ids, torch.ones(1, dtype=torch.int64)), {}
 
@@ -212,9 +195,7 @@ def _run(
     batches: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     cores: int,
 ) -> None:
-    """The main function of a process that runs batches, each through the trace of its bucket, or the traces of the
-    model's parts. It sends the outputs of each batch.
-    """
+    """The main function of a process that runs batches through traces, and sends the outputs of each batch."""
     os.environ["NEURON_RT_NUM_CORES"] = str(cores)
     import torch_neuronx
 

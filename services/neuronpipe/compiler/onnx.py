@@ -14,8 +14,9 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.compiler.sentence_transformers import transformer_folder
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 
 # The tasks that change nothing within the model.
 TASKS = (
@@ -31,14 +32,11 @@ _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder contains weights of PyTorch."""
     return any(path for kind in _WEIGHTS for path in folder.glob(kind))
 
 
 def graph_file(folder: Path) -> Path | None:
-    """The graph of a folder without weights of PyTorch, by the choice of sentence-transformers, or None for a folder
-    with weights or without a graph. Raises SetupError if several graphs are possible.
-    """
+    """The graph of a folder without weights of PyTorch, or None. Raises SetupError if several are possible."""
     folder = transformer_folder(folder)
     if has_weights(folder):
         return None
@@ -59,31 +57,24 @@ class OnnxModel(torch.nn.Module):
         try:
             import onnxruntime
         except ModuleNotFoundError as error:
-            raise SetupError(
-                f"{folder}: has an ONNX graph and no weights of PyTorch; to compare it needs the package onnxruntime: "
-                "pip install 'neuronpipe[compile-onnx]'"
-            ) from error
+            advice = "to compare it needs the package onnxruntime: pip install 'neuronpipe[compile-onnx]'"
+            raise SetupError(f"{folder}: has an ONNX graph and no weights of PyTorch; {advice}") from error
         self.path = path
         self.config = transformers.AutoConfig.from_pretrained(transformer_folder(folder), trust_remote_code=False)
         if self.config.model_type in MASKED_DECODERS:
             raise SetupError(f"{path}: the graph of a decoder is not supported; get model.safetensors as well")
-        try:
+        with refusing(f"{path}: ONNX Runtime cannot load it", advice="; get the file again"):
             self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        except Exception as error:  # errors of ONNX Runtime have no common class
-            raise SetupError(f"{path}: ONNX Runtime cannot load it: {first_line(error)}; get the file again") from error
         self.inputs = tuple(port.name for port in self._session.get_inputs())
         self.outputs = tuple(port.name for port in self._session.get_outputs())
         if unknown := sorted({*self.inputs} - _INPUTS):
-            raise SetupError(
-                f"{path}: takes {', '.join(unknown)}, which texts do not have; supported are graphs that take "
-                f"{', '.join(sorted(_INPUTS))}"
-            )
+            advice = f"supported are graphs that take {', '.join(sorted(_INPUTS))}"
+            raise SetupError(f"{path}: takes {', '.join(unknown)}, which texts do not have; {advice}")
         if others := [port.name for port in self._session.get_outputs() if port.type != _FLOAT]:
             raise SetupError(f"{path}: its outputs {', '.join(others)} are no float32 numbers; export it in float32")
 
     @property
     def architecture(self) -> str:
-        """The name of the model that was exported."""
         return str((self.config.architectures or [type(self.config).__name__])[0])
 
     def output(self, name: str) -> str:
@@ -124,7 +115,6 @@ class _NamedOutputs(dict[str, torch.Tensor]):
 
 
 def check_task(folder: Path, task: str) -> None:
-    """Raises SetupError for a task that an ONNX graph alone cannot have."""
     if (path := graph_file(folder)) is not None and task not in TASKS:
         raise SetupError(
             f"{folder}: has no weights of PyTorch, only the graph {path.name}, and {task.replace('_', '-')} changes "
@@ -133,5 +123,4 @@ def check_task(folder: Path, task: str) -> None:
 
 
 def onnx_model(module: torch.nn.Module) -> OnnxModel | None:
-    """The graph within a module, or None."""
     return next((part for part in module.modules() if isinstance(part, OnnxModel)), None)

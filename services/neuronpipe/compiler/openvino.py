@@ -22,7 +22,8 @@ from neuronpipe.compiler.modules import (
 )
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import cause_of, refusing
+from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
@@ -36,10 +37,7 @@ _MODEL = "model"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Converts the module to OpenVINO; see ArtifactCompiler.
-
-    Weights stay float32, for int8 until they are quantized. `dtype` is the data type in which the back end computes.
-    """
+    """Converts the module to OpenVINO, with weights in float32; see ArtifactCompiler."""
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     model = onnx_model(module.module) or pretrained_model(module.module)
     if not isinstance(model, OnnxModel) and needs_eager_attention(model):
@@ -87,14 +85,9 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
         # The tracer warns of every Python value that it treats as constant. In these models the values are constant, as
         # the comparison shows.
         warnings.simplefilter("ignore")
-        try:
+        with refusing(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}", why=cause_of):
             positional = Positional(module.module, module.inputs, module.outputs)
             return traced(positional, tuple(example.values()), input=inputs)
-        except Exception as error:
-            raise SetupError(
-                f"OpenVINO {openvino.__version__} cannot convert {module.architecture}: "
-                f"{first_line(error.__cause__ or error)}"
-            ) from error
 
 
 def _from_onnx(module: SourceModule) -> openvino.Model:
@@ -102,10 +95,8 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
     whole = module.module
     model = onnx_model(whole)
     assert model is not None  # noqa: S101 (the caller checked it)
-    try:
+    with refusing(f"OpenVINO {openvino.__version__} cannot read {model.path}"):
         graph = engine().read_model(model.path)
-    except Exception as error:  # errors of OpenVINO have no common class
-        raise SetupError(f"OpenVINO {openvino.__version__} cannot read {model.path}: {first_line(error)}") from error
     by_name = {name: port for port in graph.outputs for name in port.get_names()}
     parameters = {port.any_name: port.get_node() for port in graph.inputs}
     if isinstance(whole, Named):
@@ -129,14 +120,9 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler."""
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
-    try:
+    with refusing(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}"):
         parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
-    except RuntimeError as error:
-        raise SetupError(
-            f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}: {first_line(error)}"
-        ) from error
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

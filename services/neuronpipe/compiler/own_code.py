@@ -25,7 +25,8 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.sentence_transformers import read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
@@ -81,10 +82,7 @@ KNOWN_FORM = "known_form"
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
-    """The model itself, or a model of a known kind as the folder KNOWN_FORM in `scratch`, with links to its files.
-
-    Raises SetupError for a configuration value that our graph of the model does not compute.
-    """
+    """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
@@ -163,10 +161,8 @@ def _jina_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> 
     if content.get("position_embedding_type") != "alibi":
         return None
     if (kind := content.get("feed_forward_type", "original")) not in FEED_FORWARD_TYPES:
-        raise SetupError(
-            f"{folder}: config.json has feed_forward_type {kind!r}; of Jina's BERT those with "
-            f"{' and '.join(FEED_FORWARD_TYPES)} are supported"
-        )
+        advice = f"of Jina's BERT those with {' and '.join(FEED_FORWARD_TYPES)} are supported"
+        raise SetupError(f"{folder}: config.json has feed_forward_type {kind!r}; {advice}")
     # Two kinds of code are published; the configuration does not name the kind.
     has_norms = any("layer_norm_q" in name for name in _weight_names(own))
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}

@@ -11,7 +11,7 @@ import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -63,7 +63,6 @@ class PipelinedModel:
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
         return len(self._own)
 
     def cut(self, options: PipelineOptions) -> "PipelinedModel":
@@ -74,11 +73,8 @@ class PipelinedModel:
                 "needs one"
             )
         costs = [_weights(layer, options.balance) for layer in self._own]
-        outside = [
-            sum(_weights(module, options.balance) for module in modules) for modules in (self._before, self._after)
-        ]
-        costs[0] += outside[0]
-        costs[-1] += outside[1]
+        costs[0] += sum(_weights(module, options.balance) for module in self._before)
+        costs[-1] += sum(_weights(module, options.balance) for module in self._after)
         firsts = _balanced(costs, options.cores)
         cut = PipelinedModel(self.source, self._example, firsts)
         cut._check()
@@ -113,11 +109,8 @@ class PipelinedModel:
             yield part_source, {name: example[name] for name in needed}
 
     def describe(self) -> str:
-        """Describes the parts in a line for a user."""
-        ranges = itertools.pairwise([*self.firsts, self.layers])
-        return f"      {len(self.firsts)} parts: layers " + ", ".join(
-            f"{first}-{next_first - 1}" for first, next_first in ranges
-        )
+        ranges = [f"{first}-{following - 1}" for first, following in itertools.pairwise([*self.firsts, self.layers])]
+        return f"      {len(self.firsts)} parts: layers {', '.join(ranges)}"
 
     def run(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """The outputs of the parts for each batch, computed one part after the other."""
@@ -187,8 +180,6 @@ class _Part(torch.nn.Module):
 
 
 class _Ended(Exception):
-    """The run of a part is complete."""
-
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
         self.hidden = hidden
@@ -224,8 +215,6 @@ class _Start(_HandedOn):
 
 
 class _End(_HandedOn):
-    """Ends the run of a part."""
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise _Ended(_first_of(args, kwargs))
 
@@ -256,16 +245,13 @@ def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Ma
     """Whether the layers run in order, each of them once. Marks the layers that return tuples."""
     calls: list[int] = []
 
-    def note(layer: torch.nn.Module, args: Any, output: Any, number: int) -> None:
+    def note(number: int, layer: torch.nn.Module, args: Any, output: Any) -> None:
         calls.append(number)
         object.__setattr__(layer, _GIVES_TUPLE, isinstance(output, tuple))
 
     with contextlib.ExitStack() as stack, torch.no_grad():
         for number, layer in enumerate(layers):
-            hook = layer.register_forward_hook(
-                lambda module, args, output, number=number: note(module, args, output, number)
-            )
-            stack.callback(hook.remove)
+            stack.callback(layer.register_forward_hook(partial(note, number)).remove)
         source.module(**example)
     return calls == list(range(len(layers)))
 
@@ -310,12 +296,8 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
 
 def _weights(module: torch.nn.Module, balance: str) -> int:
     """The cost of a module: its number of weights, or for time the number that it multiplies."""
-    is_table = isinstance(module, torch.nn.Embedding)
-    own = (
-        0
-        if balance == "time" and is_table
-        else sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    )
+    counts = balance != "time" or not isinstance(module, torch.nn.Embedding)
+    own = counts * sum(parameter.numel() for parameter in module.parameters(recurse=False))
     return own + sum(_weights(child, balance) for child in module.children())
 
 
@@ -325,7 +307,6 @@ def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
     @cache
     def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
-        """The largest sum, the sum of the squares, and the first items."""
         if left == 1:
             own = sums[-1] - sums[first]
             return own, own**2, (first,)
@@ -340,8 +321,7 @@ def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 def _first_of(args: Any, kwargs: Any) -> torch.Tensor:
     """The input that a layer gets from the layer before it."""
-    hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
-    return hidden
+    return args[0] if args else kwargs["hidden_states"]
 
 
 def _is_close(computed: torch.Tensor, expected: torch.Tensor) -> bool:

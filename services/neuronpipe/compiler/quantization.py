@@ -19,6 +19,7 @@ from neuronpipe.bundles.manifest import Accuracy, Artifact, Calibration
 from neuronpipe.compiler import accuracy
 from neuronpipe.compiler.conversion import ArtifactCompiler, Conversion
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
+from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, openvino
 from neuronpipe.tasks.vectors import EmbeddingFacts, normalized, vector_of
@@ -38,7 +39,6 @@ class Quantizer:
     def __init__(
         self, artifact: Artifact, folder: Path, batches: Sequence[SampleBatch], calibration: Calibration
     ) -> None:
-        """`artifact`: the float32 artefact in `folder`. `batches`: each contains one text."""
         self._artifact = artifact
         self._file = folder / next(name for name in artifact.files if name.endswith(".xml"))
         self._model = _read(self._file)
@@ -56,15 +56,11 @@ class Quantizer:
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
     def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
-        """Writes the artefact and describes it. `float_parts` compute in float32, on weights of 8 bits.
-
-        Raises SetupError for a model that cannot be quantized.
-        """
+        """Writes and describes the artefact. `float_parts` compute in float32, on 8-bit weights. Raises SetupError."""
         with _nncf() as nncf:
             model = self._model.clone() if set(float_parts) >= set(self.parts) else self._quantized(nncf, float_parts)
-            if not float_parts and not any(
-                operation.get_type_name() == "FakeQuantize" for operation in model.get_ops()
-            ):
+            kinds = {operation.get_type_name() for operation in model.get_ops()}
+            if not float_parts and "FakeQuantize" not in kinds:
                 raise SetupError(
                     f"NNCF {nncf.__version__} finds nothing to quantize in the model; compile it with another --dtype"
                 )
@@ -117,10 +113,7 @@ def _read(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _nncf() -> Iterator[Any]:
-    """Imports NNCF, with its progress bars kept off standard output, which is for results.
-
-    NNCF's class of loggers applies to NNCF only. Errors of NNCF in the block become SetupErrors.
-    """
+    """Imports NNCF without its progress bars on standard output. Errors of NNCF in the block become SetupErrors."""
     logger_class = logging.getLoggerClass()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -130,14 +123,9 @@ def _nncf() -> Iterator[Any]:
 
             # nncf.set_log_level also changes the handlers, which may belong to the program.
             logging.getLogger("nncf").setLevel(logging.CRITICAL)
-            try:
+            problem = f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
+            with refusing(problem, why=None):
                 yield nncf
-            except SetupError:
-                raise
-            except Exception as error:  # NNCF may raise any exception for an operation that it does not know
-                raise SetupError(
-                    f"NNCF {nncf.__version__} cannot quantize the model; compile it with another --dtype"
-                ) from error
     finally:
         logging.setLoggerClass(logger_class)
 
@@ -155,35 +143,22 @@ Measure = Callable[[Artifact], Accuracy | None]
 def rank(
     quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[SampleBatch]
 ) -> list[str]:
-    """The model's parts, the first with the smallest error of the outputs when it alone computes in float32.
-
-    Quantizes the model once for each part. `batches`: each contains one text.
-    """
+    """The model's parts, first the part whose float32 leaves the smallest error. Quantizes once for each part."""
     sample = batches[:: max(1, len(batches) // _RANKING_TEXTS)]
     reference = accuracy.reference_outputs(conversion.module, sample)
     errors: dict[str, float] = {}
     for part in quantizer.parts:
         ran = compiler.run(conversion, quantizer.quantize((part,)), sample)
         pairs = zip(ran.outputs if ran else (), reference, strict=True)
-        errors[part] = float(
-            np.mean(
-                [
-                    np.mean((outputs[name] - array) ** 2)
-                    for outputs, expected in pairs
-                    for name, array in expected.items()
-                ]
-            )
-        )
+        differences = (outputs[name] - array for outputs, expected in pairs for name, array in expected.items())
+        errors[part] = float(np.mean([np.mean(difference**2) for difference in differences]))
     return sorted(errors, key=lambda part: errors[part])
 
 
 def search(
     quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float
 ) -> tuple[Artifact, Accuracy | None]:
-    """The artefact that meets the limit with the fewest of the ranked parts in float32, found by bisection.
-
-    If no artefact meets the limit, all parts are in float32.
-    """
+    """The artefact that meets the limit with the fewest of the ranked parts in float32, or else with all of them."""
     fewest, most = 1, len(ranked)
     while fewest < most:
         count = (fewest + most) // 2

@@ -40,17 +40,11 @@ _CONFIGURATIONS: Mapping[str, Callable[[], Any]] = {
 
 
 def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
-    """Writes a classifier of a published size, with its tokenizer or image processor, as transformers saves it.
-
-    Raises KeyError for an unknown name.
-    """
+    """Writes a classifier of a published size, as transformers saves it. Raises KeyError for an unknown name."""
     config = _CONFIGURATIONS[name]()
     takes_images = config.model_type == "vit"
-    auto = (
-        transformers.AutoModelForImageClassification
-        if takes_images
-        else transformers.AutoModelForSequenceClassification
-    )
+    kind = "Image" if takes_images else "Sequence"
+    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(_SEED)
     auto.from_config(config).float().eval().save_pretrained(folder)

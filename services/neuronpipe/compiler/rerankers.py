@@ -10,13 +10,13 @@ import torch
 import transformers
 
 from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     applied_settings,
     default_prompt,
     last_token,
     read_limits,
     read_modules,
-    read_object,
     read_settings,
     transformer_folder,
 )
@@ -48,7 +48,6 @@ def ranking(folder: Path, config: Any) -> RerankFacts:
 
 
 def score_function(folder: Path, config: Any) -> ScoreFunctionName:
-    """The function with which a cross-encoder makes scores of its logits. Raises SetupError."""
     activation = _activation(folder, config)
     if activation not in _ACTIVATIONS:
         raise SetupError(f"{folder}: makes scores of logits by {activation}; supported are {', '.join(_ACTIVATIONS)}")
@@ -70,7 +69,6 @@ def entailing(folder: Path, config: Any) -> ZeroShotFacts:
 
 
 def is_cross_encoder(folder: Path, config: Any) -> bool:
-    """Whether sentence-transformers saved the model as a cross-encoder."""
     return read_settings(folder).get("model_type") == "CrossEncoder" or any(
         hasattr(config, name) for name in ("sentence_transformers", "sbert_ce_default_activation_function")
     )
@@ -140,16 +138,10 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     prompt = "" if template else default_prompt(folder)
     facts = RerankFacts(score_function=score_function(folder, model.config), prompt=prompt, template=template)
     names = tokenizer.transformers_tokenizer.convert_ids_to_tokens(list(answers))
-    return source_module(
-        _YesOrNo(model, answers),
-        model,
-        "rerank",
-        tokenizer,
-        outputs=("logits",),
-        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
-        facts={"rerank": facts},
-        remarks={"score": "the logit of " + ", less that of ".join(map(repr, names))},
-    )
+    limit = read_limits(transformer_folder(folder)).get("max_seq_length")
+    remarks = {"score": "the logit of " + ", less that of ".join(map(repr, names))}
+    module = _YesOrNo(model, answers)
+    return source_module(module, model, "rerank", tokenizer, saved_limit=limit, facts=facts, remarks=remarks)
 
 
 def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:
@@ -166,7 +158,6 @@ def encode_written(module: SourceModule, template: Template, queries: Sequence[s
 
 
 def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
-    """The tokens of yes and no, or of yes alone."""
     for kind, path in read_modules(folder):
         if kind == "LogitScore":
             config = read_object(path / "config.json")
@@ -237,10 +228,7 @@ def _checked_template(folder: Path, own: Any, render: Callable[[str, str], str])
 
 
 def _parts(own: Any, rendered: str) -> Template:
-    """Splits a rendered template into fixed tokens, and texts with {query} and {document}, cut at special tokens.
-
-    No token spans a special token, so that the parts can be tokenized one by one.
-    """
+    """Splits a rendered template at special tokens: fixed tokens, and texts with {query} and {document}."""
     special = {token.content: number for number, token in own.added_tokens_decoder.items() if token.special}
     pattern = "|".join(re.escape(content) for content in sorted(special, key=len, reverse=True))
     parts: list[tuple[int, ...] | str] = []
@@ -258,5 +246,4 @@ def _parts(own: Any, rendered: str) -> Template:
 def _tokens_of(own: Any, part: Sequence[int] | str, query: str, text: str) -> Sequence[int]:
     if not isinstance(part, str):
         return part
-    tokens: Sequence[int] = own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]
-    return tokens
+    return own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]

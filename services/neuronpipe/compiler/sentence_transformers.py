@@ -3,7 +3,6 @@
 Source of the formats: sentence-transformers 2 to 6, modules.json and the config.json of each module.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import read_json, read_object, refusing
+from neuronpipe.core.errors import SetupError
 
 CONFIGURATION = "config_sentence_transformers.json"
 _PACKAGES = ("sentence_transformers", "pylate")
@@ -37,11 +37,8 @@ _ACTIVATIONS = {
 }
 
 
-class Pooling(torch.nn.Module):
-    """Pools token vectors [batch, tokens, width] by attention_mask [batch, tokens] to [batch, width x number of modes].
-
-    `pools_prompt`: whether the tokens of a prompt are also pooled; if not, the mask must be 0 at them.
-    """
+class TokenPooling(torch.nn.Module):
+    """Pools token vectors by attention_mask to [batch, width x modes]; `pools_prompt`: also the tokens of a prompt."""
 
     def __init__(self, modes: Sequence[str], pools_prompt: bool = True) -> None:
         super().__init__()
@@ -88,10 +85,7 @@ def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 
 
 class Layer(torch.nn.Module):
-    """A module behind the model, which reads and writes vectors by their names.
-
-    `residual`: a module that projects the input, which is then added to the output; None: the input is not added.
-    """
+    """A module behind the model, which reads and writes vectors by their names, with the projected input, if any."""
 
     def __init__(
         self, module: torch.nn.Module, reads: str, writes: str, residual: torch.nn.Module | None = None
@@ -107,8 +101,6 @@ class Layer(torch.nn.Module):
 
 
 class Normalize(torch.nn.Module):
-    """Scales vectors to length 1."""
-
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.normalize(vectors, p=2.0, dim=-1)
 
@@ -118,7 +110,7 @@ class Head(torch.nn.Module):
 
     def __init__(
         self,
-        pooling: Pooling,
+        pooling: TokenPooling,
         before: Sequence[Layer] = (),
         after: Sequence[Layer] = (),
         output: str = VECTOR,
@@ -130,7 +122,6 @@ class Head(torch.nn.Module):
         self._output, self._dimensions = output, dimensions
 
     def describe(self) -> str:
-        """Describes the head for a user."""
         count = len(self.before) + len(self.after)
         layers = f", with {count} further layer{'s' * (count > 1)}" if count else ""
         kept = f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
@@ -152,10 +143,7 @@ class Head(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """The content of modules.json. `max_tokens`: None without a limit. `prompt`: put before every text.
-
-    `prompts`: prompts that a request may name instead.
-    """
+    """The content of modules.json. `prompt` is put before every text; a request may name one of `prompts`."""
 
     model_folder: Path
     head: Head
@@ -165,14 +153,11 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
-    """Reads the modules. A plain Transformers model gets mean pooling. `output`: SCORES for a cross-encoder.
-
-    Raises SetupError for an unsupported module.
-    """
+    """Reads the modules. `output`: SCORES for a cross-encoder. Raises SetupError for an unsupported module."""
     if not (folder / "modules.json").is_file():
-        return SentenceTransformer(folder, Head(Pooling(["mean"])))
+        return SentenceTransformer(folder, Head(TokenPooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()
-    poolings, layers = list[Pooling](), list[list[Layer]]([[], []])
+    poolings, layers = list[TokenPooling](), list[list[Layer]]([[], []])
     for number, (kind, path) in enumerate(read_modules(folder, is_known=True)):
         if kind == "Transformer" and not number:
             model_folder, limits = path, read_limits(path)
@@ -217,10 +202,7 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
 
 
 def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Path]]:
-    """The name of the class and the folder of each module, in order; empty for a plain model.
-
-    `is_known`: raises SetupError also for a module with code of the model's own, which may compute anything.
-    """
+    """The class and the folder of each module; none for a plain model. `is_known`: refuses code of the model's own."""
     path = folder / "modules.json"
     modules = read_json(path) if path.is_file() else []
     if not isinstance(modules, list) or not all(
@@ -237,55 +219,24 @@ def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Pat
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of the model's own config.json.
-
-    In old models of sentence-transformers it is the folder of their first module.
-    """
+    """The folder of the model's own config.json, which is the folder of the first module in old models."""
     return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON file. Raises SetupError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text)
-        if "\\ud" in text.lower():  # half of a character, which no file of ours could contain
-            json.dumps(content, ensure_ascii=False).encode()
-    except (OSError, ValueError, RecursionError) as error:
-        raise SetupError(f"{path}: cannot be read as JSON: {first_line(error)}; get the file again") from error
-    return content
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that contains an object. Raises SetupError."""
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise SetupError(f"{path}: holds {type(content).__name__}, not an object of settings; get the file again")
-    return content
-
-
 def read_limits(folder: Path) -> dict[str, Any]:
-    """The limits of inputs in a Transformer module, such as max_seq_length, or an empty object.
-
-    A folder is a module if it or its parent contains a modules.json. sentence-transformers ignores the limits of other
-    folders. Raises SetupError.
-    """
+    """The limits of inputs in a Transformer module; empty for a folder that is no module. Raises SetupError."""
     path = limits_file(folder)
     is_module = any((place / "modules.json").is_file() for place in (folder, folder.parent))
     return read_object(path) if path and is_module else {}
 
 
 def limits_file(folder: Path) -> Path | None:
-    """The settings file of a Transformer module.
-
-    In old models its name contains the architecture: sentence_roberta_config.json.
-    """
+    """The settings file of a Transformer module, which old models call sentence_roberta_config.json, for example."""
     files = {path.name: path for path in folder.glob("sentence_*_config.json")}
     return files.get("sentence_bert_config.json") or next(iter(files.values()), None)
 
 
-def read_pooling(folder: Path) -> Pooling:
-    """Reads a Pooling module. Raises SetupError."""
+def read_pooling(folder: Path) -> TokenPooling:
     config = read_object(folder / "config.json")
     if config.get("pooling_mode"):
         modes = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
@@ -293,7 +244,7 @@ def read_pooling(folder: Path) -> Pooling:
         modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     if unsupported := sorted({*map(str, modes)} - {*_POOLINGS}):
         raise SetupError(f"{folder.parent}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
-    return Pooling(modes, pools_prompt=config.get("include_prompt") is not False)
+    return TokenPooling(modes, pools_prompt=config.get("include_prompt") is not False)
 
 
 def read_dense(folder: Path, of: str = VECTOR) -> Layer:
@@ -322,8 +273,7 @@ def _read_layer_norm(folder: Path) -> Layer:
 
 def read_normalize(folder: Path) -> Layer:
     """Reads a Normalize module, whose file may be missing. Raises SetupError."""
-    path = folder / "config.json"
-    config = read_object(path) if path.is_file() and folder.name else {}
+    config = read_object(folder / "config.json", may_lack=True) if folder.name else {}
     reads = config.get("module_input_name") or VECTOR
     return Layer(Normalize(), reads, config.get("module_output_name") or reads)
 
@@ -342,14 +292,13 @@ def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
 
 
 def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str) -> None:
-    try:
+    problem = f"{folder}: the weights of its {kind} module cannot be read; get its files again"
+    with refusing(problem, why=None):
         if (folder / "model.safetensors").is_file():
             weights = safetensors.torch.load_file(folder / "model.safetensors")
         else:
             weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
         torch.nn.ModuleDict(parts).load_state_dict(weights)
-    except Exception as error:  # each format raises other exceptions for a missing or damaged file
-        raise SetupError(f"{folder}: the weights of its {kind} module cannot be read; get its files again") from error
 
 
 def default_prompt(folder: Path) -> str:
@@ -363,7 +312,6 @@ def default_prompt(folder: Path) -> str:
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts by their names. Raises SetupError."""
     prompts = applied_settings(folder).get("prompts") or {}
     if not isinstance(prompts, dict):
         raise SetupError(f"{folder / CONFIGURATION}: prompts are no object of names and texts")
@@ -372,8 +320,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings that sentence-transformers saved for a whole model; empty without such a file. Raises SetupError."""
-    path = folder / CONFIGURATION
-    return read_object(path) if path.is_file() else {}
+    return read_object(folder / CONFIGURATION, may_lack=True)
 
 
 def applied_settings(folder: Path) -> dict[str, Any]:

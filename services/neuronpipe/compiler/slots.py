@@ -71,7 +71,6 @@ class SlotStep(torch.nn.Module):
         return [(heads, self.slot_tokens, width) for heads, *widths in shapes for width in widths]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """The inputs with which the step is traced."""
         inputs = (
             torch.zeros(1, self.slots + self.chunk_tokens, dtype=torch.int64),
             torch.zeros(self.slots, dtype=torch.int64),
@@ -140,10 +139,7 @@ class SlotStep(torch.nn.Module):
 
 
 class SourceEncoder(torch.nn.Module):
-    """Converts a source's tokens, [1, tokens], to cross keys and values in turns.
-
-    `count`, [1]: number of tokens in use. The result, [2 * layers, heads, tokens, width], is zero behind them.
-    """
+    """Converts `count` tokens of a source, [1, tokens], to cross keys and values in turns, then zeros."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -189,7 +185,6 @@ class _PyTorchGraph:
         self._cast = dtype == "bfloat16"
 
     def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
-        """Runs a step; see SlotGraph."""
         outputs = self._run(self._step, *map(torch.from_numpy, inputs))
         scores, states = outputs[: len(TokenScores._fields)], outputs[len(TokenScores._fields) :]
         for state, new in zip(self._step.states, states, strict=True):
@@ -197,7 +192,6 @@ class _PyTorchGraph:
         return TokenScores._make(score.numpy() for score in scores)
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
-        """Reads a source into a slot; see SlotGraph."""
         computed = self._run(self._encoder, torch.from_numpy(token_ids), torch.tensor([count]))
         for state, new in zip(self._step.sources()[slot], computed, strict=True):
             state[0] = new
@@ -215,13 +209,8 @@ class _RunningStep:
     ) -> None:
         slot, before, count = (chunk[index : index + 1] for index in range(3))
         places = torch.arange(step.slot_tokens)
-        self.slots, self._texts, self._sources, self._slot, self._copied = (
-            step.slots,
-            step.texts,
-            step.sources(),
-            slot,
-            copied,
-        )
+        self.slots, self._texts, self._sources = step.slots, step.texts, step.sources()
+        self._slot, self._copied = slot, copied
         in_chunk = before + torch.arange(step.chunk_tokens)
         # Unused tokens also need positions that the model knows.
         self.positions = torch.cat([past, in_chunk])[None].clamp(0, step.slot_tokens - 1)

@@ -15,9 +15,10 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
-from neuronpipe.bundles.repository import check_is_there
+from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -32,9 +33,8 @@ def check_files(folder: Path) -> None:
     """Raises SetupError for files that cannot be read, and for Git LFS pointers instead of files."""
     for path in _files(folder):
         if not path.is_file():
-            raise SetupError(
-                f"{path}: is no file, or a link to none; get the file itself, or compile a copy without it"
-            )
+            advice = "get the file itself, or compile a copy without it"
+            raise SetupError(f"{path}: is no file, or a link to none; {advice}")
         try:
             with path.open("rb") as file:
                 head = file.read(len(_LFS))
@@ -48,11 +48,8 @@ def refuse_adapter(folder: Path) -> None:
     """Raises SetupError for a folder with an adapter, which is not a whole model."""
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
-        kind = (
-            "an adapter (LoRA) beside its weights"
-            if (folder / "config.json").is_file()
-            else "an adapter (LoRA), not a whole model"
-        )
+        is_whole = (folder / "config.json").is_file()
+        kind = "an adapter (LoRA) beside its weights" if is_whole else "an adapter (LoRA), not a whole model"
         raise SetupError(
             f"{folder}: holds {kind}, made for {base}; --merge-adapter compiles the two as one (pip install "
             "'neuronpipe[compile-adapters]'); to compile the folder without it, move the adapter's files away"
@@ -79,7 +76,6 @@ def _raise(error: OSError) -> None:
 
 
 def _own_classes(content: Mapping[str, Any]) -> list[str]:
-    """The model's own classes that transformers does not have."""
     classes_by_kind = content.get("auto_map") or {}
     classes = [str(name).rpartition(".")[2] for kind, name in classes_by_kind.items() if kind.startswith("AutoModel")]
     return [name for name in classes if not hasattr(transformers, name)]
@@ -89,24 +85,13 @@ def _quantization(content: Mapping[str, Any]) -> str:
     settings = content.get("quantization_config") or {}
     if content.get("quantization"):
         return "MLX"
-    is_bitsandbytes = any(
-        key.startswith(("load_in_", "_load_in_", "bnb_")) and value for key, value in settings.items()
-    )
-    return (
-        str(settings.get("quant_method") or ("bitsandbytes" if is_bitsandbytes else "a method that is not named"))
-        if settings
-        else ""
-    )
+    prefixes = ("load_in_", "_load_in_", "bnb_")
+    is_bitsandbytes = any(key.startswith(prefixes) and value for key, value in settings.items())
+    unnamed = "bitsandbytes" if is_bitsandbytes else "a method that is not named"
+    return str(settings.get("quant_method") or unnamed) if settings else ""
 
 
-def _encoder_of_a_pair(content: Mapping[str, Any]) -> str:
-    return next((name for name in content.get("architectures") or () if str(name).endswith("EncoderModel")), "")
-
-
-_IMAGE_KINDS = (
-    modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES,
-    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-)
+_IMAGE_KINDS = (modeling_auto.MODEL_FOR_IMAGE_MAPPING_NAMES, modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES)
 # The inputs of a model, and the tasks to choose from.
 _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     "texts": ("texts", "a task of texts"),
@@ -125,14 +110,15 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
         "quantized here",
     ),
     (
-        _encoder_of_a_pair,
+        lambda content: next(
+            (name for name in content.get("architectures") or () if f"{name}".endswith("EncoderModel")), ""
+        ),
         "{} is the encoder of a model with a decoder, which is not supported; take a model of an encoder only, as BERT",
     ),
     (
         lambda content: ", ".join(_own_classes(content)),
         "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model "
-        "type may compute "
-        "something else; take auto_map out of config.json to compile that",
+        "type may compute something else; take auto_map out of config.json to compile that",
     ),
 )
 
@@ -181,9 +167,7 @@ _FOREIGN = {
 
 
 def foreign_files(folder: Path, *, with_weights: bool = False) -> str:
-    """Describes files that a folder contains instead of a model of transformers, for an error message.
-    `with_weights`: only quantizations of safetensors files.
-    """
+    """Describes files that are no model of transformers; `with_weights`: only quantizations of safetensors."""
     kinds = dict(list(_FOREIGN.items())[:2]) if with_weights else _FOREIGN
     kind_found = next((kind for pattern, kind in kinds.items() if next(folder.glob(pattern), None)), "")
     return f"it holds {kind_found}; compile the original model, as transformers saves it" if kind_found else ""
@@ -246,15 +230,11 @@ def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
 
 def check_labels(folder: Path, config: Any) -> None:
     """Raises SetupError for labels that are not texts, or not numbered from 0."""
-    if bad := [
-        f"{index}: {config.id2label.get(index)!r}"
-        for index in range(config.num_labels)
-        if not isinstance(config.id2label.get(index), str)
-    ]:
+    names = {index: config.id2label.get(index) for index in range(config.num_labels)}
+    if bad := [f"{index}: {name!r}" for index, name in names.items() if not isinstance(name, str)]:
         raise SetupError(
             f"{folder}: config.json has no name for each label (id2label has {', '.join(bad[:_SHOWN])}); write there, "
-            "and in label2id, a "
-            f"text for each number from 0 to {config.num_labels - 1}"
+            f"and in label2id, a text for each number from 0 to {config.num_labels - 1}"
         )
 
 
@@ -281,7 +261,6 @@ class ModelSource:
     others: tuple[str, ...] = ()
 
     def describe(self) -> Source:
-        """Describes the source for the manifest."""
         digest = hashlib.sha256()
         patterns = _WEIGHTS if any(next(self.folder.rglob(pattern), None) for pattern in _WEIGHTS) else _GRAPHS
         for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
@@ -304,9 +283,8 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
             graphs = [f"{folder}{name}" for name in _GRAPHS for folder in ("", "onnx/")]
             huggingface_hub.snapshot_download(source, revision=revision, allow_patterns=graphs)
     except GatedRepoError as error:
-        raise SetupError(
-            f"{source}: the Hub gives it to accounts with access only; log in with `hf auth login`"
-        ) from error
+        advice = "log in with `hf auth login`"
+        raise SetupError(f"{source}: the Hub gives it to accounts with access only; {advice}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise SetupError(f"{source}: neither a local folder nor a model on the Hub") from error
     except RevisionNotFoundError as error:
@@ -314,9 +292,8 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
     # The Hub's library raises its own errors, and the errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise SetupError(
-            f"{source}: no local folder, and the Hub cannot be reached to download it: "
-            f"{type(error).__name__}; where it can, run: hf download {source} --local-dir DIR, and compile "
-            "the folder DIR"
+            f"{source}: no local folder, and the Hub cannot be reached to download it: {type(error).__name__}; where "
+            f"it can, run: hf download {source} --local-dir DIR, and compile the folder DIR"
         ) from error
     _check(Path(snapshot), is_adapter)
     others: list[str] = []
@@ -325,23 +302,15 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
     return ModelSource(source, Path(snapshot), Path(snapshot).name, others=tuple(others))
 
 
-def _first_module(folder: Path) -> str:
-    """Names the first module of a sentence-transformers model without a transformer, for the error message."""
-    kind = next((module_kind for module_kind, _ in read_modules(folder)), "Transformer")
-    if kind == "Transformer":
-        return ""
-    return f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"
-
-
 def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
-        foreign = foreign_files(folder)
-        raise SetupError(
-            f"{folder}: no model: it has no config.json{_first_module(folder)}" + (f"; {foreign}" if foreign else "")
-        )
+        kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
+        begins = f"modules.json begins with {kind}, and supported are models that begin with a Transformer"
+        faults = ["no model: it has no config.json", begins if kind != "Transformer" else "", foreign]
+        raise SetupError(f"{folder}: {'; '.join(filter(None, faults))}")
     if not is_adapter:
         _check_types(transformer_folder(folder))
         if foreign := foreign_files(transformer_folder(folder), with_weights=True):

@@ -10,12 +10,14 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from neuronpipe.compiler.sentence_transformers import read_limits, read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.sentence_transformers import read_limits, transformer_folder
 from neuronpipe.core.errors import SetupError, first_line
 
 _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType
@@ -96,12 +98,7 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
             "type": "Sequence",
             "pretokenizers": [
                 spaces,
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": _none_of(characters)},
-                    "behavior": "Isolated",
-                    "invert": False,
-                },
+                {"type": "Split", "pattern": {"Regex": _none_of(characters)}, "behavior": "Isolated", "invert": False},
             ],
         },
         "post_processor": {
@@ -169,21 +166,13 @@ NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
 
 
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
-    """Reads the tokenizer and converts it if necessary. Raises SetupError if it cannot become a tokenizer.json.
-
-    `of_prompts`: for texts that are continued, to which only the tokens of tokenizer.json are added.
-    """
+    """Reads the tokenizer as tokenizer.json. `of_prompts`: adds only the tokens of that file. Raises SetupError."""
     folder = transformer_folder(folder)
-    try:
-        with warnings.catch_warnings():
-            # MarianTokenizer recommends sacremoses, and does not use it.
-            warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # converters of other formats may raise any exception
-        raise SetupError(
-            f"{folder}: transformers {transformers.__version__} cannot load its tokenizer: "
-            f"{_why_not_loaded(folder, error)}"
-        ) from error
+    problem = f"{folder}: transformers {transformers.__version__} cannot load its tokenizer"
+    with refusing(problem, why=partial(_why_not_loaded, folder)), warnings.catch_warnings():
+        # MarianTokenizer recommends sacremoses, and does not use it.
+        warnings.filterwarnings("ignore", ".*sacremoses", UserWarning)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, trust_remote_code=False)
     if isinstance(tokenizer, transformers.MarianTokenizer):
         tokenizer = converted_marian(tokenizer)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -199,13 +188,9 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
     if not of_prompts:
         _add_ends(folder, tokenizer)
     backend = tokenizer.backend_tokenizer
-    try:
+    advice = "; name a token of its vocabulary as unk_token in tokenizer.json (model), or null"
+    with refusing(f"{folder}: its tokenizer cannot read every text", advice=advice):
         backend.encode(_RARE)
-    except Exception as error:  # the library's errors have no kinds
-        raise SetupError(
-            f"{folder}: its tokenizer cannot read every text: {first_line(error)}; name a token of its vocabulary as "
-            "unk_token in tokenizer.json (model), or null"
-        ) from error
     content: dict[str, Any] = json.loads(backend.to_str())
     _check_prefix(folder, content["model"])
     # The file may contain a maximum length. Only the tokenizer stage sets limits.
@@ -256,12 +241,8 @@ def _add_ends(folder: Path, tokenizer: Any) -> None:
     plain, whole = (backend.encode("a", add_special_tokens=adds_special).ids for adds_special in (False, True))
     start = next((start for start in range(len(whole)) if whole[start : start + len(plain)] == plain), 0)
     ends = {"bos": whole[:start], "eos": whole[start + len(plain) :]}
-    missing = {
-        name: token
-        for name in ends
-        if settings.get(f"add_{name}_token") is True and (token := getattr(tokenizer, f"{name}_token_id")) is not None
-    }
-    missing = {name: token for name, token in missing.items() if token not in ends[name]}
+    added = {name: getattr(tokenizer, f"{name}_token_id") for name in ends if settings.get(f"add_{name}_token") is True}
+    missing = {name: token for name, token in added.items() if token not in (None, *ends[name])}
     if not missing:
         return
     if others := [name for name in missing if ends[name]]:
@@ -301,8 +282,7 @@ def _piece(backend: Any, token: int, kind: int) -> Mapping[str, Any]:
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_object(path) if path.is_file() else {}
+    return read_object(folder / "tokenizer_config.json", may_lack=True)
 
 
 def _own_code(settings: Mapping[str, Any]) -> Sequence[str | None]:
@@ -348,10 +328,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
 
 def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
-    """The first `count` tokens of the vocabulary as text, each alone, as transformers decodes them.
-
-    `are_unique`: a token that is a part of a character gets its spelling in the vocabulary, not U+FFFD.
-    """
+    """The first `count` tokens as text. `are_unique`: spells a part of a character as in the vocabulary."""
     own = tokenizer.transformers_tokenizer
     texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
     if are_unique:
@@ -364,12 +341,9 @@ def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = Fa
 def encode_batch(
     tokenizer: SourceTokenizer, texts: Sequence[str], max_tokens: int, questions: Sequence[str] | None = None
 ) -> Mapping[str, Any]:
-    """Encodes the texts, or questions with the texts as contexts, as a padded batch of transformers.
-
-    The arrays are int64 [batch, tokens].
-    """
+    """Encodes the texts, or questions with the texts as contexts, as a padded batch, int64 [batch, tokens]."""
     pairs = (list(texts),) if questions is None else (list(questions), list(texts))
-    encoded: Mapping[str, Any] = tokenizer.transformers_tokenizer(
+    return tokenizer.transformers_tokenizer(
         *pairs,
         padding="longest",
         truncation=True,
@@ -378,4 +352,3 @@ def encode_batch(
         return_attention_mask=True,
         padding_side="right",
     )
-    return encoded

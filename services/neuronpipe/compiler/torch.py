@@ -13,7 +13,7 @@ import transformers
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import Outputs, SampleBatch
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.compiler.saved_files import cause_of, refusing
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = tuple(TORCH_DTYPES)
@@ -23,10 +23,7 @@ _MODEL_FILE = "artifacts/torch/model.pt2"
 
 
 def convert(conversion: Conversion) -> Artifact:
-    """Exports the module; see ArtifactCompiler.
-
-    Batch and length stay dynamic. Attention is scaled_dot_product_attention, which each device implements differently.
-    """
+    """Exports the module with any batch and length; see ArtifactCompiler."""
     module = conversion.module
     converted = copy.deepcopy(module.module).to(TORCH_DTYPES[conversion.dtype]).eval()
     # Outputs are float32, also for models in other data types.
@@ -35,14 +32,11 @@ def convert(conversion: Conversion) -> Artifact:
     )
     example = {name: torch.from_numpy(conversion.example[name]) for name in module.inputs}
     free = {name: dict.fromkeys(module.free_axes(name), torch.export.Dim.DYNAMIC) for name in module.inputs}
+    problem = f"torch {torch.__version__} cannot export {module.architecture}"
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        try:
+        with refusing(problem, why=cause_of):
             program = torch.export.export(converted, (), kwargs=example, dynamic_shapes=free, strict=False)
-        except Exception as error:  # operations whose shape depends on values may raise any exception
-            raise SetupError(
-                f"torch {torch.__version__} cannot export {module.architecture}: {first_line(error.__cause__ or error)}"
-            ) from error
         path = conversion.folder / _MODEL_FILE
         path.parent.mkdir(parents=True)
         torch.export.save(program, path)
@@ -55,7 +49,6 @@ def convert(conversion: Conversion) -> Artifact:
 
 
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
-    """Runs the artefact; see ArtifactCompiler."""
     outputs: list[Outputs] = []
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")

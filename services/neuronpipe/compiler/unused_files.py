@@ -4,7 +4,8 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from neuronpipe.compiler.sentence_transformers import read_modules, read_object, transformer_folder
+from neuronpipe.compiler.saved_files import read_object
+from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
 
 # Tasks whose graphs contain all modules of sentence-transformers. Graphs of other tasks contain the first module alone.
 _WITH_MODULES = frozenset(

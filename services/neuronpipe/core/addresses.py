@@ -50,9 +50,7 @@ def is_reachable(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address. A name other than localhost does not count: its addresses may
-    change.
-    """
+    """Whether only this machine reaches an address. Names other than localhost may change, and do not count."""
     if unix_path(address):
         return True
     host = address.rpartition(":")[0].strip("[]")

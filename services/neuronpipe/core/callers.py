@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The identity behind a request, and the tenant whose quota counts it. Without authentication, all are anonymous.
-
-    `cache_scope`: the callers with whom cached values are shared; empty: all callers.
-    """
+    """The identity behind a request, the tenant whose quota counts it, and the callers with whom caches are shared."""
 
     name: str = ""
     tenant: str = ""
@@ -41,5 +38,4 @@ def enter_caller(caller: Caller) -> None:
 
 
 def current_caller() -> Caller:
-    """Returns the caller of the running task."""
     return _CALLER.get()

@@ -54,10 +54,7 @@ class Call:
 
 
 def internal_error(fault: Exception, call: Call) -> InternalError:
-    """The error that a caller gets for a fault of the server. It says where in the log the fault is.
-
-    The fault itself is logged, with the caller's trace if the call has a trace.
-    """
+    """Logs a fault of the server, and returns the error that says where in the log the fault is."""
     ids = call.trace.ids if call.trace else {}
     if call.caller.tenant:
         ids["tenant"] = call.caller.tenant

@@ -32,23 +32,22 @@ CUT = "set truncation to cut"
 class NeuronpipeError(Exception):
     """The error of a request. `reason` is the stable word that goes into google.rpc.ErrorInfo."""
 
-    reason: ClassVar[str] = "UNKNOWN"
+    reason: ClassVar[str]
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
+    def __init_subclass__(cls, reason: str) -> None:
+        cls.reason = reason
 
-class Unauthenticated(NeuronpipeError):
+
+class Unauthenticated(NeuronpipeError, reason="UNAUTHENTICATED"):
     """The caller did not prove its identity. The message is the same for every cause; the log has the cause."""
 
-    reason = "UNAUTHENTICATED"
 
-
-class InvalidInput(NeuronpipeError):
+class InvalidInput(NeuronpipeError, reason="INVALID_INPUT"):
     """The input is invalid. `field` names the invalid part, as in the proto."""
-
-    reason = "INVALID_INPUT"
 
     def __init__(self, field: str, problem: str, mentions: Sequence[str] = ()) -> None:
         """`field`: several parts are joined by " and ". `mentions`: the fields that `problem` names by the last word of
@@ -61,80 +60,56 @@ class InvalidInput(NeuronpipeError):
         self.mentions = mentions
 
 
-class ModelNotFound(NeuronpipeError):
+class ModelNotFound(NeuronpipeError, reason="MODEL_NOT_FOUND"):
     """The model or version is not served."""
 
-    reason = "MODEL_NOT_FOUND"
 
-
-class WrongTask(NeuronpipeError):
+class WrongTask(NeuronpipeError, reason="WRONG_TASK"):
     """The model exists, but the input is for another task."""
 
-    reason = "WRONG_TASK"
 
-
-class JobNotFound(NeuronpipeError):
+class JobNotFound(NeuronpipeError, reason="JOB_NOT_FOUND"):
     """The caller has no such job, or the job's time has passed."""
 
-    reason = "JOB_NOT_FOUND"
 
-
-class AlreadyExists(NeuronpipeError):
+class AlreadyExists(NeuronpipeError, reason="ALREADY_EXISTS"):
     """The id is taken by something else."""
 
-    reason = "ALREADY_EXISTS"
 
-
-class NotAllowed(NeuronpipeError):
+class NotAllowed(NeuronpipeError, reason="NOT_ALLOWED"):
     """The caller's tenant does not have the right to make this call."""
 
-    reason = "NOT_ALLOWED"
 
-
-class ChangeRefused(NeuronpipeError):
+class ChangeRefused(NeuronpipeError, reason="CHANGE_REFUSED"):
     """The registry cannot be changed, or read, as the call asks."""
 
-    reason = "CHANGE_REFUSED"
 
-
-class NotConfigured(NeuronpipeError):
+class NotConfigured(NeuronpipeError, reason="NOT_CONFIGURED"):
     """The server is not set up for this call."""
 
-    reason = "NOT_CONFIGURED"
 
-
-class Overloaded(NeuronpipeError):
+class Overloaded(NeuronpipeError, reason="OVERLOADED"):
     """The server is overloaded. Retry after `retry_after_s` seconds, not before."""
-
-    reason = "OVERLOADED"
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
-class DeadlineExceeded(NeuronpipeError):
+class DeadlineExceeded(NeuronpipeError, reason="DEADLINE_EXCEEDED"):
     """The deadline passed before the work was done. Work that had not started was never computed."""
 
-    reason = "DEADLINE_EXCEEDED"
 
-
-class Cancelled(NeuronpipeError):
+class Cancelled(NeuronpipeError, reason="CANCELLED"):
     """The caller cancelled the call or disconnected, or the server ended the call because it stopped."""
 
-    reason = "CANCELLED"
 
-
-class Unavailable(NeuronpipeError):
+class Unavailable(NeuronpipeError, reason="UNAVAILABLE"):
     """A stage cannot be reached, or is not ready yet."""
 
-    reason = "UNAVAILABLE"
 
-
-class InternalError(NeuronpipeError):
+class InternalError(NeuronpipeError, reason="INTERNAL"):
     """A bug or fault of the server. The message is a fixed text; the details are in the server's log."""
-
-    reason = "INTERNAL"
 
 
 class SetupError(Exception):
@@ -142,9 +117,7 @@ class SetupError(Exception):
 
 
 class RefusedBundle(SetupError):
-    """The files of a bundle differ from the compiled files, or from the files that a trusted key signed; named by the
-    message.
-    """
+    """The files of a bundle differ from the compiled files, or from the files that a trusted key signed."""
 
 
 _MAX_REASON = 300

@@ -41,9 +41,7 @@ def replace_file(
 
 @contextmanager
 def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupError) -> Iterator[None]:
-    """Turns an OSError of the block into an error: the problem, such as "FILE: cannot be read", the cause, and the
-    advice.
-    """
+    """Turns an OSError of the block into an error: problem, such as "FILE: cannot be read", cause and advice."""
     try:
         yield
     except OSError as error:
@@ -65,9 +63,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) -> bytes:
-    """Returns the content of a file. Errors call it by `name`. Raises an error, also if it has more bytes than the
-    limit.
-    """
+    """Returns the content of a file, which errors call `name`. Raises an error also for more bytes than the limit."""
     # Opened without waiting: a pipe may never have a writer, and a device may have no end.
     with (
         files_told(f"{name}: cannot be read", kind=kind),
@@ -82,10 +78,7 @@ def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) 
 
 
 def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:
-    """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on.
-
-    `option`: the option that named the file. Raises SetupError, which names option, file, line and limit.
-    """
+    """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on. Raises SetupError."""
     with files_told(f"{option} {path}"), path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -56,7 +56,6 @@ class TokenStream:
         self._alarm: asyncio.TimerHandle | None = None
 
     def put(self, tokens: NewTokens) -> None:
-        """See TokenSink."""
         self._waiting.append(tokens)
         if self._is_urgent:
             self._has_news.set()
@@ -97,7 +96,7 @@ class TokenStream:
 
 
 def _joined(steps: Sequence[NewTokens]) -> NewTokens:
-    last = next((one for one in reversed(steps) if one.token_ids), steps[-1])
-    token_ids = [token_id for one in steps for token_id in one.token_ids]
-    logprobs = [logprob for one in steps for logprob in one.logprobs]
+    last = next((step for step in reversed(steps) if step.token_ids), steps[-1])
+    token_ids = [token_id for step in steps for token_id in step.token_ids]
+    logprobs = [logprob for step in steps for logprob in step.logprobs]
     return NewTokens(token_ids, last.figures, logprobs, steps[-1].is_waiting)

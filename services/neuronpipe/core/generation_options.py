@@ -8,7 +8,7 @@ GenerationOptions (tasks.proto), an entry here, and the algorithm that applies i
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args
 
 from neuronpipe.core.errors import InvalidInput
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # json: a value as JSON. biases: numbers by tokens' ids.
 OptionKind = Literal["int", "float", "bool", "words", "token", "text", "json", "texts", "tokens", "sequences", "biases"]
 _NONE: Any = object()
+# The name of an option in another protocol that is its own name.
+_SAME = "="
 _MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
 _POSITIVE = math.ulp(0.0)
 EARLY_STOPPING_WORDS = ("false", "true", "never")
@@ -34,7 +36,7 @@ class Option:
     - `max_items`: the most elements of a list. `max_size`: the most characters or tokens of an element, or of a text.
     - `draws`: the option has an effect with do_sample only.
     - `own`: the value of a model whose generation_config has none. Without it, models have no value of their own.
-    - `openai`: the name in OpenAI's or vLLM's requests; empty: they do not have the option.
+    - `openai`: the name in OpenAI's or vLLM's requests, if it is another; empty: they do not have the option.
     - `huggingface`: whether requests of Hugging Face and of TGI may have it.
     """
 
@@ -46,7 +48,7 @@ class Option:
     max_size: int = 0
     draws: bool = False
     own: Any = _NONE
-    openai: str = ""
+    openai: str = _SAME
     huggingface: bool = True
 
     @property
@@ -67,83 +69,59 @@ class Option:
 class GenerationFields(TypedDict, total=False):
     """The fields of GenerationOptions, which has a comment for each."""
 
-    max_new_tokens: Annotated[int, Option("the most tokens to generate (default: the model's own, or 256)", least=1)]
-    min_new_tokens: Annotated[int, Option("tokens before one may end the text", own=0, openai="min_tokens")]
-    do_sample: Annotated[bool, Option("draw tokens at random; without it, the most probable token is taken", "bool")]
-    temperature: Annotated[
-        float, Option("divide logits by it", "float", _POSITIVE, 100, draws=True, own=1.0, openai="temperature")
+    max_new_tokens: Annotated[
+        int, Option("the most tokens to generate (default: the model's own, or 256)", least=1, openai="")
     ]
-    top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, own=50, openai="top_k")]
+    min_new_tokens: Annotated[int, Option("tokens before one may end the text", own=0, openai="min_tokens")]
+    do_sample: Annotated[
+        bool, Option("draw tokens at random; without it, the most probable token is taken", "bool", openai="")
+    ]
+    temperature: Annotated[float, Option("divide logits by it", "float", _POSITIVE, 100, draws=True, own=1.0)]
+    top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, own=50)]
     top_p: Annotated[
         float,
         Option(
-            "draw from the best tokens that reach it together; 0: only the best one",
-            "float",
-            0,
-            1,
-            draws=True,
-            own=1.0,
-            openai="top_p",
+            "draw from the best tokens that reach it together; 0: only the best one", "float", 0, 1, draws=True, own=1.0
         ),
     ]
     min_p: Annotated[
         float,
-        Option(
-            "draw from tokens with this share of the best one's probability",
-            "float",
-            0,
-            1,
-            draws=True,
-            own=0.0,
-            openai="min_p",
-        ),
+        Option("draw from tokens with this share of the best one's probability", "float", 0, 1, draws=True, own=0.0),
     ]
     seed: Annotated[
-        int,
-        Option(
-            "the same seed gives the same text, alone and in any batch", most=_MAX_UINT64, draws=True, openai="seed"
-        ),
+        int, Option("the same seed gives the same text, alone and in any batch", most=_MAX_UINT64, draws=True)
     ]
     repetition_penalty: Annotated[
-        float,
-        Option(
-            "make tokens of prompt and text less probable; 1: no change",
-            "float",
-            0.01,
-            100,
-            own=1.0,
-            openai="repetition_penalty",
-        ),
+        float, Option("make tokens of prompt and text less probable; 1: no change", "float", 0.01, 100, own=1.0)
     ]
-    no_repeat_ngram_size: Annotated[int, Option("never repeat N tokens in a row; 0: may repeat", own=0)]
+    no_repeat_ngram_size: Annotated[int, Option("never repeat N tokens in a row; 0: may repeat", own=0, openai="")]
     stop_strings: Annotated[
         Iterable[str],
         Option("end the text before the first of these", "texts", max_items=16, max_size=256, openai="stop"),
     ]
     stop_token_ids: Annotated[
-        Iterable[int],
-        Option(
-            "end the text after one of these, as after the model's own", "tokens", max_items=64, openai="stop_token_ids"
-        ),
+        Iterable[int], Option("end the text after one of these, as after the model's own", "tokens", max_items=64)
     ]
     bad_words_ids: Annotated[
         Iterable[Iterable[int]],
-        Option("words that the text must not contain, each as its tokens", "sequences", max_items=64, max_size=32),
-    ]
-    forced_bos_token_id: Annotated[int, Option("the first token of the text", "token", own=None)]
-    forced_eos_token_id: Annotated[int, Option("the last token of a text of `max_new_tokens`", "token", own=None)]
-    num_beams: Annotated[
-        int, Option("search with N beams for the best text, which comes as a whole", "int", 1, 16, openai="num_beams")
-    ]
-    length_penalty: Annotated[
-        float,
         Option(
-            "with `num_beams`: more than 0 prefers longer texts", "float", -10, 10, own=1.0, openai="length_penalty"
+            "words that the text must not contain, each as its tokens",
+            "sequences",
+            max_items=64,
+            max_size=32,
+            openai="",
         ),
     ]
+    forced_bos_token_id: Annotated[int, Option("the first token of the text", "token", own=None, openai="")]
+    forced_eos_token_id: Annotated[
+        int, Option("the last token of a text of `max_new_tokens`", "token", own=None, openai="")
+    ]
+    num_beams: Annotated[int, Option("search with N beams for the best text, which comes as a whole", "int", 1, 16)]
+    length_penalty: Annotated[
+        float, Option("with `num_beams`: more than 0 prefers longer texts", "float", -10, 10, own=1.0)
+    ]
     early_stopping: Annotated[
-        "EarlyStopping.ValueType",
-        Option("with `num_beams`: when the search ends (default: false)", "words", openai="early_stopping"),
+        "EarlyStopping.ValueType", Option("with `num_beams`: when the search ends (default: false)", "words")
     ]
     num_return_sequences: Annotated[
         int,
@@ -153,61 +131,39 @@ class GenerationFields(TypedDict, total=False):
     ]
     top_logprobs: Annotated[
         int,
-        Option("log probabilities of each token, and of the N best in its place", "int", 0, 20, huggingface=False),
+        Option(
+            "log probabilities of each token, and of the N best in its place",
+            "int",
+            0,
+            20,
+            huggingface=False,
+            openai="",
+        ),
     ]
     logit_bias: Annotated[
         Mapping[int, float],
-        Option(
-            "add to the logits of tokens",
-            "biases",
-            -100,
-            100,
-            max_items=1024,
-            openai="logit_bias",
-            huggingface=False,
-        ),
+        Option("add to the logits of tokens", "biases", -100, 100, max_items=1024, huggingface=False),
     ]
     presence_penalty: Annotated[
-        float,
-        Option(
-            "take from the logits of tokens that the text has",
-            "float",
-            -2,
-            2,
-            openai="presence_penalty",
-            huggingface=False,
-        ),
+        float, Option("take from the logits of tokens that the text has", "float", -2, 2, huggingface=False)
     ]
     frequency_penalty: Annotated[
-        float,
-        Option(
-            "take from the logits of tokens as often as the text has them",
-            "float",
-            -2,
-            2,
-            openai="frequency_penalty",
-            huggingface=False,
-        ),
+        float, Option("take from the logits of tokens as often as the text has them", "float", -2, 2, huggingface=False)
     ]
     prompt_logprobs: Annotated[
-        bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False)
+        bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False, openai="")
     ]
-    skip_special_tokens: Annotated[
-        bool,
-        Option("leave special tokens out of the text (default: true)", "bool", openai="skip_special_tokens"),
-    ]
+    skip_special_tokens: Annotated[bool, Option("leave special tokens out of the text (default: true)", "bool")]
     json_schema: Annotated[
         str | Mapping[str, Any],
         Option("write JSON that is valid by this JSON Schema", "json", max_size=65_536, openai="guided_json"),
     ]
     json_object: Annotated[bool, Option("write a JSON object", "bool", openai="guided_json_object")]
     regex: Annotated[
-        str,
-        Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex"),
+        str, Option("write a text that matches this regular expression", "text", max_size=4096, openai="guided_regex")
     ]
     choices: Annotated[
-        Iterable[str],
-        Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice"),
+        Iterable[str], Option("write one of these texts", "texts", max_items=256, max_size=256, openai="guided_choice")
     ]
     grammar: Annotated[
         str,
@@ -221,7 +177,10 @@ class GenerationFields(TypedDict, total=False):
     ]
 
 
-OPTIONS: Mapping[str, Option] = {name: get_args(kind)[1] for name, kind in GenerationFields.__annotations__.items()}
+_DECLARED = {name: get_args(kind)[1] for name, kind in GenerationFields.__annotations__.items()}
+OPTIONS: Mapping[str, Option] = {
+    name: replace(option, openai=name) if option.openai == _SAME else option for name, option in _DECLARED.items()
+}
 # The options that have an effect with do_sample only.
 DRAWING = tuple(name for name, option in OPTIONS.items() if option.draws)
 # The forms that a text may be required to have. A request may name one of them.
@@ -229,20 +188,14 @@ FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
 def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
-    """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it.
-
-    `is_drawn`: whether something else sets do_sample.
-    """
+    """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it."""
     if given.get("temperature") == 0:
         return {"do_sample": False} | {name: value for name, value in given.items() if name not in DRAWING}
     return given | {"do_sample": True} if is_drawn or any(name in DRAWING for name in given) else given
 
 
 def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts values of Python, JSON and the command line to fields of GenerationOptions.
-
-    Raises InvalidInput.
-    """
+    """Converts values of Python, JSON and the command line to fields of GenerationOptions. Raises InvalidInput."""
     try:
         return {name: _field(OPTIONS[name], value) for name, value in given.items()}
     except RecursionError as error:

@@ -1,8 +1,7 @@
 """The interface between the pipeline and its stages: values, and the three stages as functions of them.
 
 A stage is an async function from an item to a value, or to a stream of tokens that ends with a value. It raises the
-errors of core/errors.py. Users of `Stages` cannot
-tell local from remote stages. In one process, they are methods of the stage objects. Over the network, they send the
+errors of core/errors.py. In one process, `Stages` are methods of the stage objects. Over the network, they send the
 item together with others; only rpc/codecs.py knows the messages.
 """
 
@@ -75,11 +74,7 @@ class TokenizeItem(StageItem):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """An encoded input.
-
-    `sequences` are for the executor (input_ids int32 [tokens], …), `annotations` for the task's decoding. `tokens`: the
-    number in all sequences. `truncated_tokens`: the number that truncation dropped.
-    """
+    """An encoded input: `sequences` for the executor, `annotations` for decoding, and numbers of tokens."""
 
     sequences: TensorSets
     annotations: TensorSets = NO_TENSORS
@@ -89,7 +84,6 @@ class EncodedInput:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size of the value in a message."""
         return self.sequences.size_bytes + self.annotations.size_bytes
 
 
@@ -130,7 +124,6 @@ class Prediction:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size of the value in a message."""
         return self.outputs.size_bytes
 
 
@@ -139,10 +132,7 @@ NO_PREDICTION = Prediction(NO_TENSORS)
 
 @dataclass(frozen=True, slots=True)
 class PostprocessItem(StageItem):
-    """The outputs of one input, to be decoded.
-
-    `input` is the encoded input. Remote stages get only the fields that decoding reads.
-    """
+    """The outputs of one input, to be decoded. Remote stages get only the fields of `input` that decoding reads."""
 
     input: Packed[TaskInput]
     annotations: TensorSets

@@ -40,7 +40,6 @@ def start_logging(service: str, level: int = logging.INFO) -> None:
 
 
 def log(event: str, **fields: object) -> None:
-    """Logs a change of state."""
     _LOGGER.info(event, extra={"fields": fields})
 
 
@@ -50,5 +49,4 @@ def log_warning(event: str, **fields: object) -> None:
 
 
 def log_fault(event: str, fault: BaseException, **fields: object) -> None:
-    """Logs a fault with its traceback."""
     _LOGGER.error(event, exc_info=fault, extra={"fields": fields})

@@ -37,7 +37,6 @@ class Counter:
         self.value: float = 0
 
     def add(self, amount: float = 1) -> None:
-        """Adds an amount."""
         self.value += amount
 
 
@@ -74,7 +73,6 @@ class Family:
 
     @property
     def divisor(self) -> float:
-        """The divisor that converts recorded numbers for export."""
         return 1e9 if self.instrument.unit == "s" else 1.0
 
     def number(self, series: Counter | Histogram | Gauge) -> float:
@@ -111,14 +109,10 @@ class Meters:
         self._series(instrument, labels)[labels] = read
 
     def remove(self, instrument: Instrument, *labels: str) -> None:
-        """Removes the series with these values of the instrument's labels."""
         self._series(instrument, labels).pop(labels, None)
 
     def show(self, instrument: Instrument, values: Mapping[Labels, float]) -> None:
-        """Replaces all gauges of an instrument at once. `values`: by the values of its labels.
-
-        No exporter sees only some of the new gauges.
-        """
+        """Replaces all gauges of an instrument at once. `values`: by the values of its labels."""
         series: dict[Labels, Counter | Histogram | Gauge] = {
             labels: partial(float, value) for labels, value in values.items()
         }
@@ -129,12 +123,11 @@ class Meters:
 
     def families(self) -> Iterator[Family]:
         """Returns everything recorded so far, for exporters."""
-        found: Iterable[Family] = [
-            Family(family.instrument, dict(family.series)) for family in list(self._families.values())
-        ]
+        own = list(self._families.values())
+        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own]
         for add in self._others:
-            found = add(found)
-        return iter(found)
+            families = add(families)
+        return iter(families)
 
     def include(self, add: Callable[[Iterable[Family]], Iterable[Family]]) -> None:
         """Lets `add` add the families of other processes of the same service to `families`, for exporters."""
@@ -160,7 +153,6 @@ MayRead: TypeAlias = Callable[[str], bool]
 
 
 def all_may_read(authorization: str) -> bool:
-    """The rule of services that ask scrapers for no credentials."""
     return True
 
 

@@ -17,7 +17,7 @@ PydanticT = TypeVar("PydanticT", bound=BaseModel)
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 # Tasks that every model of texts answers by its tokenizer alone, in addition to the tasks of its graph.
-_TOKENIZER_TASKS = ("tokenization", "detokenization")
+TOKENIZER_TASKS = ("tokenization", "detokenization")
 
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
 _MAX_WORD_LENGTH = 256
@@ -76,9 +76,7 @@ class ImageSpec(Frozen):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, the tokens of a vision
-        transformer.
-        """
+        """The number of tokens that an image counts as: its patches of 16 x 16 pixels, as in a vision transformer."""
         height, width = self.size
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the minimum of max_tokens
 
@@ -94,11 +92,7 @@ def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[Pydanti
 
 
 class TaskFacts(Frozen):
-    """Facts about a model that only one task needs. Such a task declares a subclass.
-
-    `encoded`: the facts that encodings of the task's inputs depend on; `told`: the facts in ModelService's message
-    Model.
-    """
+    """Facts about a model that one task needs; encodings depend on `encoded`, and callers get `told`."""
 
     encoded: ClassVar[tuple[str, ...]] = ()
     told: ClassVar[tuple[str, ...]] = ()
@@ -113,10 +107,7 @@ class TaskFacts(Frozen):
 
 
 class ModelSpec(Frozen):
-    """The description of a model for tasks, scheduler and gateway. It is part of the bundle's manifest.
-
-    Tasks share `labels` and `tokens`, which say what the numbers of the model's outputs mean.
-    """
+    """The description of a model for tasks, scheduler and gateway, a part of the bundle's manifest."""
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
@@ -148,7 +139,7 @@ class ModelSpec(Frozen):
 
     def answers(self, task: str) -> bool:
         """Whether the model answers a task, by its graph or by its tokenizer."""
-        return task in self.tasks or (task in _TOKENIZER_TASKS and self.takes_texts)
+        return task in self.tasks or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
         """Raises WrongTask for a task that the model does not answer."""
@@ -176,12 +167,7 @@ class ModelSpec(Frozen):
 
     @property
     def token_limit(self) -> str:
-        """max_tokens as error messages show it."""
-        return (
-            f"{self.max_tokens} (its largest bucket is {self.largest_bucket})"
-            if self.largest_bucket
-            else str(self.max_tokens)
-        )
+        return f"{self.max_tokens}" + (f" (its largest bucket is {self.largest_bucket})" if self.largest_bucket else "")
 
     @property
     def told_facts(self) -> dict[str, Any]:
@@ -226,10 +212,7 @@ class ModelRoute:
         return len(self.shares) > 1 or self.shadow is not None
 
     def pick(self, model: str, key: str) -> int:
-        """Returns the version for a request that names none: always the same for a key, while the shares stay.
-
-        If the share of a version grows at the cost of the preceding version, keys of the growing version keep it.
-        """
+        """Returns the version for a request that names none: the same for a key, while its share does not shrink."""
         left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
             left -= share
@@ -243,9 +226,7 @@ class ModelRoute:
 
 
 class ModelTable(Generic[EntryT]):
-    """A service's models by name and version. A request that names no version gets the choice of the model's route, or
-    the newest version.
-    """
+    """A service's models by name and version. Without a version, the model's route chooses, or the newest is taken."""
 
     def __init__(
         self,
@@ -253,9 +234,7 @@ class ModelTable(Generic[EntryT]):
         routes: Mapping[str, ModelRoute] = MappingProxyType({}),
         other_names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`routes`: by name of the model; versions that are not in `entries` get no requests. `other_names`: more names
-        of models; the name of a served model has precedence.
-        """
+        """`routes`, `other_names`: by name. Other versions get no requests; names of served models come first."""
         self.other_names = other_names
         self._entries = dict(sorted(entries.items()))
         self.declared_routes = routes
@@ -306,9 +285,7 @@ class ModelTable(Generic[EntryT]):
             raise InvalidInput("version", f"{version!r} is not a whole number{also}")
         entry = self._entries.get((name, int(version)))
         if entry is None:
-            versions = ", ".join(
-                str(known_version) for known_name, known_version in self._entries if known_name == name
-            )
+            versions = ", ".join(str(number) for known_name, number in self._entries if known_name == name)
             raise ModelNotFound(f"model {name!r} has no version {version}; it has: {versions}")
         return entry
 
@@ -318,9 +295,7 @@ class ModelTable(Generic[EntryT]):
         return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
 
     def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
-        """Returns the entry that gets a copy of a request that named no version and that `version` answered; mostly
-        None.
-        """
+        """Returns the entry that gets a copy of a request without a version, which `version` answered; mostly None."""
         route = self.routes.get(name)
         if route is None or route.shadow is None or route.shadow[0] == version or not route.is_copied(name, request_id):
             return None

@@ -23,23 +23,27 @@ class Name(str):
     text: str
 
     def __new__(cls, word: str, text: str) -> "Name":
-        """Makes a name with its description."""
         name = super().__new__(cls, word)
         name.text = text
         return name
 
 
+_PREFIX, _SERVICES = "neuronpipe.", "neuronpipe.api.v1"
+
+
+def _own(word: str, text: str) -> Name:
+    return Name(_PREFIX + word, text)
+
+
 class Spans:
     """Spans. A span of kind SERVER has the name of its rpc, as OpenTelemetry's conventions require."""
 
-    INFER = Name("neuronpipe.api.v1.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
-    INFER_BATCH = Name("neuronpipe.api.v1.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
+    INFER = Name(f"{_SERVICES}.InferenceService/Infer", "SERVER, gateway: one request, as long as its `total_ns`")
+    INFER_BATCH = Name(f"{_SERVICES}.InferenceService/InferBatch", "SERVER, gateway: a call with many requests")
     INFER_STREAM = Name(
-        "neuronpipe.api.v1.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
+        f"{_SERVICES}.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
     )
-    GENERATE = Name(
-        "neuronpipe.api.v1.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`"
-    )
+    GENERATE = Name(f"{_SERVICES}.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`")
     HTTP_REQUEST = Name(
         "http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`"
     )
@@ -65,12 +69,10 @@ class Spans:
     PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
     POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
     TOKENIZE_RPC = Name(
-        "neuronpipe.api.v1.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
+        f"{_SERVICES}.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
     )
-    EXECUTE_RPC = Name("neuronpipe.api.v1.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
-    POSTPROCESS_RPC = Name(
-        "neuronpipe.api.v1.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above"
-    )
+    EXECUTE_RPC = Name(f"{_SERVICES}.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
+    POSTPROCESS_RPC = Name(f"{_SERVICES}.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
     QUEUE = Name(
         "predict.queue",
         "neuron-executor: a time in which no sequence of the item is computed; their sum is `predict_queue_ns`",
@@ -92,73 +94,66 @@ class Spans:
 class Attributes:
     """Attributes of spans, links and metrics."""
 
-    MODEL = Name("neuronpipe.model.name", "the model's name; empty if the request names no served model")
-    VERSION = Name("neuronpipe.model.version", "the version that runs")
-    TASK = Name("neuronpipe.task", "the model's task")
-    BACKEND = Name("neuronpipe.backend", "the back end that runs it")
-    REQUEST_ID = Name("neuronpipe.request.id", "the request's id")
-    TENANT = Name("neuronpipe.tenant", "the tenant of the caller; none where callers are not authenticated")
-    QUOTA = Name("neuronpipe.quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
-    FILE = Name("neuronpipe.file", "the option that names the file, or registry.json")
-    VERSION_STATE = Name("neuronpipe.model.state", "loading, ready, draining, closed or failed")
-    ROLE = Name("neuronpipe.version.role", "answer: callers got it; copy: a shadow computed it, and no caller got it")
-    PRIORITY = Name("neuronpipe.request.priority", "interactive or bulk")
-    STAGE = Name(
-        "neuronpipe.stage",
+    MODEL = _own("model.name", "the model's name; empty if the request names no served model")
+    VERSION = _own("model.version", "the version that runs")
+    TASK = _own("task", "the model's task")
+    BACKEND = _own("backend", "the back end that runs it")
+    REQUEST_ID = _own("request.id", "the request's id")
+    TENANT = _own("tenant", "the tenant of the caller; none where callers are not authenticated")
+    QUOTA = _own("quota", "requests_in_flight, tokens_in_flight or tokens_per_minute")
+    FILE = _own("file", "the option that names the file, or registry.json")
+    VERSION_STATE = _own("model.state", "loading, ready, draining, closed or failed")
+    ROLE = _own("version.role", "answer: callers got it; copy: a shadow computed it, and no caller got it")
+    PRIORITY = _own("request.priority", "interactive or bulk")
+    STAGE = _own(
+        "stage",
         "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission",
     )
-    UNATTRIBUTED_NS = Name(
-        "neuronpipe.unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds"
+    UNATTRIBUTED_NS = _own(
+        "unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds"
     )
-    TOKENS = Name("neuronpipe.tokens", "tokens given to the model")
-    TRUNCATED_TOKENS = Name("neuronpipe.truncated_tokens", "tokens dropped to fit the model")
-    TOKEN_CACHE = Name(
-        "neuronpipe.token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass"
+    TOKENS = _own("tokens", "tokens given to the model")
+    TRUNCATED_TOKENS = _own("truncated_tokens", "tokens dropped to fit the model")
+    TOKEN_CACHE = _own("token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
+    RESULT_CACHE = _own(
+        "result_cache", "where the result came from, with the same values; only for models whose results are cached"
     )
-    RESULT_CACHE = Name(
-        "neuronpipe.result_cache",
-        "where the result came from, with the same values; only for models whose results are cached",
-    )
-    CACHE = Name("neuronpipe.cache", "which cache: tokens, pixels or results")
-    SEQUENCES = Name("neuronpipe.sequences", "sequences of the item")
-    BATCH_SIZE = Name("neuronpipe.batch.size", "sequences in the batch; of an item in several batches, the largest")
-    BUCKET_TOKENS = Name(
-        "neuronpipe.bucket.tokens", "the batch's padded length; of an item in several batches, the largest"
-    )
-    PADDED_TOKENS = Name("neuronpipe.padded_tokens", "tokens computed, padding included")
-    PADDING_RATIO = Name("neuronpipe.padding_ratio", "share of padding in the computed tokens")
-    JOB_ID = Name("neuronpipe.job.id", "the job's id")
-    JOB_PRIORITY = Name("neuronpipe.job.priority", "high, normal or low")
-    JOB_STATE = Name("neuronpipe.job.state", "how a job ended: succeeded, failed, cancelled, expired or dead")
-    INPUTS = Name("neuronpipe.job.inputs", "the number of the job's inputs; 0 where they are in an object")
-    ROW = Name("neuronpipe.batch.row", "the sequence's row in the batch")
-    CORE = Name("neuronpipe.core", "the core that runs the batch")
-    PART = Name("neuronpipe.part", "the part of a model over several cores, from 0")
-    IS_ALONE = Name("neuronpipe.batch.is_alone", "whether the batch ran alone, on all cores")
-    GENERATED_TOKENS = Name("neuronpipe.generated_tokens", "tokens of a generated text")
-    CACHED_TOKENS = Name("neuronpipe.cached_tokens", "tokens of a prompt that were found in the key-value cache")
-    STEPS = Name("neuronpipe.steps", "steps in which tokens of a sequence were computed")
-    PREEMPTIONS = Name("neuronpipe.preemptions", "how often a sequence gave its blocks back, and was computed again")
-    FIRST_TOKEN_NS = Name(
-        "neuronpipe.first_token_ns",
+    CACHE = _own("cache", "which cache: tokens, pixels or results")
+    SEQUENCES = _own("sequences", "sequences of the item")
+    BATCH_SIZE = _own("batch.size", "sequences in the batch; of an item in several batches, the largest")
+    BUCKET_TOKENS = _own("bucket.tokens", "the batch's padded length; of an item in several batches, the largest")
+    PADDED_TOKENS = _own("padded_tokens", "tokens computed, padding included")
+    PADDING_RATIO = _own("padding_ratio", "share of padding in the computed tokens")
+    JOB_ID = _own("job.id", "the job's id")
+    JOB_PRIORITY = _own("job.priority", "high, normal or low")
+    JOB_STATE = _own("job.state", "how a job ended: succeeded, failed, cancelled, expired or dead")
+    INPUTS = _own("job.inputs", "the number of the job's inputs; 0 where they are in an object")
+    ROW = _own("batch.row", "the sequence's row in the batch")
+    CORE = _own("core", "the core that runs the batch")
+    PART = _own("part", "the part of a model over several cores, from 0")
+    IS_ALONE = _own("batch.is_alone", "whether the batch ran alone, on all cores")
+    GENERATED_TOKENS = _own("generated_tokens", "tokens of a generated text")
+    CACHED_TOKENS = _own("cached_tokens", "tokens of a prompt that were found in the key-value cache")
+    STEPS = _own("steps", "steps in which tokens of a sequence were computed")
+    PREEMPTIONS = _own("preemptions", "how often a sequence gave its blocks back, and was computed again")
+    FIRST_TOKEN_NS = _own(
+        "first_token_ns",
         "time to first token of a generated text, in nanoseconds; this and the following as in StageTimings",
     )
-    PREFILL_NS = Name("neuronpipe.prefill_ns", "from the first step with the prompt to the first token")
-    DECODE_NS = Name("neuronpipe.decode_ns", "from the first token to the last")
-    LONGEST_GAP_NS = Name("neuronpipe.longest_gap_ns", "the longest time between two tokens")
-    OUTCOME = Name("neuronpipe.outcome", "the outcome")
-    MEMORY_LOCATION = Name("neuronpipe.neuron.memory_location", "device or host")
-    PERCENTILE = Name("neuronpipe.neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
-    NEURON_OUTCOME = Name(
-        "neuronpipe.neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …"
+    PREFILL_NS = _own("prefill_ns", "from the first step with the prompt to the first token")
+    DECODE_NS = _own("decode_ns", "from the first token to the last")
+    LONGEST_GAP_NS = _own("longest_gap_ns", "the longest time between two tokens")
+    OUTCOME = _own("outcome", "the outcome")
+    MEMORY_LOCATION = _own("neuron.memory_location", "device or host")
+    PERCENTILE = _own("neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
+    NEURON_OUTCOME = _own(
+        "neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …"
     )
-    NEURON_ERROR = Name("neuronpipe.neuron.error", "generic, numerical, transient, model, runtime or hardware")
-    SERVICE = Name("neuronpipe.service", "the service of the stage")
-    LIMIT = Name("neuronpipe.limit", "the setting that was exceeded; protocol: what HTTP/2 allows a peer to send")
-    DOOR = Name("neuronpipe.door", "grpc or http")
-    TLS_SIDE = Name(
-        "neuronpipe.tls.side", "server: of the process's ports; client: of a gateway's connections to stages"
-    )
+    NEURON_ERROR = _own("neuron.error", "generic, numerical, transient, model, runtime or hardware")
+    SERVICE = _own("service", "the service of the stage")
+    LIMIT = _own("limit", "the setting that was exceeded; protocol: what HTTP/2 allows a peer to send")
+    DOOR = _own("door", "grpc or http")
+    TLS_SIDE = _own("tls.side", "server: of the process's ports; client: of a gateway's connections to stages")
     RPC_SYSTEM = Name("rpc.system.name", "grpc")
     RPC_METHOD = Name("rpc.method", "the rpc, fully qualified")
     RPC_STATUS = Name("rpc.response.status_code", "the gRPC status, as `OK` or `DEADLINE_EXCEEDED`")
@@ -206,15 +201,15 @@ class Instrument:
 
 
 def _counter(name: str, unit: str, text: str, *labels: Name) -> Instrument:
-    return Instrument(name, "counter", unit, text, labels)
+    return Instrument(_PREFIX + name, "counter", unit, text, labels)
 
 
 def _gauge(name: str, unit: str, text: str, *labels: Name) -> Instrument:
-    return Instrument(name, "gauge", unit, text, labels)
+    return Instrument(_PREFIX + name, "gauge", unit, text, labels)
 
 
 def _histogram(name: str, unit: str, text: str, bounds: tuple[float, ...], *labels: Name) -> Instrument:
-    return Instrument(name, "histogram", unit, text, labels, bounds)
+    return Instrument(_PREFIX + name, "histogram", unit, text, labels, bounds)
 
 
 def _durations(name: str, text: str, *labels: Name) -> Instrument:
@@ -223,202 +218,171 @@ def _durations(name: str, text: str, *labels: Name) -> Instrument:
 
 _OF_MODEL = (Attributes.MODEL, Attributes.VERSION)
 _OF_STAGE = (*_OF_MODEL, Attributes.STAGE)
+_BY_OUTCOME = (*_OF_MODEL, Attributes.OUTCOME)
 
 
 class Metrics:
     """Metrics."""
 
     REQUEST_DURATION = _durations(
-        "neuronpipe.request.duration",
+        "request.duration",
         "requests in the gateway, from decoded to answered, with any outcome",
         *_OF_MODEL,
         Attributes.RPC_STATUS,
     )
     STAGE_DURATION = _durations(
-        "neuronpipe.stage.duration",
-        "the parts of answered requests: the same numbers as in their responses and spans",
-        *_OF_STAGE,
+        "stage.duration", "the parts of answered requests: the same numbers as in their responses and spans", *_OF_STAGE
     )
-    REQUEST_TOKENS = _counter("neuronpipe.request.tokens", "{token}", "tokens of answered requests", *_OF_MODEL)
-    REQUEST_TRUNCATED = _counter(
-        "neuronpipe.request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL
-    )
+    REQUEST_TOKENS = _counter("request.tokens", "{token}", "tokens of answered requests", *_OF_MODEL)
+    REQUEST_TRUNCATED = _counter("request.truncated_tokens", "{token}", "tokens dropped to fit models", *_OF_MODEL)
     TOKEN_CACHE = _counter(
-        "neuronpipe.token_cache.lookups",
-        "{request}",
-        "tokenizations by cache outcome",
-        *_OF_MODEL,
-        Attributes.TOKEN_CACHE,
+        "token_cache.lookups", "{request}", "tokenizations by cache outcome", *_OF_MODEL, Attributes.TOKEN_CACHE
     )
     RESULT_CACHE = _counter(
-        "neuronpipe.result_cache.lookups",
+        "result_cache.lookups",
         "{request}",
         "results by cache outcome, of models whose results are cached",
         *_OF_MODEL,
         Attributes.RESULT_CACHE,
     )
-    CACHE_BYTES = _gauge("neuronpipe.cache.memory", "By", "memory that a cache uses in this process", Attributes.CACHE)
-    CACHE_REDIS = _gauge(
-        "neuronpipe.cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE
-    )
-    SHED = _counter(
-        "neuronpipe.request.shed", "{request}", "requests refused or ended because of overload, by stage", *_OF_STAGE
-    )
-    EXPIRED = _counter(
-        "neuronpipe.request.expired", "{request}", "requests that failed by their deadline, by stage", *_OF_STAGE
-    )
-    CANCELLED = _counter(
-        "neuronpipe.request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE
-    )
-    HELD = _gauge(
-        "neuronpipe.held.requests", "{request}", "requests held because no process of a stage has their model"
-    )
+    CACHE_BYTES = _gauge("cache.memory", "By", "memory that a cache uses in this process", Attributes.CACHE)
+    CACHE_REDIS = _gauge("cache.redis_available", "1", "0 while Redis does not answer, else 1", Attributes.CACHE)
+    SHED = _counter("request.shed", "{request}", "requests refused or ended because of overload, by stage", *_OF_STAGE)
+    EXPIRED = _counter("request.expired", "{request}", "requests that failed by their deadline, by stage", *_OF_STAGE)
+    CANCELLED = _counter("request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE)
+    HELD = _gauge("held.requests", "{request}", "requests held because no process of a stage has their model")
     HELD_DURATION = _histogram(
-        "neuronpipe.held.duration", "s", "how long requests were held", _LONG_DURATIONS_NS, Attributes.SERVICE
+        "held.duration", "s", "how long requests were held", _LONG_DURATIONS_NS, Attributes.SERVICE
     )
     HELD_ENDED = _counter(
-        "neuronpipe.held.ended",
+        "held.ended",
         "{request}",
         "held requests by outcome: sent to a process; ended before one came; refused, as too many were held",
         Attributes.SERVICE,
         Attributes.OUTCOME,
     )
-    RETRIED = _counter("neuronpipe.item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
+    RETRIED = _counter("item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
     REQUESTS_IN_FLIGHT = _gauge(
-        "neuronpipe.request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
+        "request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
     )
     IN_FLIGHT_SHARE = _gauge(
-        "neuronpipe.request.in_flight_share",
+        "request.in_flight_share",
         "1",
         "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
     )
     TOKENS_IN_FLIGHT = _gauge(
-        "neuronpipe.request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
+        "request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
     )
     AUTHENTICATIONS = _counter(
-        "neuronpipe.authentication.calls",
+        "authentication.calls",
         "{call}",
-        "calls by outcome: accepted, or why not, which callers are not told: missing, malformed, unknown_key, expired, "
-        "not_yet_valid, wrong_audience, wrong_issuer, wrong_signature, wrong_algorithm, unknown_signing_key, "
-        "missing_claim, no_tenant, unknown_certificate, acts_for_others (without the right to)",
+        "calls by outcome: accepted, or why not, which callers are not told: missing, malformed, unknown_key, "
+        "expired, not_yet_valid, wrong_audience, wrong_issuer, wrong_signature, wrong_algorithm, unknown_signing_key,"
+        " missing_claim, no_tenant, unknown_certificate, acts_for_others (without the right to)",
         Attributes.OUTCOME,
     )
     FILE_LOADED = _gauge(
-        "neuronpipe.file.loaded",
+        "file.loaded",
         "1",
         "0 while a file of keys or tenants, or the registry, cannot be used as it is now, and its last good content "
         "stays; else 1",
         Attributes.FILE,
     )
     TENANT_IN_FLIGHT = _gauge(
-        "neuronpipe.tenant.in_flight", "{request}", "requests of a tenant that are in flight", Attributes.TENANT
+        "tenant.in_flight", "{request}", "requests of a tenant that are in flight", Attributes.TENANT
     )
-    TENANT_TOKENS = _counter(
-        "neuronpipe.tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT
-    )
+    TENANT_TOKENS = _counter("tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT)
     TENANT_REFUSED = _counter(
-        "neuronpipe.tenant.refused",
+        "tenant.refused",
         "{request}",
         "requests that were refused since the tenant's quota was used up",
         Attributes.TENANT,
         Attributes.QUOTA,
     )
     TENANT_WAIT = _durations(
-        "neuronpipe.tenant.wait", "how long admitted requests waited for their tenant's turn", Attributes.TENANT
+        "tenant.wait", "how long admitted requests waited for their tenant's turn", Attributes.TENANT
     )
     BUDGET_REDIS = _gauge(
-        "neuronpipe.tenant.budget_shared",
+        "tenant.budget_shared",
         "1",
         "0 while Redis does not answer, and each gateway has its share of the budgets alone; else 1",
     )
     ITEM_DURATION = _durations(
-        "neuronpipe.item.duration",
+        "item.duration",
         "items in a stage's process, from their message to their outcome",
         Attributes.RPC_METHOD,
         Attributes.RPC_STATUS,
     )
-    ITEMS_IN_FLIGHT = _gauge("neuronpipe.item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
-    QUEUE_SEQUENCES = _gauge("neuronpipe.queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
+    ITEMS_IN_FLIGHT = _gauge("item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
+    QUEUE_SEQUENCES = _gauge("queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
     QUEUE_TOKENS = _gauge(
-        "neuronpipe.queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
+        "queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
     )
     QUEUE_WORK = _gauge(
-        "neuronpipe.queue.work",
+        "queue.work",
         "s",
         "time for which the waiting sequences would keep all cores busy, as forecast; for autoscaling",
         *_OF_MODEL,
     )
     QUEUE_DROPPED = _counter(
-        "neuronpipe.queue.dropped",
+        "queue.dropped",
         "{item}",
         "items that were not computed, or whose outcome was of no use: shed, expired, cancelled or failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        *_BY_OUTCOME,
     )
-    BATCH_SIZE = _histogram("neuronpipe.batch.size", "{sequence}", "sequences in a batch", _COUNTS, *_OF_MODEL)
-    BATCH_PADDING = _histogram(
-        "neuronpipe.batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL
-    )
-    BATCH_DURATION = _durations("neuronpipe.batch.duration", "runs of the model", *_OF_MODEL, Attributes.BACKEND)
-    BATCH_TOKENS = _counter("neuronpipe.batch.tokens", "{token}", "tokens computed, padding included", *_OF_MODEL)
-    BATCH_FAILURES = _counter("neuronpipe.batch.failures", "{batch}", "batches that could not be run", *_OF_MODEL)
+    BATCH_SIZE = _histogram("batch.size", "{sequence}", "sequences in a batch", _COUNTS, *_OF_MODEL)
+    BATCH_PADDING = _histogram("batch.padding_ratio", "1", "share of padding in a batch", _RATIOS, *_OF_MODEL)
+    BATCH_DURATION = _durations("batch.duration", "runs of the model", *_OF_MODEL, Attributes.BACKEND)
+    BATCH_TOKENS = _counter("batch.tokens", "{token}", "tokens computed, padding included", *_OF_MODEL)
+    BATCH_FAILURES = _counter("batch.failures", "{batch}", "batches that could not be run", *_OF_MODEL)
     CORE_BUSY = _counter(
-        "neuronpipe.core.busy",
-        "s",
-        "time in which a core computed batches; its rate is utilisation",
-        *_OF_MODEL,
-        Attributes.CORE,
+        "core.busy", "s", "time in which a core computed batches; its rate is utilisation", *_OF_MODEL, Attributes.CORE
     )
     PART_BUSY = _counter(
-        "neuronpipe.part.busy",
+        "part.busy",
         "s",
         "time in which a part of a model over several cores computed batches; the part with the highest rate limits it",
         *_OF_MODEL,
         Attributes.PART,
     )
-    CORES = _gauge("neuronpipe.cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
+    CORES = _gauge("cores", "{core}", "cores that a model can use; lost cores do not count", *_OF_MODEL)
     VERSION_STATE = _gauge(
-        "neuronpipe.version.state",
+        "version.state",
         "1",
         "1 for the state that a version of a model has in this process, 0 for the others",
         *_OF_MODEL,
         Attributes.VERSION_STATE,
     )
     VERSION_FETCHED = _gauge(
-        "neuronpipe.version.fetched",
+        "version.fetched",
         "1",
         "share of the bytes of a version of a model that this process has fetched from a bucket; 1 for what is here",
         *_OF_MODEL,
     )
     VERSION_LOADS = _counter(
-        "neuronpipe.version.loads",
-        "{load}",
-        "attempts to load a version of a model, by outcome: ready or failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        "version.loads", "{load}", "attempts to load a version of a model, by outcome: ready or failed", *_BY_OUTCOME
     )
     MODEL_MEMORY = _gauge(
-        "neuronpipe.model.memory",
+        "model.memory",
         "By",
         "memory of a loaded model, as max_model_memory_bytes counts it: its files, and its key-value cache",
         *_OF_MODEL,
     )
     MODEL_LOADS = _counter(
-        "neuronpipe.model.on_demand",
+        "model.on_demand",
         "{model}",
         "with models_on_demand, what became of models: loaded, failed (they could not be), unloaded to make room",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        *_BY_OUTCOME,
     )
     MODEL_WAIT = _histogram(
-        "neuronpipe.model.load_wait",
+        "model.load_wait",
         "s",
         "with models_on_demand, how long items waited until their model was loaded",
         _LONG_DURATIONS_NS,
         *_OF_MODEL,
     )
     VERSION_DURATION = _histogram(
-        "neuronpipe.version.duration",
+        "version.duration",
         "s",
         "computed answers, and copies of requests, of models whose requests are distributed over versions or copied; "
         "in buckets of 10 %, for comparing versions",
@@ -427,7 +391,7 @@ class Metrics:
         Attributes.ROLE,
     )
     SHADOW_AGREEMENT = _histogram(
-        "neuronpipe.shadow.agreement",
+        "shadow.agreement",
         "1",
         "how far a version agrees, for a copy of a request, with the version that answered, by the terms of the "
         "compiler's accuracy",
@@ -435,173 +399,126 @@ class Metrics:
         *_OF_MODEL,
     )
     SHADOW_COPIES = _counter(
-        "neuronpipe.shadow.copies",
+        "shadow.copies",
         "{request}",
-        "copies of requests, by outcome: compared; incomparable (there is no agreement to measure); dropped (there was "
-        "no room); late; failed",
-        *_OF_MODEL,
-        Attributes.OUTCOME,
+        "copies of requests, by outcome: compared; incomparable (there is no agreement to measure); dropped (there "
+        "was no room); late; failed",
+        *_BY_OUTCOME,
     )
     MODEL_SHAPES = _gauge(
-        "neuronpipe.model.shapes",
-        "{shape}",
-        "shapes of batches that a model is to compute, on all cores",
-        *_OF_MODEL,
+        "model.shapes", "{shape}", "shapes of batches that a model is to compute, on all cores", *_OF_MODEL
     )
     MODEL_SHAPES_READY = _gauge(
-        "neuronpipe.model.shapes_ready",
+        "model.shapes_ready",
         "{shape}",
         "planned shapes that were computed at least once, so that the next batch needs no preparation",
         *_OF_MODEL,
     )
     LONE_GRAPHS = _gauge(
-        "neuronpipe.model.lone_graphs",
-        "{graph}",
-        "graphs of one length each, for texts that come singly",
-        *_OF_MODEL,
+        "model.lone_graphs", "{graph}", "graphs of one length each, for texts that come singly", *_OF_MODEL
     )
-    LONE_GRAPH_MEMORY = _gauge(
-        "neuronpipe.model.lone_graph_memory", "By", "memory of the graphs of single lengths", *_OF_MODEL
-    )
+    LONE_GRAPH_MEMORY = _gauge("model.lone_graph_memory", "By", "memory of the graphs of single lengths", *_OF_MODEL)
     READY_DURATION = _gauge(
-        "neuronpipe.model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
+        "model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
     )
     TIME_TO_FIRST_TOKEN = _durations(
-        "neuronpipe.generation.time_to_first_token",
-        "from a prompt's arrival in the executor to its first token",
-        *_OF_MODEL,
+        "generation.time_to_first_token", "from a prompt's arrival in the executor to its first token", *_OF_MODEL
     )
     INTER_TOKEN_LATENCY = _durations(
-        "neuronpipe.generation.inter_token_latency",
+        "generation.inter_token_latency",
         "times between two tokens of a text, or between those that come together",
         *_OF_MODEL,
     )
     TIME_PER_OUTPUT_TOKEN = _durations(
-        "neuronpipe.generation.time_per_output_token",
-        "decode time of a complete text by its tokens but the first",
-        *_OF_MODEL,
+        "generation.time_per_output_token", "decode time of a complete text by its tokens but the first", *_OF_MODEL
     )
     PREFILL_DURATION = _durations(
-        "neuronpipe.generation.prefill_duration",
+        "generation.prefill_duration",
         "from the first step with a prompt to its first token, of complete texts",
         *_OF_MODEL,
     )
     DECODE_DURATION = _durations(
-        "neuronpipe.generation.decode_duration", "from the first token to the last, of complete texts", *_OF_MODEL
+        "generation.decode_duration", "from the first token to the last, of complete texts", *_OF_MODEL
     )
     LONGEST_GAP = _durations(
-        "neuronpipe.generation.longest_gap", "the longest time between two tokens of a complete text", *_OF_MODEL
+        "generation.longest_gap", "the longest time between two tokens of a complete text", *_OF_MODEL
     )
-    GENERATED = _counter("neuronpipe.generation.tokens", "{token}", "tokens generated", *_OF_MODEL)
-    PROMPT_TOKENS = _counter(
-        "neuronpipe.generation.prompt_tokens", "{token}", "tokens of prompts, computed or cached", *_OF_MODEL
-    )
+    GENERATED = _counter("generation.tokens", "{token}", "tokens generated", *_OF_MODEL)
+    PROMPT_TOKENS = _counter("generation.prompt_tokens", "{token}", "tokens of prompts, computed or cached", *_OF_MODEL)
     CACHED_PROMPT_TOKENS = _counter(
-        "neuronpipe.generation.cached_tokens", "{token}", "tokens of prompts found in the key-value cache", *_OF_MODEL
+        "generation.cached_tokens", "{token}", "tokens of prompts found in the key-value cache", *_OF_MODEL
     )
-    DRAFT_TOKENS = _counter(
-        "neuronpipe.generation.draft_tokens",
-        "{token}",
-        "tokens guessed by prompt lookup",
-        *_OF_MODEL,
-    )
-    ACCEPTED_TOKENS = _counter(
-        "neuronpipe.generation.accepted_tokens",
-        "{token}",
-        "guessed tokens that were right",
-        *_OF_MODEL,
-    )
+    DRAFT_TOKENS = _counter("generation.draft_tokens", "{token}", "tokens guessed by prompt lookup", *_OF_MODEL)
+    ACCEPTED_TOKENS = _counter("generation.accepted_tokens", "{token}", "guessed tokens that were right", *_OF_MODEL)
     PREEMPTIONS = _counter(
-        "neuronpipe.generation.preemptions", "{preemption}", "sequences that gave their blocks back", *_OF_MODEL
+        "generation.preemptions", "{preemption}", "sequences that gave their blocks back", *_OF_MODEL
     )
-    STEP_SEQUENCES = _gauge(
-        "neuronpipe.generation.sequences", "{sequence}", "sequences that take part in steps", *_OF_MODEL
-    )
-    BLOCKS_IN_USE = _gauge(
-        "neuronpipe.generation.blocks_in_use", "1", "share of the key-value cache's blocks in use", *_OF_MODEL
-    )
+    STEP_SEQUENCES = _gauge("generation.sequences", "{sequence}", "sequences that take part in steps", *_OF_MODEL)
+    BLOCKS_IN_USE = _gauge("generation.blocks_in_use", "1", "share of the key-value cache's blocks in use", *_OF_MODEL)
     NEURON_UTILIZATION = _gauge(
-        "neuronpipe.neuron.core.utilization",
+        "neuron.core.utilization",
         "1",
         "share of the time in which a NeuronCore computed; reported by neuron-monitor, as all neuronpipe.neuron",
         Attributes.CORE,
     )
     NEURON_CORE_MEMORY = _gauge(
-        "neuronpipe.neuron.core.memory", "By", "device memory that this process has on a NeuronCore", Attributes.CORE
+        "neuron.core.memory", "By", "device memory that this process has on a NeuronCore", Attributes.CORE
     )
-    NEURON_MEMORY = _gauge(
-        "neuronpipe.neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION
-    )
+    NEURON_MEMORY = _gauge("neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION)
     NEURON_DEVICE_LATENCY = _gauge(
-        "neuronpipe.neuron.device_latency",
-        "s",
-        "executions on the device in the monitor's last period",
-        Attributes.PERCENTILE,
+        "neuron.device_latency", "s", "executions on the device in the monitor's last period", Attributes.PERCENTILE
     )
     NEURON_TOTAL_LATENCY = _gauge(
-        "neuronpipe.neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE
+        "neuron.total_latency", "s", "the same as the Neuron runtime sees them", Attributes.PERCENTILE
     )
-    NEURON_EXECUTIONS = _counter(
-        "neuronpipe.neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME
-    )
-    NEURON_ERRORS = _counter("neuronpipe.neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
-    JOBS_WAITING = _gauge("neuronpipe.jobs.waiting", "{job}", "jobs that no worker has", Attributes.JOB_PRIORITY)
-    JOBS_OLDEST = _gauge(
-        "neuronpipe.jobs.oldest", "s", "how long the first of these jobs has waited", Attributes.JOB_PRIORITY
-    )
-    JOBS_RUNNING = _gauge("neuronpipe.jobs.running", "{job}", "jobs that workers have", Attributes.JOB_PRIORITY)
-    JOBS_DEAD = _gauge("neuronpipe.jobs.dead", "{job}", "jobs that were set aside, since workers died with them")
-    JOBS_ENDED = _counter(
-        "neuronpipe.jobs.ended", "{job}", "jobs that this worker has ended, by how", Attributes.JOB_STATE
-    )
-    JOBS_RETRIED = _counter("neuronpipe.jobs.retried", "{job}", "jobs that this worker took from one that had died")
+    NEURON_EXECUTIONS = _counter("neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME)
+    NEURON_ERRORS = _counter("neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
+    JOBS_WAITING = _gauge("jobs.waiting", "{job}", "jobs that no worker has", Attributes.JOB_PRIORITY)
+    JOBS_OLDEST = _gauge("jobs.oldest", "s", "how long the first of these jobs has waited", Attributes.JOB_PRIORITY)
+    JOBS_RUNNING = _gauge("jobs.running", "{job}", "jobs that workers have", Attributes.JOB_PRIORITY)
+    JOBS_DEAD = _gauge("jobs.dead", "{job}", "jobs that were set aside, since workers died with them")
+    JOBS_ENDED = _counter("jobs.ended", "{job}", "jobs that this worker has ended, by how", Attributes.JOB_STATE)
+    JOBS_RETRIED = _counter("jobs.retried", "{job}", "jobs that this worker took from one that had died")
     JOB_WAIT = _histogram(
-        "neuronpipe.job.wait",
+        "job.wait",
         "s",
         "from the submission of a job to its first attempt",
         _LONG_DURATIONS_NS,
         Attributes.JOB_PRIORITY,
     )
-    JOB_DURATION = _histogram(
-        "neuronpipe.job.duration", "s", "attempts to run a job, with any outcome", _LONG_DURATIONS_NS
-    )
+    JOB_DURATION = _histogram("job.duration", "s", "attempts to run a job, with any outcome", _LONG_DURATIONS_NS)
     NOTIFICATIONS = _counter(
-        "neuronpipe.job.notifications",
+        "job.notifications",
         "{notification}",
         "attempts to tell receivers of ended jobs: accepted; refused (will be tried again); given_up",
         Attributes.OUTCOME,
     )
-    NOTIFICATIONS_WAITING = _gauge(
-        "neuronpipe.job.notifications_waiting", "{notification}", "receivers that are still to be told"
-    )
-    CONNECTIONS = _gauge("neuronpipe.connection.open", "{connection}", "open connections of a port", Attributes.DOOR)
+    NOTIFICATIONS_WAITING = _gauge("job.notifications_waiting", "{notification}", "receivers that are still to be told")
+    CONNECTIONS = _gauge("connection.open", "{connection}", "open connections of a port", Attributes.DOOR)
     CONNECTIONS_ENDED = _counter(
-        "neuronpipe.connection.ended",
+        "connection.ended",
         "{connection}",
         "connections that were refused or ended because they exceeded a limit",
         Attributes.DOOR,
         Attributes.LIMIT,
     )
     CALLS_ENDED = _counter(
-        "neuronpipe.call.ended",
+        "call.ended",
         "{call}",
         "calls that were ended since they waited for their caller beyond a limit, or since too many did",
         Attributes.LIMIT,
     )
     TLS_EXPIRY = _gauge(
-        "neuronpipe.tls.certificate.expiry",
-        "s",
-        "when the certificate in use expires, in seconds since 1970",
-        Attributes.TLS_SIDE,
+        "tls.certificate.expiry", "s", "when the certificate in use expires, in seconds since 1970", Attributes.TLS_SIDE
     )
     TLS_REJECTED = _gauge(
-        "neuronpipe.tls.files_rejected",
+        "tls.files_rejected",
         "1",
         "1 while changed TLS files cannot be used and what they held before is, else 0",
         Attributes.TLS_SIDE,
     )
     SPANS = _counter(
-        "neuronpipe.telemetry.spans",
+        "telemetry.spans",
         "{span}",
         "spans by outcome: exported; dropped (the queue was full); failed (the collector did not accept them)",
         Attributes.OUTCOME,

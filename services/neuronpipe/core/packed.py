@@ -27,7 +27,6 @@ class Packed(Generic[MessageT]):
     __slots__ = ("_data", "_kind", "_message", "_task")
 
     def __init__(self, kind: type[MessageT], *, data: bytes | None = None, message: MessageT | None = None) -> None:
-        """Takes one of the two forms."""
         self._kind = kind
         self._data = data
         self._message = message
@@ -35,7 +34,6 @@ class Packed(Generic[MessageT]):
 
     @property
     def data(self) -> bytes:
-        """The serialized message."""
         if self._data is None:
             assert self._message is not None  # noqa: S101 (one of the two is set)
             self._data = self._message.SerializeToString()
@@ -54,7 +52,6 @@ class Packed(Generic[MessageT]):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the serialized message."""
         return len(self.data)  # the message's ByteSize would also serialize it, and discard the bytes
 
     @property
@@ -73,17 +70,14 @@ class Packed(Generic[MessageT]):
 
 
 def pack_body(kind: type[MessageT], task: str, body: Message) -> Packed[MessageT]:
-    """Wraps the message of a task."""
     return Packed(kind, message=kind(**{task: body}))
 
 
 def pack_input(message: TaskInput) -> Packed[TaskInput]:
-    """Wraps an input that exists as a message."""
     return Packed(TaskInput, message=message)
 
 
 def pack_result(message: TaskResult) -> Packed[TaskResult]:
-    """Wraps a result that exists as a message."""
     return Packed(TaskResult, message=message)
 
 

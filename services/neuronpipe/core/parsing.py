@@ -150,10 +150,7 @@ def _fields_of(message: Descriptor) -> Mapping[int, _Field]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the number at a position, and the position after it. Raises IndexError for a broken number.
-
-    See https://protobuf.dev/programming-guides/encoding/.
-    """
+    """Returns the number at a position, and the position after it. Raises IndexError for a broken number."""
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]
@@ -186,10 +183,7 @@ def too_long(field: str, max_bytes: int) -> InvalidInput:
 
 
 def check_depth(field: str, data: bytes) -> None:
-    """Raises InvalidInput for a text in JSON whose lists and objects are nested too deeply for its later readers.
-
-    Call it before the text is parsed.
-    """
+    """Raises InvalidInput for JSON that is nested too deeply for its readers. Call it before the text is parsed."""
     if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
         return
     depth = 0
@@ -233,11 +227,8 @@ class Truncated(Exception):
 
 
 def inflate(data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
-    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error.
-
-    Decompresses twice, first in pieces for the size: joining pieces would hold the GIL, tens of milliseconds for 64
-    MiB.
-    """
+    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error."""
+    # Decompressed twice, first in pieces for the size: joining pieces would hold the GIL for tens of milliseconds.
     reader, size_bytes, place = zlib.decompressobj(window_bits), 0, 0
     pending = b""
     while not reader.eof:

@@ -43,9 +43,6 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 
 
 def why_removed(name: str) -> str:
-    """Returns why a setting is refused, as "was removed: REASON"; empty for a name that no version had.
-
-    `name`: the setting, its option, or its variable without the prefix.
-    """
+    """Returns "was removed: REASON" for a setting, its option or its variable; empty for an unknown name."""
     reason = REMOVED.get(name.removeprefix("--").replace("-", "_").lower(), "")
     return reason and f"was removed: {reason}"

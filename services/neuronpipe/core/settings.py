@@ -28,10 +28,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 class Settings(BaseModel):
-    """The base of the settings of a part, and of a service or command, which has parts.
-
-    `prefix`: prefix of the variables of a service or command. `defaults`: its own defaults for settings of its parts.
-    """
+    """The base of settings, with the `prefix` of their variables, and own `defaults` for settings of the parts."""
 
     # Without protected namespaces: some settings begin with "model_".
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -84,13 +81,13 @@ def _part_of(field: FieldInfo) -> type[Settings] | None:
 
 def _in_parts(kind: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
     """Takes the values of a class's settings out of `values`, and puts the values of each part into a dictionary."""
-    found: dict[str, Any] = {}
+    in_parts: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         if part := _part_of(field):
-            found[name] = _in_parts(part, values)
+            in_parts[name] = _in_parts(part, values)
         elif name in values:
-            found[name] = values.pop(name)
-    return found
+            in_parts[name] = values.pop(name)
+    return in_parts
 
 
 def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
@@ -143,10 +140,8 @@ def has_password(url: str) -> bool:
 
 
 def variable_name(kind: type[Settings], field: str) -> str:
-    """Returns the environment variable of a setting."""
     return f"{kind.prefix}{field}".upper()
 
 
 def option_name(field: str) -> str:
-    """Returns the command line option of a setting."""
     return f"--{field.replace('_', '-')}"

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from typing import Any, Protocol, TypeAlias
 
 from neuronpipe.core.items import ModelKey, StageItem
@@ -13,9 +14,7 @@ Outcome: TypeAlias = tuple[int, Any]
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The progress of executors in preparing a model: shapes of batches, shapes that are ready, and static graphs of
-    single texts with their memory.
-    """
+    """The progress of preparing a model: shapes, shapes that are ready, graphs of single texts, their memory."""
 
     shapes: int = 0
     shapes_ready: int = 0
@@ -23,12 +22,7 @@ class Preparation:
     lone_graph_bytes: int = 0
 
     def __add__(self, other: "Preparation") -> "Preparation":
-        return Preparation(
-            self.shapes + other.shapes,
-            self.shapes_ready + other.shapes_ready,
-            self.lone_graphs + other.lone_graphs,
-            self.lone_graph_bytes + other.lone_graph_bytes,
-        )
+        return Preparation(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,51 +44,8 @@ class StageResponse:
     prepared: Mapping[ModelKey, Preparation] = field(default_factory=dict)
 
 
-class Stream(Protocol):
-    """An open stream to a process of a stage. Its methods raise Unavailable after the stream is lost."""
-
-    @property
-    def models(self) -> frozenset[ModelKey] | None:
-        """The models that the process announced; None from a process of an older release, which gets every item."""
-
-    @property
-    def problems(self) -> Mapping[ModelKey, str]:
-        """Reasons why the process could not load other models that it should have."""
-
-    @property
-    def unloaded(self) -> Mapping[ModelKey, bool]:
-        """Models that are not in memory, and whether they are being loaded."""
-
-    @property
-    def prepared(self) -> Mapping[ModelKey, Preparation]:
-        """The progress of the process in preparing its models."""
-
-    @property
-    def retired(self) -> asyncio.Event:
-        """Set when the process gets no new items."""
-
-    async def send(
-        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
-    ) -> Sequence[Outcome]:
-        """Sends items by their numbers, and returns the errors of items that cannot be sent. `size_bytes`: their
-        size together.
-        """
-
-    async def tell_needed(self, models: frozenset[ModelKey]) -> None:
-        """Tells the process which models items may be sent for from now on. Not allowed while another message is being
-        sent.
-        """
-
-    async def receive(self) -> StageResponse:
-        """Returns the next message."""
-
-
-class AnnouncedModels(Protocol):
-    """The models that a stage's process announces to gateways; see bundles/served.py."""
-
-    @property
-    def keys(self) -> frozenset[ModelKey]:
-        """The models that are ready."""
+class ModelNews(Protocol):
+    """The state of the models of a stage's process, beside the list of models that are ready."""
 
     @property
     def problems(self) -> Mapping[ModelKey, str]:
@@ -107,6 +58,37 @@ class AnnouncedModels(Protocol):
     @property
     def prepared(self) -> Mapping[ModelKey, Preparation]:
         """The progress of preparing each model."""
+
+
+class Stream(ModelNews, Protocol):
+    """An open stream to a process of a stage. Its methods raise Unavailable after the stream is lost."""
+
+    @property
+    def models(self) -> frozenset[ModelKey] | None:
+        """The models that the process announced; None from a process of an older release, which gets every item."""
+
+    @property
+    def retired(self) -> asyncio.Event:
+        """Set when the process gets no new items."""
+
+    async def send(
+        self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
+    ) -> Sequence[Outcome]:
+        """Sends items, `size_bytes` together, by their numbers. Returns the errors of items that cannot be sent."""
+
+    async def tell_needed(self, models: frozenset[ModelKey]) -> None:
+        """Tells the process which models items may be sent for from now on, while no other message is being sent."""
+
+    async def receive(self) -> StageResponse:
+        """Returns the next message."""
+
+
+class AnnouncedModels(ModelNews, Protocol):
+    """The models that a stage's process announces to gateways; see bundles/served.py."""
+
+    @property
+    def keys(self) -> frozenset[ModelKey]:
+        """The models that are ready."""
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
         """Declares the models for which a gateway may send items from now on; None: any."""

@@ -82,9 +82,7 @@ FIELDS: Mapping[str, InputField] = {
     "function": InputField("words", "how logits become scores", "softmax sigmoid none"),
     "truncation": InputField("words", "what happens to a text that is too long (default: error)", "error right left"),
     "aggregation": InputField(
-        "words",
-        "token-classification: how tokens become entities (default: simple)",
-        "none simple first average max",
+        "words", "token-classification: how tokens become entities (default: simple)", "none simple first average max"
     ),
     "pooling": InputField(
         "words", "feature-extraction: what becomes of the token vectors (default: none)", "none cls mean"

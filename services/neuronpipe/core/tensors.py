@@ -35,10 +35,7 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:
-    """Returns the message's arrays, as read-only views on its bytes.
-
-    Raises InvalidInput if the bytes of a tensor do not fill its shape.
-    """
+    """Returns the arrays, as read-only views. Raises InvalidInput if bytes do not fill a tensor's shape."""
     return {tensor.name: _to_array(tensor) for tensor in message.tensors}
 
 
@@ -54,6 +51,5 @@ def _to_array(tensor: Tensor) -> Array:
     try:
         return np.frombuffer(data, dtype=dtype).reshape(shape)
     except ValueError as error:  # too many dimensions, or giant dimensions of an empty array
-        raise InvalidInput(
-            f"tensor {tensor.name}", f"no array can have its shape of {len(shape)} dimensions"
-        ) from error
+        problem = f"no array can have its shape of {len(shape)} dimensions"
+        raise InvalidInput(f"tensor {tensor.name}", problem) from error

@@ -15,15 +15,8 @@ from typing import Literal, TypeAlias
 
 from google.rpc.code_pb2 import Code
 
-from neuronpipe.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidInput,
-    ModelNotFound,
-    NeuronpipeError,
-    Overloaded,
-    WrongTask,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import Cancelled, NeuronpipeError
 from neuronpipe.core.names import Attributes, Events
 from neuronpipe.core.status import CODES
 
@@ -33,7 +26,7 @@ Sink: TypeAlias = Callable[["Span"], None]
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 # Failures of the caller: by OpenTelemetry's rpc conventions they are no errors of the server.
-_CALLERS_FAULTS = (InvalidInput, ModelNotFound, WrongTask, Cancelled, asyncio.CancelledError)
+_CALLERS_FAULTS = (errors.InvalidInput, errors.ModelNotFound, errors.WrongTask, Cancelled, asyncio.CancelledError)
 # Sampling compares this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all samplers decide
 # alike.
 _RATIO_BITS = 64
@@ -60,7 +53,6 @@ class SpanContext:
 
     @property
     def traceparent(self) -> str:
-        """The traceparent of W3C Trace Context."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
     @property
@@ -74,7 +66,6 @@ class SpanContext:
 
     @classmethod
     def new(cls, *, is_sampled: bool) -> "SpanContext":
-        """Returns the context of a span of a new trace."""
         return cls(_new_id(128), _new_id(64), is_sampled)
 
 
@@ -129,9 +120,9 @@ def status_name(error: BaseException | None) -> str:
 
 def event_of(error: BaseException) -> str | None:
     """Returns the name of the span event for an error such as a passed deadline; None for other errors."""
-    if isinstance(error, Overloaded):
+    if isinstance(error, errors.Overloaded):
         return Events.SHED
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, errors.DeadlineExceeded):
         return Events.EXPIRED
     if isinstance(error, Cancelled | asyncio.CancelledError):
         return Events.CANCELLED
@@ -149,7 +140,6 @@ class Tracer:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything can be sampled."""
         return bool(self._sinks)
 
     def begin(self, parent: SpanContext | None) -> SpanContext | None:
@@ -164,11 +154,7 @@ class Tracer:
         return SpanContext(trace_id, _new_id(64), True, parent.tracestate if parent else "")
 
     def unsampled(self, parent: SpanContext | None) -> SpanContext | None:
-        """Returns the context that is passed on for a request that is not sampled, so that stages do not record it
-        either.
-
-        A process without tracing passes the caller's context on unchanged.
-        """
+        """Returns the context to pass on for a request that is not sampled, so that stages do not record it."""
         return replace(parent, is_sampled=False) if parent and parent.is_sampled and self._sinks else parent
 
     def joined(self, trace: SpanContext | None) -> SpanContext | None:
@@ -176,7 +162,6 @@ class Tracer:
         return trace if trace and trace.is_sampled and self._sinks else None
 
     def record(self, span: Span) -> None:
-        """Passes an ended span to the sinks."""
         for sink in self._sinks:
             sink(span)
 
@@ -226,5 +211,4 @@ def current_span() -> Span | None:
 
 
 def enter_span(span: Span | None) -> None:
-    """Sets the span of the running task."""
     _CURRENT.set(span)

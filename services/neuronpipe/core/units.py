@@ -24,10 +24,7 @@ def unit_of(name: str) -> str:
 
 
 def in_unit(text: str, unit: str) -> float:
-    """Converts a text such as 10m to a number of the unit (s, ms or bytes), which is also the unit of a bare number.
-
-    Raises ValueError.
-    """
+    """Converts a text such as 10m to a number of the unit (s, ms or bytes), as bare numbers are. Raises ValueError."""
     match = _QUANTITY.fullmatch(text)
     if not match or match[2] not in _FACTORS[unit]:
         example = "256MiB or 1.5GB" if unit == "bytes" else "250ms, 30s, 10m or 2h"

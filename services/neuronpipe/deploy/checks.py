@@ -53,14 +53,9 @@ class Findings:
 
 
 def check_deployment(
-    settings: ServiceSettings,
-    wanted: Sequence[str] = (),
-    limit_bytes: Callable[[], int | None] = memory_limit,
+    settings: ServiceSettings, wanted: Sequence[str] = (), limit_bytes: Callable[[], int | None] = memory_limit
 ) -> Findings:
-    """Checks everything that a service needs at its start, except other services and the content of weights.
-
-    `wanted`: required models, as NAME or NAME/VERSION.
-    """
+    """Checks everything that a service needs at its start, except other services and the content of weights."""
     findings = Findings()
     with findings.kept():
         _check_files(settings)
@@ -182,9 +177,9 @@ def _check_back_end(name: str, settings: EngineSettings) -> None:
         _check_cores(cores, present, "GPUs")
 
 
-def _check_cores(cores: int, present: int, what: str) -> None:
+def _check_cores(cores: int, present: int, devices: str) -> None:
     if cores > present:
-        raise SetupError(f"cores: {cores}, but the container has {present} {what}; ask for as many in its resources")
+        raise SetupError(f"cores: {cores}, but the container has {present} {devices}; ask for as many in its resources")
 
 
 def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | None) -> None:

@@ -42,7 +42,6 @@ class ComposeTarget:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables in the environment of Compose."""
         endpoint, serverless = self._endpoint, self._endpoint.serverless
         source = f"/sources/{endpoint.name}" if endpoint.folder else endpoint.source
         variables = {
@@ -57,14 +56,11 @@ class ComposeTarget:
             "MODEL_OPTIONS": f"--dtype={endpoint.dtype}" if endpoint.dtype else "",
         }
         if serverless:
-            variables |= {
-                "EXECUTOR_MEMORY": f"{serverless.memory_mb}m",
-                "GATEWAY_MAX_REQUESTS": str(serverless.max_concurrency),
-            }
+            variables["EXECUTOR_MEMORY"] = f"{serverless.memory_mb}m"
+            variables["GATEWAY_MAX_REQUESTS"] = str(serverless.max_concurrency)
         return variables
 
     def deploying(self) -> Iterator[DeployStep]:
-        """Starts everything. Raises SetupError."""
         if self._endpoint.folder:
             yield self._compose("up", "--no-start", "compile")
             yield DeployStep(f"copy {self._endpoint.source} into the volume of the compile step", self._copy)
@@ -73,7 +69,6 @@ class ComposeTarget:
         yield DeployStep(f"wait until {self.target} answers", self._wait)
 
     def call(self) -> str:
-        """Returns a command that calls the endpoint."""
         return f"neuronpipe infer --target {self.target} --model {self.variables['MODEL_NAME']} --text TEXT"
 
     @contextmanager
@@ -124,15 +119,10 @@ def _project(name: str) -> str:
 
 
 def _compose_words(*files: str, words: Sequence[str]) -> list[str]:
-    # A dry run must not need Docker.
-    has_plugin = not shutil.which("docker-compose") or _has_plugin()
-    program = ["docker", "compose"] if has_plugin else ["docker-compose"]
+    program = ["docker", "compose"]
+    if shutil.which("docker-compose"):  # a dry run must not need Docker
+        try:
+            run_program([*program, "version"], {})
+        except SetupError:
+            program = ["docker-compose"]
     return [*program, *(part for file in files for part in ("-f", str(shipped(file)))), *words]
-
-
-def _has_plugin() -> bool:
-    try:
-        run_program(["docker", "compose", "version"], {})
-    except SetupError:
-        return False
-    return True

@@ -55,8 +55,6 @@ def run_program(words: Sequence[str], variables: Mapping[str, str], *, input: st
 
 
 def written(file: Path, content: str) -> DeployStep:
-    """Writes a file."""
-
     def write() -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
@@ -73,10 +71,7 @@ def take(steps: Iterable[DeployStep], report: Callable[[str], Any], *, is_dry: b
 
 
 def shipped(name: str) -> Path:
-    """Returns the path of a file or folder of this project that deployments use: deploy, docker/compose.yaml.
-
-    Raises SetupError if this installation does not have it.
-    """
+    """Returns the path of a file or folder that deployments use. Raises SetupError if it is not installed."""
     for folder in _FOLDERS:
         if (folder / name).exists():
             return folder / name
@@ -93,10 +88,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class ServerlessConfig:
-    """The limits of serverless endpoints: memory in MB, 1024 to 6144 in steps of 1024; requests at once, 1 to 200.
-
-    Raises SetupError.
-    """
+    """The limits of serverless endpoints: 1024 to 6144 MB, and 1 to 200 requests at once. Raises SetupError."""
 
     memory_mb: int = 2048
     max_concurrency: int = 5
@@ -139,26 +131,20 @@ class Endpoint:
                 "end with -; choose one with --name"
             )
         if not 0 <= self.min_executors <= self.max_executors or not 1 <= self.max_executors <= _MAX_EXECUTORS:
-            raise SetupError(
-                f"min and max: {self.min_executors} and {self.max_executors}; must be 0 to {_MAX_EXECUTORS}, the "
-                "smaller one first, and max at least 1"
-            )
+            advice = f"must be 0 to {_MAX_EXECUTORS}, the smaller one first, and max at least 1"
+            raise SetupError(f"min and max: {self.min_executors} and {self.max_executors}; {advice}")
 
     @property
     def folder(self) -> Path | None:
-        """The source if it is a folder; otherwise None."""
         path = Path(self.source)
         return path if path.is_dir() else None
 
     @property
     def compile_options(self) -> list[str]:
         """The options of `neuronpipe compile`, in addition to SOURCE, name and repository."""
-        backend = [] if self.backend == "openvino" else ["--backend", self.backend]
-        return [
-            *(["--task", self.task.replace("_", "-")] if self.task else []),
-            *(["--dtype", self.dtype] if self.dtype else []),
-            *backend,
-        ]
+        backend = "" if self.backend == "openvino" else self.backend
+        given = {"--task": self.task.replace("_", "-"), "--dtype": self.dtype, "--backend": backend}
+        return [word for option, value in given.items() if value for word in (option, value)]
 
 
 def endpoint_name(source: str) -> str:
@@ -175,7 +161,6 @@ def given_bundle(endpoint: Endpoint) -> Bundle | None:
 
 
 def model_name(endpoint: Endpoint) -> str:
-    """Returns the name by which callers ask for the model."""
     bundle = given_bundle(endpoint)
     return bundle.spec.name if bundle else endpoint.name
 

@@ -35,6 +35,7 @@ _WAIT_S = 1800
 _WAIT = f"--timeout={_WAIT_S}s"
 _POLL_S = 2.0
 _LOG_LINES = 10
+_CHECK = "/spec/template/spec/initContainers/0/args"
 # The namespace's annotation that holds the name of the endpoint.
 _ENDPOINT = "neuronpipe/endpoint"
 
@@ -45,16 +46,12 @@ class KubernetesTarget:
     def __init__(
         self, endpoint: Endpoint, *, out: Path | None = None, model_image: str = "", api_key: str = ""
     ) -> None:
-        """`out`: the folder of the manifests (default: neuronpipe-NAME). `model_image`: the image with the bundle,
-        which is pushed. `api_key`: a key in the secret, if the secret exists already. Raises SetupError.
-        """
+        """`model_image`: an image to push with the bundle. `api_key`: a key of the secret, if it exists."""
         if endpoint.backend not in _EXECUTORS:
             raise SetupError(f"backend {endpoint.backend!r}: must be one of {', '.join(_EXECUTORS)}")
         if endpoint.folder and not model_image:
-            raise SetupError(
-                f"{endpoint.source}: a cluster does not reach this folder; name an image for its bundle that the "
-                "cluster can pull, by --model-image"
-            )
+            advice = "name an image for its bundle that the cluster can pull, by --model-image"
+            raise SetupError(f"{endpoint.source}: a cluster does not reach this folder; {advice}")
         if not endpoint.task and not model_image:
             raise SetupError("task: is needed where the cluster compiles the model; see --task")
         self._endpoint = endpoint
@@ -88,7 +85,6 @@ class KubernetesTarget:
         yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
 
     def call(self) -> str:
-        """Returns commands that call the endpoint."""
         key = f"NEURONPIPE_API_KEY={self.api_key} " if self.api_key else ""
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
@@ -97,9 +93,7 @@ class KubernetesTarget:
 
     @contextmanager
     def connected(self) -> Iterator[str]:
-        """Yields the address at which a client on this machine reaches the endpoint, which kubectl forwards during the
-        block.
-        """
+        """Yields an address on this machine from which kubectl forwards to the endpoint."""
         words = ["kubectl", "-n", NAMESPACE, "port-forward", "deployment/gateway", ":50050"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forwarding:  # noqa: S603 (no shell)
             try:
@@ -112,7 +106,6 @@ class KubernetesTarget:
                 forwarding.terminate()
 
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """Returns the kustomizations, by their paths in the folder."""
         backend = self._endpoint.backend
         scales = self._endpoint.min_executors != self._endpoint.max_executors
         components = [
@@ -134,7 +127,14 @@ class KubernetesTarget:
                 "resources": ["deploy/base"],
                 "components": components,
                 "images": self._images("gateway", "tokenizer", _EXECUTORS[backend][1], "postprocessor"),
-                "patches": [_check_of(service, model_name(self._endpoint)) for service in _SERVICES],
+                "patches": [
+                    _replacing(
+                        "Deployment",
+                        service,
+                        {_CHECK: ["check-deployment", "--model", model_name(self._endpoint), service]},
+                    )
+                    for service in _SERVICES
+                ],
             },
             "settings/kustomization.yaml": {
                 "apiVersion": f"{_API}/v1alpha1",
@@ -160,21 +160,16 @@ class KubernetesTarget:
             memory = f"{serverless.memory_mb}Mi"
             resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
             yield _patch("neuron-executor", containers=[{"name": "neuron-executor", "resources": resources}])
-            limit = {
-                "name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT",
-                "value": str(serverless.max_concurrency),
-            }
+            limit = {"name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT", "value": str(serverless.max_concurrency)}
             yield _patch("gateway", containers=[{"name": "gateway", "env": [limit]}])
         if self._model_image:
             image = {"reference": self._model_image, "pullPolicy": "IfNotPresent"}
             for service in _SERVICES:
                 yield _patch(service, volumes=[{"name": "repository", "image": image}])
         if scales:
-            operations = [
-                {"op": "replace", "path": f"/spec/{bound}ReplicaCount", "value": count}
-                for bound, count in (("min", self._endpoint.min_executors), ("max", self._endpoint.max_executors))
-            ]
-            yield {"target": {"kind": "ScaledObject", "name": "neuron-executor"}, "patch": _yaml(operations)}
+            counts = {"min": self._endpoint.min_executors, "max": self._endpoint.max_executors}
+            values = {f"/spec/{bound}ReplicaCount": count for bound, count in counts.items()}
+            yield _replacing("ScaledObject", "neuron-executor", values)
 
     def _images(self, *names: str) -> list[Mapping[str, str]]:
         prefix, version = self._endpoint.image_prefix, self._endpoint.version
@@ -184,12 +179,8 @@ class KubernetesTarget:
         endpoint = self._endpoint
         added = ["--bucket", "1x128", "--bucket", "16x128", "--compile-cache", "/sources/neuronx"] if neuron else []
         words = ["compile", endpoint.source, "--name", endpoint.name, "--repository", "/repository", "--if-missing"]
-        operation = {
-            "op": "replace",
-            "path": "/spec/template/spec/containers/0/args",
-            "value": [*words, *endpoint.compile_options, *added],
-        }
-        return {"target": {"kind": "Job", "name": "compile"}, "patch": _yaml([operation])}
+        arguments = [*words, *endpoint.compile_options, *added]
+        return _replacing("Job", "compile", {"/spec/template/spec/containers/0/args": arguments})
 
     def _push(self) -> None:
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as folder:
@@ -229,21 +220,16 @@ def _wait_for_job() -> None:
     gives_up_s = time.monotonic() + _WAIT_S
     while "Complete" not in (conditions := run_program([*job, ended], {}).split()):
         if "Failed" in conditions:
-            log_lines = run_program(
-                ["kubectl", "-n", NAMESPACE, "logs", "job/compile", f"--tail={_LOG_LINES}"], {}
-            ).strip()
-            raise SetupError(
-                f"the job compile failed: {log_lines or 'it has no log; see kubectl describe job compile'}"
-            )
+            words = ["kubectl", "-n", NAMESPACE, "logs", "job/compile", f"--tail={_LOG_LINES}"]
+            log_lines = run_program(words, {}).strip() or "it has no log; see kubectl describe job compile"
+            raise SetupError(f"the job compile failed: {log_lines}")
         if time.monotonic() > gives_up_s:
             raise SetupError(f"the job compile is not complete after {_WAIT_S} s; see kubectl describe job compile")
         time.sleep(_POLL_S)
 
 
 def _look_for_another(name: str) -> DeployStep:
-    """Returns a step that raises SetupError if the namespace holds another endpoint, which would be replaced or
-    deleted.
-    """
+    """Returns a step that raises SetupError if the namespace holds another endpoint."""
 
     def look() -> None:
         path = f"jsonpath={{.metadata.name}} {{.metadata.annotations.{_ENDPOINT}}}"
@@ -272,13 +258,10 @@ def _patch(deployment: str, **pod: Any) -> Mapping[str, Any]:
     return {"patch": _yaml(content)}
 
 
-def _check_of(service: str, model: str) -> Mapping[str, Any]:
-    operation = {
-        "op": "replace",
-        "path": "/spec/template/spec/initContainers/0/args",
-        "value": ["check-deployment", "--model", model, service],
-    }
-    return {"target": {"kind": "Deployment", "name": service}, "patch": _yaml([operation])}
+def _replacing(kind: str, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A patch of an object: the new values by their paths."""
+    operations = [{"op": "replace", "path": path, "value": value} for path, value in values.items()]
+    return {"target": {"kind": kind, "name": name}, "patch": _yaml(operations)}
 
 
 def _yaml(content: Any) -> str:
@@ -287,10 +270,8 @@ def _yaml(content: Any) -> str:
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
         """Writes texts of several lines as blocks."""
 
-    Dumper.add_representer(
-        str,
-        lambda dumper, text: dumper.represent_scalar(
-            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-        ),
-    )
+    def represent(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, represent)
     return str(yaml.dump(content, Dumper=Dumper, sort_keys=False, width=120))

@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
-from neuronpipe.bundles.repository import check_is_there
+from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.client import Client
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
-from neuronpipe.core.errors import (
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    ModelNotFound,
-    NeuronpipeError,
-    Overloaded,
-    SetupError,
-    Unavailable,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError, SetupError
 from neuronpipe.deploy import compose, kubernetes, sagemaker
 from neuronpipe.deploy.compose import ComposeTarget
 from neuronpipe.deploy.endpoint import DeployStep, Endpoint, ServerlessConfig, endpoint_name, take
@@ -35,10 +27,10 @@ from neuronpipe.tasks import TASKS
 PROTOBUF = "application/x-protobuf"
 _POLL_S = 0.5
 _BY_STATUS: Mapping[int, Callable[[str], NeuronpipeError]] = {
-    400: lambda said: InvalidInput("request", said),
-    404: ModelNotFound,
-    429: lambda said: Overloaded(said, 1.0),
-    503: Unavailable,
+    400: lambda message: errors.InvalidInput("request", message),
+    404: errors.ModelNotFound,
+    429: lambda message: errors.Overloaded(message, 1.0),
+    503: errors.Unavailable,
     504: DeadlineExceeded,
 }
 
@@ -53,7 +45,6 @@ class Predictor(Client):
         super().__init__(self._stack.enter_context(connected), api_key=api_key or None)
 
     def close(self) -> None:
-        """See Client.close."""
         super().close()
         self._stack.close()
 
@@ -70,29 +61,25 @@ class SageMakerPredictor(TaskMethods):
         """`inputs`: the folder for requests to an asynchronous endpoint. Raises SetupError."""
         super().__init__(is_bulk=False)
         self._name, self._undeploy, self._inputs = name, undeploy, inputs
+        self._words = {"EndpointName": name, "ContentType": PROTOBUF, "Accept": PROTOBUF}
         self.runtime = service("sagemaker-runtime")
 
     def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read(self.infer(call.request).result)
 
     def infer(self, request: InferRequest, *, timeout_s: float = 900.0) -> InferResponse:
-        """Runs one input of any task. `timeout_s`: the longest wait for an asynchronous endpoint.
-
-        Raises NeuronpipeError, and SetupError for calls that AWS refuses.
-        """
+        """Runs one input of any task. Raises NeuronpipeError, and SetupError for calls that AWS refuses."""
         body = request.SerializeToString()
         answer = self._invoke_later(body, timeout_s) if self._inputs else self._invoke(body)
         return InferResponse.FromString(answer)
 
     def undeploy(self) -> None:
-        """Deletes the endpoint. Raises SetupError."""
         self._undeploy()
 
     def _invoke(self, body: bytes) -> bytes:
-        words = {"EndpointName": self._name, "ContentType": PROTOBUF, "Accept": PROTOBUF}
         with failures("sagemaker-runtime"):
             try:
-                answer: bytes = self.runtime.invoke_endpoint(Body=body, **words)["Body"].read()
+                answer: bytes = self.runtime.invoke_endpoint(Body=body, **self._words)["Body"].read()
             except self.runtime.exceptions.ModelError as error:
                 raise _error_of(error.response["OriginalStatusCode"], error.response["OriginalMessage"]) from error
         return answer
@@ -105,19 +92,13 @@ class SageMakerPredictor(TaskMethods):
         with failures("sagemaker-runtime"):
             storage.put_object(Body=body, **place)
             try:
-                invocation = self.runtime.invoke_endpoint_async(
-                    EndpointName=self._name,
-                    ContentType=PROTOBUF,
-                    Accept=PROTOBUF,
-                    InputLocation=f"s3://{place['Bucket']}/{place['Key']}",
-                )
+                location = f"s3://{place['Bucket']}/{place['Key']}"
+                invocation = self.runtime.invoke_endpoint_async(InputLocation=location, **self._words)
                 while time.monotonic() < gives_up_s:
                     if (answer := _object(storage, invocation["OutputLocation"])) is not None:
                         return answer
-                    if (
-                        "FailureLocation" in invocation
-                        and (failure := _object(storage, invocation["FailureLocation"])) is not None
-                    ):
+                    place_of_failure = invocation.get("FailureLocation")
+                    if place_of_failure and (failure := _object(storage, place_of_failure)) is not None:
                         raise InternalError(failure.decode(errors="replace"))
                     time.sleep(_POLL_S)
             finally:
@@ -156,7 +137,6 @@ _TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[Dep
 
 
 def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
-    """Makes a target by its name, with options of its class. Raises SetupError."""
     _check_model(endpoint)
     if to not in _TARGETS:
         raise SetupError(f"to: {to!r}, must be one of {', '.join(_TARGETS)}")
@@ -172,7 +152,6 @@ def _check_model(endpoint: Endpoint) -> None:
 
 
 def undeploying(to: str, name: str) -> Iterator[DeployStep]:
-    """Returns the steps that delete an endpoint completely."""
     return _TARGETS[to][1](name)
 
 
@@ -196,10 +175,7 @@ class HuggingFaceModel:
         report: Callable[[str], Any] = print,
         **options: Any,
     ) -> Predictor | SageMakerPredictor:
-        """Deploys the model, waits until it answers, and returns its client. `options`: see make_target.
-
-        Raises SetupError.
-        """
+        """Deploys the model, waits until it answers, and returns its client. Raises SetupError."""
         endpoint = Endpoint(
             name=self.name or endpoint_name(str(self.source)),
             source=str(self.source),

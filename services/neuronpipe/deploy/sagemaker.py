@@ -46,9 +46,7 @@ def policy_by_load(name: str, *, is_asynchronous: bool) -> dict[str, Any]:
 
 
 def policy_from_none(name: str) -> dict[str, Any]:
-    """Returns PutScalingPolicy's arguments for the first instance of an asynchronous endpoint: without an instance,
-    `policy_by_load` waits for more requests than its target.
-    """
+    """Returns PutScalingPolicy's arguments for the first instance of an asynchronous endpoint."""
     return scaled_variant(name) | {
         "PolicyName": waking_name(name),
         "PolicyType": "StepScaling",
@@ -77,16 +75,11 @@ def alarm_of_none(name: str) -> dict[str, Any]:
 
 
 def waking_name(name: str) -> str:
-    """Returns the name of the policy from no instance, and of its alarm."""
     return f"{name}-from-none"
 
 
 def _metric(name: str, metric: str) -> dict[str, Any]:
-    return {
-        "Namespace": "AWS/SageMaker",
-        "MetricName": metric,
-        "Dimensions": [{"Name": "EndpointName", "Value": name}],
-    }
+    return {"Namespace": "AWS/SageMaker", "MetricName": metric, "Dimensions": [{"Name": "EndpointName", "Value": name}]}
 
 
 _POLL_S, _POLLS = 15, 120
@@ -108,10 +101,7 @@ class SageMakerTarget:
         instance_type: str = "ml.c5.xlarge",
         asynchronous: str = "",
     ) -> None:
-        """`image` in ECR, `role` (its ARN), `bucket` as s3://BUCKET/PREFIX for the bundle. `asynchronous`:
-        s3://BUCKET/PREFIX of results makes an asynchronous endpoint. Raises SetupError for an endpoint that SageMaker
-        does not support.
-        """
+        """`bucket`, `asynchronous`: s3://BUCKET/PREFIX for the bundle, and for results. Raises SetupError."""
         for name, value in (("image", image), ("role", role), ("bucket", bucket)):
             if not value:
                 raise SetupError(f"{name}: is needed for --to sagemaker; see --{name}")
@@ -149,7 +139,6 @@ class SageMakerTarget:
                 yield _waking(policy_from_none(name), alarm_of_none(name))
 
     def call(self) -> str:
-        """Returns a command that calls the endpoint."""
         common = f"--endpoint-name {self._endpoint.name} --content-type application/json"
         if self._results:
             return f"aws sagemaker-runtime invoke-endpoint-async --input-location S3-URI {common}"
@@ -159,7 +148,6 @@ class SageMakerTarget:
 
     @property
     def model(self) -> Mapping[str, Any]:
-        """The arguments of CreateModel."""
         serverless = self._endpoint.serverless
         limit = {"NEURONPIPE_ALL_MAX_REQUESTS_IN_FLIGHT": str(serverless.max_concurrency)} if serverless else {}
         return {
@@ -174,14 +162,11 @@ class SageMakerTarget:
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """The arguments of CreateEndpointConfig."""
         name, serverless, count = self._endpoint.name, self._endpoint.serverless, self._endpoint.min_executors
         variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": name}
         if serverless:
-            variant["ServerlessConfig"] = {
-                "MemorySizeInMB": serverless.memory_mb,
-                "MaxConcurrency": serverless.max_concurrency,
-            }
+            limits = {"MemorySizeInMB": serverless.memory_mb, "MaxConcurrency": serverless.max_concurrency}
+            variant["ServerlessConfig"] = limits
         else:
             # An asynchronous endpoint may have no instance, but begins with an instance, which autoscaling removes.
             variant |= {"InstanceType": self._instance_type, "InitialInstanceCount": max(count, 1)}
@@ -241,7 +226,6 @@ def _waking(policy: Mapping[str, Any], alarm: Mapping[str, Any]) -> DeployStep:
 
 
 def service(name: str) -> Any:
-    """Returns a client of boto3. Raises SetupError."""
     try:
         import boto3
     except ModuleNotFoundError as error:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.sources import open_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.native import INFERENCE_SERVICE, MODEL_SERVICE, NativeDoor
 from neuronpipe.doors.oip.grpc_door import OIP_SERVICE, OipDoor
 from neuronpipe.doors.oip.service import ModelControl, TensorService
-from neuronpipe.doors.tei import SERVICES, TeiDoor
+from neuronpipe.doors.tei import SERVICES, tei_handlers
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.settings import GatewaySettings
 from neuronpipe.gateway.tenants.tenants import Tenants
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 # The gRPC services that make sense only while all stages can be reached.
 INFERENCE_SERVICES = [service.full_name for service in (INFERENCE_SERVICE, OIP_SERVICE, *SERVICES.values())]
-
-
-# Seconds for which a caller's stream may be open without a request in it, such as InferStream.
+# Seconds for which a caller's stream, such as InferStream, may be open without a request in it.
 _MAX_STREAM_IDLE_S = 300.0
 
 
@@ -48,7 +46,7 @@ class Protocols:
 
 
 class GatewayDoors:
-    """gRPC, and HTTP where it has an address; what HTTP needs is imported for it only."""
+    """The doors of gRPC, and of HTTP if it has an address. Modules of HTTP are imported only for its door."""
 
     def __init__(
         self,
@@ -61,32 +59,23 @@ class GatewayDoors:
         further_services: Sequence[str] = (),
         shares_port: bool = False,
     ) -> None:
-        """`further_services`: gRPC services of packages above the gateway. `shares_port`: other processes listen on the
-        same ports.
+        """`further_services`: gRPC services of packages above the gateway.
+
+        `shares_port`: whether other processes listen on the same ports.
         """
         services = [*INFERENCE_SERVICES, MODEL_SERVICE.full_name, *trace_services(telemetry.traces), *further_services]
+        limit_s = _MAX_STREAM_IDLE_S
         self.grpc = GrpcDoor(
-            process,
-            services,
-            tls,
-            guard,
-            shares_port=shares_port,
-            listens_when_open=True,
-            max_stream_idle_s=_MAX_STREAM_IDLE_S,
+            process, services, tls, guard, shares_port=shares_port, listens_when_open=True, max_stream_idle_s=limit_s
         )
         self.all: list[Door] = [self.grpc]
         self._http: HttpDoor | None = None
         if settings.http.http_listen:
             from neuronpipe.doors.http import door as http_door
 
+            service, limit_bytes = INFERENCE_SERVICE.full_name, settings.pipeline.max_input_bytes
             self._http = http_door.HttpDoor(
-                process,
-                settings.http,
-                INFERENCE_SERVICE.full_name,
-                tls,
-                guard,
-                max_input_bytes=settings.pipeline.max_input_bytes,
-                shares_port=shares_port,
+                process, settings.http, service, tls, guard, max_input_bytes=limit_bytes, shares_port=shares_port
             )
             self.all.append(self._http)
 
@@ -113,26 +102,24 @@ def gateway_protocols(
     targets: Sequence[str] = (),
     stage_tls: WatchedTls | None = None,
 ) -> Protocols:
-    """The rpcs and routes of a gateway. `targets`: stages in other processes, which keep traces, too.
+    """Returns the rpcs and routes of a gateway. `targets`: stages in other processes, which also keep traces.
 
     Raises SetupError for a default model that is not served.
     """
     limits, router, control = settings.pipeline, gateway.catalog.router, None
-    inference, choice = Inference(gateway.pipeline, limits), ModelChoice(gateway.catalog, settings.http.default_models)
+    inference = Inference(gateway.pipeline, gateway.catalog, limits, settings.http.default_models)
     if settings.model_control and router:
         control = ModelControl(open_repository(models.repository), tenants, router)
-    tensors = TensorService(
-        gateway,
-        limits,
-        telemetry.meters,
-        lambda: bool(health.is_serving(INFERENCE_SERVICE.full_name)),
-        control,
-    )
+
+    def is_ready() -> bool:
+        return bool(health.is_serving(INFERENCE_SERVICE.full_name))
+
+    tensors = TensorService(gateway, limits, telemetry.meters, is_ready, control)
     traces = TraceDoor(telemetry.traces, targets, stage_tls) if telemetry.traces else None
     rpcs = [
         *NativeDoor(gateway.pipeline, gateway.catalog, limits).handlers(),
         *OipDoor(tensors, limits.max_stream_in_flight).handlers(),
-        *TeiDoor(inference, choice, gateway.catalog, limits).handlers(),
+        *tei_handlers(inference),
         *(traces.handlers() if traces else ()),
     ]
     if not settings.http.http_listen:
@@ -140,17 +127,17 @@ def gateway_protocols(
     from neuronpipe.doors.http.console.pages import console_handlers
     from neuronpipe.doors.http.handlers import http_handlers
 
-    routes = http_handlers(inference, choice, tensors, gateway, limits, telemetry)
+    routes = http_handlers(inference, tensors, telemetry)
     if not settings.http.has_console:
         return Protocols(rpcs, routes)
     get_trace = traces.get_trace if traces else None
     return Protocols(rpcs, routes, console_handlers(gateway.catalog, telemetry.meters, grpc_port, get_trace))
 
 
-# KEDA's external scaler for the stages of a gateway: stages are needed while the gateway has requests, held ones
-# included.
+# The metric of KEDA's external scaler: the requests of the gateway, including held requests, during which stages are
+# needed.
 _METRIC = "neuronpipe-requests"
-# The word of a trigger for the requests in flight of one pod.
+# The name of a trigger's option: the requests in flight per pod.
 _TARGET = "requestsPerPod"
 # The largest batch of an executor, by default.
 _DEFAULT_TARGET = 32.0
@@ -163,8 +150,9 @@ _SCALER_IDLE_S = 30.0
 async def running_scaler(
     listen: str, process: ProcessSettings, gateway: Gateway, health: HealthBoard
 ) -> AsyncIterator[None]:
-    """Listens for KEDA while the block runs, at a port of its own, where callers need no credentials and learn only the
-    number of requests. `listen`: empty for no port. Raises SetupError.
+    """Listens for KEDA while the block runs. `listen`: empty for no port. Raises SetupError.
+
+    The port is for KEDA alone: callers need no credentials there and learn only the number of requests.
     """
     if not listen:
         yield

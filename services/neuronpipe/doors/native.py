@@ -13,6 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from neuronpipe.api.forward.v1 import inference_pb2 as wire
 from neuronpipe.api.v1 import inference_pb2, models_pb2
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
@@ -31,15 +32,13 @@ MODEL_SERVICE = models_pb2.DESCRIPTOR.services_by_name["ModelService"]
 
 
 class NativeDoor:
-    """Converts messages to calls of the pipeline and back. `call`: the context of the rpc."""
+    """Converts messages to calls of the pipeline and back."""
 
     def __init__(self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings) -> None:
-        self._pipeline = pipeline
-        self._catalog = catalog
-        self._settings = settings
+        self._pipeline, self._catalog, self._settings = pipeline, catalog, settings
 
     def handlers(self) -> RpcHandlers:
-        """Both services."""
+        """Returns the rpcs of both services."""
 
         def on(answer: Callable[[Any, Call], Awaitable[Any] | AsyncIterator[Any]]) -> RpcHandler:
             return lambda message, context: answer(message, call_of(context))
@@ -54,31 +53,31 @@ class NativeDoor:
         return [*handlers_of(INFERENCE_SERVICE, inference, self._rpc), *handlers_of(MODEL_SERVICE, models)]
 
     def _rpc(self, method: MethodDescriptor) -> Rpc:
-        """An rpc of InferenceService. The texts and images of a batch or a stream have limits of their own."""
+        """Returns an rpc of InferenceService. The texts and images of a batch or a stream have limits of their own."""
         has_one_input = method.name in ("Infer", "Generate")
         limit = max(self._settings.max_input_bytes, self._settings.max_image_bytes) if has_one_input else sys.maxsize
         return Rpc.of(method, wire.DESCRIPTOR, is_work=True, max_text_bytes=limit)
 
     async def infer(self, message: wire.InferRequest, call: Call) -> wire.InferResponse:
-        """Infer."""
+        """Answers Infer."""
         response = wire.InferResponse()
         _write_result(await self._pipeline.infer(_read_request(message, call)), response)
         return response
 
     async def infer_batch(self, message: wire.InferBatchRequest, call: Call) -> wire.InferBatchResponse:
-        """InferBatch. Results beyond the limit of a response become errors of their own."""
+        """Answers InferBatch. Results beyond the limit of a response become errors."""
         count, limit = len(message.requests), self._settings.max_batch_items
         if not 1 <= count <= limit:
             raise InvalidInput("requests", f"{count} requests, a batch takes 1 to {limit}")
         outcomes = await infer_batch(
-            self._pipeline, call, lambda shared: (_read_request(one, shared) for one in message.requests)
+            self._pipeline, call, lambda shared: (_read_request(request, shared) for request in message.requests)
         )
         return _batch_response(outcomes, self._settings.max_batch_response_bytes)
 
     async def infer_stream(
         self, messages: AsyncIterable[wire.InferStreamRequest], call: Call
     ) -> AsyncIterator[wire.InferStreamResponse]:
-        """InferStream."""
+        """Answers InferStream."""
         requests = (_read_request(message.request, call, is_id_required=True) async for message in messages)
         async for request_id, outcome in infer_stream(self._pipeline, requests, self._settings.max_stream_in_flight):
             response = wire.InferStreamResponse(request_id=request_id)
@@ -86,7 +85,7 @@ class NativeDoor:
             yield response
 
     async def generate(self, message: wire.InferRequest, call: Call) -> AsyncIterator[wire.GenerateResponse]:
-        """Generate."""
+        """Answers Generate."""
         request = _read_request(message, call)
         async with aclosing(self._pipeline.generate(request)) as events:
             async for event in events:
@@ -94,12 +93,12 @@ class NativeDoor:
                 _write_event(event, response)
                 yield response
 
-    async def list_models(self, message: models_pb2.ListModelsRequest, call: Call) -> models_pb2.ListModelsResponse:
-        """ListModels."""
+    async def list_models(self, message: ListModelsRequest, call: Call) -> ListModelsResponse:
+        """Answers ListModels."""
         return self._catalog.list_models()
 
-    async def get_model(self, message: models_pb2.GetModelRequest, call: Call) -> models_pb2.GetModelResponse:
-        """GetModel."""
+    async def get_model(self, message: GetModelRequest, call: Call) -> GetModelResponse:
+        """Answers GetModel."""
         return self._catalog.get_model(message)
 
 
@@ -142,7 +141,7 @@ def _write_outcome(outcome: InferenceOutcome, message: wire.InferOutcome) -> Non
 
 
 def _batch_response(outcomes: Iterable[InferenceOutcome], limit: int) -> wire.InferBatchResponse:
-    """The outcomes; those that would make the response larger than `limit` bytes become errors."""
+    """Returns the outcomes. Outcomes that would make the response larger than `limit` bytes become errors."""
     response, size_bytes = wire.InferBatchResponse(), 0
     for outcome in outcomes:
         message = response.outcomes.add()

@@ -1,6 +1,7 @@
 """neuronpipe.api.v1.RegistryService over gRPC: the registry of the gateway's repository, for its callers.
 
-It writes the same file as `neuronpipe registry`, which every process follows. Callers with tenants need a right.
+The service writes the same file as `neuronpipe registry`, which every process follows. Callers of a tenant need a
+right.
 """
 
 from dataclasses import replace
@@ -23,27 +24,25 @@ _MAX_TEXT = 1000
 
 
 def registry_handlers(settings: RepositorySettings, tenants: Tenants | None) -> RpcHandlers:
-    """The service."""
+    """Returns the rpcs of the service for the repository of the settings."""
     repository = open_repository(settings.repository)
     return RegistryDoor(repository, settings.trusted_keys, tenants).handlers()
 
 
 class RegistryDoor:
-    """Answers for one repository. `tenants`: None where every caller may change it."""
+    """Reads and changes the registry of one repository. `tenants`: None if every caller may change the registry."""
 
     def __init__(self, repository: Repository, trusted_keys: Path | None, tenants: Tenants | None) -> None:
-        self._repository = repository
-        self._trusted_keys = trusted_keys
-        self._tenants = tenants
+        self._repository, self._trusted_keys, self._tenants = repository, trusted_keys, tenants
 
     def handlers(self) -> RpcHandlers:
-        """The service."""
+        """Returns the rpcs of the service."""
         return handlers_of(REGISTRY_SERVICE, {"GetRegistry": self.get_registry, "ChangeRegistry": self.change_registry})
 
     async def get_registry(
         self, request: messages.GetRegistryRequest, context: Context
     ) -> messages.GetRegistryResponse:
-        """GetRegistry."""
+        """Answers GetRegistry."""
         caller = current_caller()
         try:
             registry = await registry_of(self._repository.read_registry)
@@ -62,7 +61,7 @@ class RegistryDoor:
     async def change_registry(
         self, request: messages.ChangeRegistryRequest, context: Context
     ) -> messages.ChangeRegistryResponse:
-        """ChangeRegistry."""
+        """Answers ChangeRegistry."""
         caller = current_caller()
         check_may_change(self._tenants, caller, request.model)
         for field in ("note", "author", "action"):
@@ -97,45 +96,43 @@ class RegistryDoor:
         return not self._tenants or self._tenants.manages_registry(caller)
 
     def _part(self, registry: Registry, caller: Caller, model: str) -> Registry:
-        """The part of a registry that the caller may see and has asked for. Authors and notes of changes are for
-        callers who may change it.
+        """Returns the part of a registry that the caller asks for and may see. `model`: empty for all models.
+
+        Authors and notes of changes are for callers who may change the registry.
         """
-        seen = [name for name in registry.models if may_see(self._tenants, caller, name)]
-        wanted, shows_authors = {name for name in seen if name == (model or name)}, self._may_change(caller)
-        models = {name: one for name, one in registry.models.items() if name in wanted}
-        return registry.model_copy(
-            update={
-                "models": models if shows_authors else {name: one.anonymous for name, one in models.items()},
-                "history": [change for change in registry.history if change.model in wanted and shows_authors],
-            }
-        )
+        models = {
+            name: entry
+            for name, entry in registry.models.items()
+            if name == (model or name) and may_see(self._tenants, caller, name)
+        }
+        history = [change for change in registry.history if change.model in models]
+        if not self._may_change(caller):
+            models, history = {name: entry.anonymous for name, entry in models.items()}, []
+        return registry.model_copy(update={"models": models, "history": history})
 
 
 def _operation(request: messages.ChangeRegistryRequest, signed: Signed) -> Operation:
-    """The change of a model's routing."""
+    """Returns the change of a model's routing. Raises InvalidInput."""
     name = request.model
     if request.HasField("alias"):
         return lambda registry: registry.alias(name, request.alias.alias, request.alias.version or None, signed)
     if request.HasField("roll_back"):
         return lambda registry: registry.roll_back(name, request.roll_back or None, signed)
-    asked = request.routing
-    aliases = {one.alias: one.version for one in asked.aliases}
-    route = {one.target: one.share for one in asked.route}
-    if len(aliases) < len(asked.aliases):
+    given = request.routing
+    aliases = {alias.alias: alias.version for alias in given.aliases}
+    route = {part.target: part.share for part in given.route}
+    if len(aliases) < len(given.aliases):
         raise InvalidInput("routing.aliases", "names an alias twice")
-    if len(route) < len(asked.route):
+    if len(route) < len(given.route):
         raise InvalidInput("routing.route", "names a target twice")
-    shadow = Shadow.model_construct(target=asked.shadow.target, percent=asked.shadow.percent)
-    # As it is checked where it is set: here a message's fields only change their form.
-    routing = Routing.model_construct(
-        aliases=aliases,
-        route=route,
-        shadow=shadow if asked.HasField("shadow") else None,
-        is_unloaded=asked.is_unloaded,
-    )
+    shadow = None
+    if given.HasField("shadow"):
+        shadow = Shadow.model_construct(target=given.shadow.target, percent=given.shadow.percent)
+    # set_routing checks the values; here the fields of a message only change their form.
+    routing = Routing.model_construct(aliases=aliases, route=route, shadow=shadow, is_unloaded=given.is_unloaded)
     return lambda registry: registry.set_routing(name, routing, request.action or "routing", signed)
 
 
 def _signed(request: messages.ChangeRegistryRequest, caller: Caller) -> Signed:
-    who = ": ".join(filter(None, (caller.tenant, request.author)))
-    return replace(Signed(note=request.note), author=who or "anonymous")
+    author = ": ".join(filter(None, (caller.tenant, request.author)))
+    return replace(Signed(note=request.note), author=author or "anonymous")

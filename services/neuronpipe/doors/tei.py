@@ -1,54 +1,32 @@
 """tei.v1, the gRPC API of text-embeddings-inference (TEI), on the gateway's own port.
 
-TEI serves one model; here metadata names one of several, or a default one answers (doors/inference.py).
+TEI serves one model; here metadata names one of several models, or a default model answers (doors/inference.py).
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from neuronpipe import __version__
 from neuronpipe.api.tei.v1 import tei_pb2 as tei
+from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.models_pb2 import GetModelRequest
-from neuronpipe.api.v1.tasks_pb2 import (
-    DetokenizationInput,
-    FeatureExtractionInput,
-    RerankInput,
-    ScoreFunction,
-    SentenceEmbeddingInput,
-    SparseEmbeddingInput,
-    TaskInput,
-    TextClassificationInput,
-    TokenizationInput,
-    Truncation,
-)
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.tracing import new_request_id
-from neuronpipe.doors.inference import (
-    MODEL_FIELD,
-    PRIORITY_FIELD,
-    VERSION_FIELD,
-    Inference,
-    ModelChoice,
-    ModelName,
-    check_second,
-    read_priority,
-    truncation_of,
-)
+from neuronpipe.doors import inference as doors
+from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
 from neuronpipe.doors.vectors import float32_bytes, token_places, token_vectors, write_numbers
-from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.many import answer_in_order
-from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
 from neuronpipe.tasks.many_texts import MAX_TEXTS
 
-MessageT = TypeVar("MessageT")
-AnswerT = TypeVar("AnswerT")
+TeiResponseT = TypeVar("TeiResponseT")
 
 SERVICES: Mapping[str, ServiceDescriptor] = tei.DESCRIPTOR.services_by_name
 _FIELDS = {"text": "inputs", "text_pair": "inputs", "token_ids": "ids", "truncation": "truncate"}
@@ -57,221 +35,202 @@ _MODEL_TYPES = {
     "zero_shot_classification": tei.MODEL_TYPE_CLASSIFIER,
     "rerank": tei.MODEL_TYPE_RERANKER,
 }
-_LEFT = tei.TRUNCATION_DIRECTION_LEFT
+_METADATA = (doors.MODEL_FIELD, doors.VERSION_FIELD, doors.PRIORITY_FIELD)
 
 
-class _Asked(NamedTuple):
-    """The call, the priority and the model of an rpc, for each of its requests."""
+class _TeiCall(NamedTuple):
+    """The inference, and the call, priority and model of an rpc, for each of its requests."""
 
+    inference: Inference
     call: Call
     priority: "Priority.ValueType"
     model: ModelName
 
+    @classmethod
+    def of(cls, inference: Inference, context: Context) -> "_TeiCall":
+        """Reads the metadata of an rpc. Raises InvalidInput."""
+        metadata = metadata_of(context, _METADATA)
+        model, version, priority = (metadata.get(name, "") for name in _METADATA)
+        return cls(inference, call_of(context), doors.read_priority(priority), ModelName(model, version))
 
-class TeiDoor:
-    """Converts TEI's messages to calls of the pipeline and back."""
-
-    def __init__(self, inference: Inference, models: ModelChoice, catalog: Catalog, settings: PipelineSettings) -> None:
-        self._inference = inference
-        self._models = models
-        self._catalog = catalog
-        self._settings = settings
-
-    def handlers(self) -> RpcHandlers:
-        """All services."""
-
-        def one(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> RpcHandler:
-            return lambda message, context: answer(message, _asked(context))
-
-        def many(answer: Callable[[MessageT, _Asked], Awaitable[AnswerT]]) -> RpcHandler:
-            def answer_all(messages: AsyncIterable[MessageT], context: Context) -> AsyncIterator[AnswerT]:
-                asked = _asked(context)
-                return answer_in_order(
-                    messages, lambda message: answer(message, asked), self._settings.max_stream_in_flight
-                )
-
-            return answer_all
-
-        handlers: dict[str, dict[str, RpcHandler]] = {
-            "Info": {"Info": one(self.info)},
-            "Embed": {
-                "Embed": one(self.embed),
-                "EmbedStream": many(self.embed),
-                "EmbedSparse": one(self.embed_sparse),
-                "EmbedSparseStream": many(self.embed_sparse),
-                "EmbedAll": one(self.embed_all),
-                "EmbedAllStream": many(self.embed_all),
-            },
-            "Predict": {
-                "Predict": one(self.predict),
-                "PredictPair": one(self.predict_pair),
-                "PredictStream": many(self.predict),
-                "PredictPairStream": many(self.predict_pair),
-            },
-            "Rerank": {"Rerank": one(self.rerank), "RerankStream": one(self.rerank_stream)},
-            "Tokenize": {
-                "Tokenize": one(self.tokenize),
-                "TokenizeStream": many(self.tokenize),
-                "Decode": one(self.decode),
-                "DecodeStream": many(self.decode),
-            },
-        }
-        return [pair for name, service in SERVICES.items() for pair in handlers_of(service, handlers[name], self._rpc)]
-
-    def _rpc(self, method: MethodDescriptor) -> Rpc:
-        """An rpc whose messages have one input at most."""
-        return Rpc.of(method, is_work=method.name != "Info", max_text_bytes=self._settings.max_input_bytes)
-
-    async def info(self, message: tei.InfoRequest, asked: _Asked) -> tei.InfoResponse:
-        """Info."""
-        chosen = self._models.choose(asked.model)
-        model = self._catalog.get_model(GetModelRequest(**chosen._asdict())).model
-        return tei.InfoResponse(
-            version=__version__,
-            model_id=model.name,
-            model_sha=model.digest,
-            model_dtype=model.dtype,
-            model_type=_MODEL_TYPES.get(model.task, tei.MODEL_TYPE_EMBEDDING),
-            max_concurrent_requests=self._settings.max_requests_in_flight,
-            max_input_length=model.max_tokens,
-            max_batch_tokens=self._settings.max_tokens_in_flight,
-            max_client_batch_size=self._settings.max_batch_items,
-            tokenization_workers=1,
-        )
-
-    async def embed(self, message: tei.EmbedRequest, asked: _Asked) -> tei.EmbedResponse:
-        """Embed."""
-        input = SentenceEmbeddingInput(
-            text=message.inputs,
-            prompt_name=message.prompt_name,
-            skip_normalize=message.HasField("normalize") and not message.normalize,
-            dimensions=message.dimensions,
-            truncation=_truncation(message),
-        )
-        result = await self._infer(asked, TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
-        response = tei.EmbedResponse()
-        write_numbers(float32_bytes(result.result.message.sentence_embedding), response)
-        _write_metadata(result, len(message.inputs), response.metadata)
-        return response
-
-    async def embed_sparse(self, message: tei.EmbedSparseRequest, asked: _Asked) -> tei.EmbedSparseResponse:
-        """EmbedSparse."""
-        input = SparseEmbeddingInput(
-            text=message.inputs, prompt_name=message.prompt_name, truncation=_truncation(message)
-        )
-        result = await self._infer(asked, TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE)
-        response = tei.EmbedSparseResponse()
-        for one in result.result.message.sparse_embedding.weights:
-            response.sparse_embeddings.add(index=one.token_id, value=one.weight)
-        _write_metadata(result, len(message.inputs), response.metadata)
-        return response
-
-    async def embed_all(self, message: tei.EmbedAllRequest, asked: _Asked) -> tei.EmbedAllResponse:
-        """EmbedAll."""
-        _refuse_prompt(message)
-        input = FeatureExtractionInput(text=message.inputs, truncation=_truncation(message))
-        result = await self._infer(asked, TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
-        response = tei.EmbedAllResponse()
-        for vector in token_vectors(result.result.message.feature_extraction):
-            write_numbers(vector.tobytes(), response.token_embeddings.add())
-        _write_metadata(result, len(message.inputs), response.metadata)
-        return response
-
-    async def predict(self, message: tei.PredictRequest, asked: _Asked) -> tei.PredictResponse:
-        """Predict."""
-        return await self._predict(message, asked, Spans.TEI_PREDICT, message.inputs)
-
-    async def predict_pair(self, message: tei.PredictPairRequest, asked: _Asked) -> tei.PredictResponse:
-        """PredictPair."""
-        if len(message.inputs) != 2:
-            raise InvalidInput("inputs", f"{len(message.inputs)} texts, must be a pair")
-        check_second("inputs", message.inputs[1:])
-        return await self._predict(message, asked, Spans.TEI_PREDICT_PAIR, *message.inputs)
-
-    async def rerank(self, message: tei.RerankRequest, asked: _Asked) -> tei.RerankResponse:
-        """Rerank."""
-        input = RerankInput(
-            query=message.query, texts=message.texts, function=_function(message), truncation=_truncation(message)
-        )
-        result = await self._infer(asked, TaskInput(rerank=input), Spans.TEI_RERANK)
-        response = tei.RerankResponse()
-        for one in result.result.message.rerank.texts:
-            text = message.texts[one.index] if message.return_text else None
-            response.ranks.add(index=one.index, score=one.score, text=text)
-        chars = sum(map(len, message.texts), len(message.query) * len(message.texts))
-        _write_metadata(result, chars, response.metadata)
-        return response
-
-    async def rerank_stream(
-        self, messages: AsyncIterable[tei.RerankStreamRequest], asked: _Asked
-    ) -> tei.RerankResponse:
-        """RerankStream. The options of the first message count."""
-        whole, size_bytes = tei.RerankRequest(), 0
-        async for message in messages:
-            if not whole.texts:
-                whole.query, whole.truncate, whole.raw_scores = message.query, message.truncate, message.raw_scores
-                whole.return_text, whole.truncation_direction = message.return_text, message.truncation_direction
-            elif message.query != whole.query:
-                raise InvalidInput("query", "must be the same in every message of a stream")
-            if len(whole.texts) == MAX_TEXTS:
-                raise InvalidInput("texts", f"more than {MAX_TEXTS} texts, the limit")
-            size_bytes += message.ByteSize()
-            if size_bytes > self._settings.max_input_bytes:
-                limit = self._settings.max_input_bytes
-                raise InvalidInput("texts", f"more than {limit} bytes, the limit (the gateway's max_input_bytes)")
-            whole.texts.append(message.text)
-        return await self.rerank(whole, asked)
-
-    async def tokenize(self, message: tei.EncodeRequest, asked: _Asked) -> tei.EncodeResponse:
-        """Tokenize."""
-        _refuse_prompt(message)
-        input = TokenizationInput(text=message.inputs, skip_special_tokens=not message.add_special_tokens)
-        result = await self._infer(asked, TaskInput(tokenization=input), Spans.TEI_TOKENIZE)
-        tokens = result.result.message.tokenization.tokens
-        response = tei.EncodeResponse()
-        for token, (start, stop) in zip(tokens, token_places(message.inputs, tokens), strict=True):
-            response.tokens.add(id=token.token_id, text=token.text, special=token.is_special, start=start, stop=stop)
-        return response
-
-    async def decode(self, message: tei.DecodeRequest, asked: _Asked) -> tei.DecodeResponse:
-        """Decode."""
-        input = DetokenizationInput(token_ids=message.ids, skip_special_tokens=message.skip_special_tokens)
-        result = await self._infer(asked, TaskInput(detokenization=input), Spans.TEI_DECODE)
-        return tei.DecodeResponse(text=result.result.message.detokenization.text)
-
-    async def _predict(
-        self,
-        message: tei.PredictRequest | tei.PredictPairRequest,
-        asked: _Asked,
-        span: Name,
-        text: str,
-        text_pair: str = "",
-    ) -> tei.PredictResponse:
-        asked = asked._replace(model=self._models.choose(asked.model, "text_classification"))
-        input = TextClassificationInput(
-            text=text,
-            text_pair=text_pair,
-            top_k=len(self._catalog.spec(*asked.model).labels),
-            function=_function(message),
-            truncation=_truncation(message),
-        )
-        result = await self._infer(asked, TaskInput(text_classification=input), span)
-        response = tei.PredictResponse()
-        for one in result.result.message.text_classification.labels:
-            response.predictions.add(score=one.score, label=one.label)
-        _write_metadata(result, len(text) + len(text_pair), response.metadata)
-        return response
-
-    async def _infer(self, asked: _Asked, input: TaskInput, span: Name) -> InferenceResult:
-        call = asked.call.for_request(new_request_id(), asked.priority)
-        model = self._models.choose(asked.model, input.WhichOneof("task") or "")
-        return await self._inference.one(call, model, input, _FIELDS, span)
+    async def infer(self, input: tasks.TaskInput, span: Name) -> InferenceResult:
+        """Returns the result of an input, from the model of the rpc."""
+        call = self.call.for_request(new_request_id(), self.priority)
+        model = self.inference.choose(self.model, input.WhichOneof("task") or "")
+        return await self.inference.one(call, model, input, _FIELDS, span)
 
 
-def _asked(context: Context) -> _Asked:
-    metadata = metadata_of(context, (MODEL_FIELD, VERSION_FIELD, PRIORITY_FIELD))
-    model = ModelName(metadata.get(MODEL_FIELD, ""), metadata.get(VERSION_FIELD, ""))
-    return _Asked(call_of(context), read_priority(metadata.get(PRIORITY_FIELD, "")), model)
+def tei_handlers(inference: Inference) -> RpcHandlers:
+    """Returns all services, with handlers that call the inference."""
+    settings = inference.settings
+
+    def rpc(method: MethodDescriptor) -> Rpc:
+        """Returns an rpc whose messages have at most one input."""
+        return Rpc.of(method, is_work=method.name != "Info", max_text_bytes=settings.max_input_bytes)
+
+    def handler(method: MethodDescriptor) -> RpcHandler:
+        if method.name in _ANSWERS:
+            answer = _ANSWERS[method.name]
+            return lambda message, context: answer(_TeiCall.of(inference, context), message)
+        answer_each = _ANSWERS[method.name.removesuffix("Stream")]
+
+        def answer_all(messages: AsyncIterable[Any], context: Context) -> AsyncIterator[Any]:
+            call = _TeiCall.of(inference, context)
+            return answer_in_order(messages, partial(answer_each, call), settings.max_stream_in_flight)
+
+        return answer_all
+
+    return [
+        pair
+        for service in SERVICES.values()
+        for pair in handlers_of(service, {method.name: handler(method) for method in service.methods}, rpc)
+    ]
+
+
+async def _info(call: _TeiCall, message: tei.InfoRequest) -> tei.InfoResponse:
+    inference, settings = call.inference, call.inference.settings
+    model = inference.catalog.get_model(GetModelRequest(**inference.choose(call.model)._asdict())).model
+    return tei.InfoResponse(
+        version=__version__,
+        model_id=model.name,
+        model_sha=model.digest,
+        model_dtype=model.dtype,
+        model_type=_MODEL_TYPES.get(model.task, tei.MODEL_TYPE_EMBEDDING),
+        max_concurrent_requests=settings.max_requests_in_flight,
+        max_input_length=model.max_tokens,
+        max_batch_tokens=settings.max_tokens_in_flight,
+        max_client_batch_size=settings.max_batch_items,
+        tokenization_workers=1,
+    )
+
+
+async def _embed(call: _TeiCall, message: tei.EmbedRequest) -> tei.EmbedResponse:
+    input = tasks.SentenceEmbeddingInput(
+        text=message.inputs,
+        prompt_name=message.prompt_name,
+        skip_normalize=message.HasField("normalize") and not message.normalize,
+        dimensions=message.dimensions,
+        truncation=_truncation(message),
+    )
+    result = await call.infer(tasks.TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
+    response = tei.EmbedResponse()
+    write_numbers(float32_bytes(result.result.message.sentence_embedding), response)
+    return _with_metadata(response, result, len(message.inputs))
+
+
+async def _embed_sparse(call: _TeiCall, message: tei.EmbedSparseRequest) -> tei.EmbedSparseResponse:
+    input = tasks.SparseEmbeddingInput(
+        text=message.inputs, prompt_name=message.prompt_name, truncation=_truncation(message)
+    )
+    result = await call.infer(tasks.TaskInput(sparse_embedding=input), Spans.TEI_EMBED_SPARSE)
+    response = tei.EmbedSparseResponse()
+    for weight in result.result.message.sparse_embedding.weights:
+        response.sparse_embeddings.add(index=weight.token_id, value=weight.weight)
+    return _with_metadata(response, result, len(message.inputs))
+
+
+async def _embed_all(call: _TeiCall, message: tei.EmbedAllRequest) -> tei.EmbedAllResponse:
+    _refuse_prompt(message)
+    input = tasks.FeatureExtractionInput(text=message.inputs, truncation=_truncation(message))
+    result = await call.infer(tasks.TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
+    response = tei.EmbedAllResponse()
+    for vector in token_vectors(result.result.message.feature_extraction):
+        write_numbers(vector.tobytes(), response.token_embeddings.add())
+    return _with_metadata(response, result, len(message.inputs))
+
+
+async def _predict(call: _TeiCall, message: tei.PredictRequest) -> tei.PredictResponse:
+    return await _classify(call, message, Spans.TEI_PREDICT, message.inputs)
+
+
+async def _predict_pair(call: _TeiCall, message: tei.PredictPairRequest) -> tei.PredictResponse:
+    if len(message.inputs) != 2:
+        raise InvalidInput("inputs", f"{len(message.inputs)} texts, must be a pair")
+    doors.check_second("inputs", message.inputs[1:])
+    return await _classify(call, message, Spans.TEI_PREDICT_PAIR, *message.inputs)
+
+
+async def _classify(
+    call: _TeiCall, message: tei.PredictRequest | tei.PredictPairRequest, span: Name, text: str, text_pair: str = ""
+) -> tei.PredictResponse:
+    call = call._replace(model=call.inference.choose(call.model, "text_classification"))
+    input = tasks.TextClassificationInput(
+        text=text,
+        text_pair=text_pair,
+        top_k=len(call.inference.catalog.spec(*call.model).labels),
+        function=score_function(message.raw_scores),
+        truncation=_truncation(message),
+    )
+    result = await call.infer(tasks.TaskInput(text_classification=input), span)
+    response = tei.PredictResponse()
+    for label in result.result.message.text_classification.labels:
+        response.predictions.add(score=label.score, label=label.label)
+    return _with_metadata(response, result, len(text) + len(text_pair))
+
+
+async def _rerank(call: _TeiCall, message: tei.RerankRequest) -> tei.RerankResponse:
+    input = tasks.RerankInput(
+        query=message.query,
+        texts=message.texts,
+        function=score_function(message.raw_scores),
+        truncation=_truncation(message),
+    )
+    result = await call.infer(tasks.TaskInput(rerank=input), Spans.TEI_RERANK)
+    response = tei.RerankResponse()
+    for rank in result.result.message.rerank.texts:
+        text = message.texts[rank.index] if message.return_text else None
+        response.ranks.add(index=rank.index, score=rank.score, text=text)
+    return _with_metadata(response, result, sum(map(len, message.texts), len(message.query) * len(message.texts)))
+
+
+async def _rerank_stream(call: _TeiCall, messages: AsyncIterable[tei.RerankStreamRequest]) -> tei.RerankResponse:
+    """Reranks the texts of all messages, with the options of the first message."""
+    whole, size_bytes, limit = tei.RerankRequest(), 0, call.inference.settings.max_input_bytes
+    async for message in messages:
+        if not whole.texts:
+            whole.query, whole.truncate, whole.raw_scores = message.query, message.truncate, message.raw_scores
+            whole.return_text, whole.truncation_direction = message.return_text, message.truncation_direction
+        elif message.query != whole.query:
+            raise InvalidInput("query", "must be the same in every message of a stream")
+        if len(whole.texts) == MAX_TEXTS:
+            raise InvalidInput("texts", f"more than {MAX_TEXTS} texts, the limit")
+        size_bytes += message.ByteSize()
+        if size_bytes > limit:
+            raise InvalidInput("texts", f"more than {limit} bytes, the limit (the gateway's max_input_bytes)")
+        whole.texts.append(message.text)
+    return await _rerank(call, whole)
+
+
+async def _tokenize(call: _TeiCall, message: tei.EncodeRequest) -> tei.EncodeResponse:
+    _refuse_prompt(message)
+    input = tasks.TokenizationInput(text=message.inputs, skip_special_tokens=not message.add_special_tokens)
+    result = await call.infer(tasks.TaskInput(tokenization=input), Spans.TEI_TOKENIZE)
+    tokens = result.result.message.tokenization.tokens
+    response = tei.EncodeResponse()
+    for token, (start, stop) in zip(tokens, token_places(message.inputs, tokens), strict=True):
+        response.tokens.add(id=token.token_id, text=token.text, special=token.is_special, start=start, stop=stop)
+    return response
+
+
+async def _decode(call: _TeiCall, message: tei.DecodeRequest) -> tei.DecodeResponse:
+    input = tasks.DetokenizationInput(token_ids=message.ids, skip_special_tokens=message.skip_special_tokens)
+    result = await call.infer(tasks.TaskInput(detokenization=input), Spans.TEI_DECODE)
+    return tei.DecodeResponse(text=result.result.message.detokenization.text)
+
+
+# Methods → the functions that answer them. METHODStream answers each message as METHOD does, except RerankStream.
+_ANSWERS: Mapping[str, Callable[[_TeiCall, Any], Awaitable[Any]]] = {
+    "Info": _info,
+    "Embed": _embed,
+    "EmbedSparse": _embed_sparse,
+    "EmbedAll": _embed_all,
+    "Predict": _predict,
+    "PredictPair": _predict_pair,
+    "Rerank": _rerank,
+    "RerankStream": _rerank_stream,
+    "Tokenize": _tokenize,
+    "Decode": _decode,
+}
 
 
 def _refuse_prompt(message: tei.EmbedAllRequest | tei.EncodeRequest) -> None:
@@ -279,23 +238,15 @@ def _refuse_prompt(message: tei.EmbedAllRequest | tei.EncodeRequest) -> None:
         raise InvalidInput("prompt_name", "is not supported")
 
 
-def _truncation(
-    message: tei.EmbedRequest
-    | tei.EmbedAllRequest
-    | tei.EmbedSparseRequest
-    | tei.PredictRequest
-    | tei.PredictPairRequest
-    | tei.RerankRequest,
-) -> "Truncation.ValueType":
-    return truncation_of(message.truncate, "left" if message.truncation_direction == _LEFT else "right")
+def _truncation(message: Any) -> "tasks.Truncation.ValueType":
+    is_left = message.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+    return truncation_of(message.truncate, "left" if is_left else "right")
 
 
-def _function(message: tei.PredictRequest | tei.PredictPairRequest | tei.RerankRequest) -> "ScoreFunction.ValueType":
-    return ScoreFunction.SCORE_FUNCTION_NONE if message.raw_scores else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
-
-
-def _write_metadata(result: InferenceResult, chars: int, metadata: tei.Metadata) -> None:
-    timings = result.timings
+def _with_metadata(response: TeiResponseT, result: InferenceResult, chars: int) -> TeiResponseT:
+    """Returns the response with TEI's metadata. `chars`: characters of the texts."""
+    timings, metadata = result.timings, cast(Any, response).metadata
     metadata.compute_chars, metadata.compute_tokens = chars, result.usage.tokens
     metadata.total_time_ns, metadata.tokenization_time_ns = timings.total_ns, timings.preprocess_ns
     metadata.queue_time_ns, metadata.inference_time_ns = timings.predict_queue_ns, timings.predict_compute_ns
+    return response

@@ -1,4 +1,4 @@
-"""The events of generated texts, for the doors that stream."""
+"""Reads the events of generated texts, for the doors that stream."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -12,8 +12,9 @@ EventT = TypeVar("EventT")
 
 
 async def begun(events: AsyncGenerator[EventT, None]) -> AsyncGenerator[EventT, None]:
-    """Waits for a part or the result, and returns all events, which the caller closes. Raises an error that comes
-    before.
+    """Waits for the first part of a text, or its result, and returns all events, which the caller closes.
+
+    Raises an error that comes before.
     """
     first: list[EventT] = []
     try:
@@ -36,31 +37,27 @@ async def _continued(first: Iterable[EventT], events: AsyncGenerator[EventT, Non
 async def side_by_side(
     streams: Sequence[AsyncGenerator[TextEvent, None]],
 ) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """Yields the events of several texts as they come, each with the place of its stream.
+    """Yields the events of several texts as they come, each with the index of its stream.
 
-    The first error ends all of them, and is raised. No stream is more than one event ahead of the caller, so a caller
-    who reads slowly gets joined parts here, too.
+    The first error ends all streams, and is raised. No stream is more than one event ahead of the caller, so a caller
+    who reads slowly gets joined parts.
     """
 
-    def next_of(place: int) -> "asyncio.Future[TextEvent | None]":
-        return asyncio.ensure_future(_next(streams[place]))
+    async def read(index: int) -> TextEvent | None:
+        return await anext(streams[index], None)
 
-    reading = {next_of(place): place for place in range(len(streams))}
+    reading = {asyncio.create_task(read(index)): index for index in range(len(streams))}
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for future in sorted(done, key=lambda one: reading[one]):
-                place, event = reading.pop(future), future.result()
+            for task in sorted(done, key=reading.__getitem__):
+                index, event = reading.pop(task), task.result()
                 if event is not None:
-                    reading[next_of(place)] = place
-                    yield place, event
+                    reading[asyncio.create_task(read(index))] = index
+                    yield index, event
     finally:
-        for future in reading:
-            future.cancel()
+        for task in reading:
+            task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-async def _next(stream: AsyncGenerator[TextEvent, None]) -> TextEvent | None:
-    return await anext(stream, None)

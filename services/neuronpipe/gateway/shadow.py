@@ -29,7 +29,6 @@ from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.running import RunningRequest, answer
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.platform.process.background import run_beside
-from neuronpipe.tasks.result_agreement import result_agreement
 
 MAX_COPIES = 16
 # The share of the gateway's admission control beyond which copies are dropped.
@@ -125,6 +124,8 @@ class ShadowCopies:
             result, _ = await answer(copy, self._stages)
             assert isinstance(result, Packed)  # noqa: S101 (requests with tensors are not copied)
             self._took(model, _COPY, time.monotonic_ns() - began_ns)
+        from neuronpipe.tasks.result_agreement import result_agreement  # gateways without shadows need none of it
+
         agreement = await asyncio.to_thread(
             result_agreement, pair.request.input.message, model.spec, pair.answer.result.message, result.message
         )

@@ -71,14 +71,9 @@ class LocatedText(EncodedText):
         of_text = np.flatnonzero(self.char_start >= 0)
         room = max(max_tokens - (len(self.char_start) - len(of_text)), 0)
         dropped = of_text[room:] if side == "right" else of_text[: max(len(of_text) - room, 0)]
-        return LocatedText(
-            np.delete(self.token_ids, dropped),
-            np.delete(self.token_type_ids, dropped),
-            len(dropped),
-            char_start=np.delete(self.char_start, dropped),
-            char_end=np.delete(self.char_end, dropped),
-            continues_word=np.delete(self.continues_word, dropped),
-        )
+        names = ("token_ids", "token_type_ids", "char_start", "char_end", "continues_word")
+        kept = {name: np.delete(getattr(self, name), dropped) for name in names}
+        return LocatedText(**kept, truncated_tokens=len(dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +146,13 @@ class TextTokenizer(Protocol):
         """
 
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
-        """Encodes the pair as sequences of at most `max_tokens` tokens, each with the whole first text.
-
-        Together they contain the whole second text. Neighbours share `overlap_tokens` tokens of it, which must be fewer
-        than the tokens that fit into a window.
-        """
+        """Encodes the pair as sequences with the whole first text, and overlapping parts of the second."""
 
     def locate(self, text: str) -> LocatedText:
         """Encodes the whole text as one sequence of any length."""
 
     def locate_windows(self, text: str, *, max_tokens: int, overlap_tokens: int) -> list[LocatedText]:
-        """Encodes the text as overlapping sequences of at most `max_tokens` tokens.
-
-        Together they contain the whole text. Neighbours share `overlap_tokens` tokens.
-        """
+        """Encodes the text as sequences of at most `max_tokens` tokens that share `overlap_tokens` tokens."""
 
 
 # Converts the bytes of an image file to the pixels that the model takes, uint8 [3, height, width]. Raises InvalidInput;
@@ -176,18 +164,13 @@ Reads = Literal["texts", "images", "both"]
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The tokenizer and the image reader of a model of texts and images."""
-
     tokenizer: TextTokenizer
     read_image: ImageReader
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded input.
-
-    `sequences` are for the executor. `annotations` are for the task's decode: one set for each sequence, or none.
-    """
+    """An encoded input: `sequences` for the executor, `annotations` for decode, one set for each sequence or none."""
 
     sequences: ArraySets
     annotations: ArraySets = ()
@@ -235,7 +218,6 @@ class Task:
 
     @property
     def generates(self) -> bool:
-        """Whether the executor continues sequences token by token."""
         return self.complete is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
@@ -259,11 +241,26 @@ class Task:
         return part
 
 
-def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
-    """Refuses a text that is empty or contains the character NUL, which tokenizers drop silently.
+def traits_of(*names: str) -> Callable[[Any], tuple[str | int, ...]]:
+    """Makes a task's `traits` from fields of its inputs: an image counts by its digest, a list by its elements."""
 
-    `may_be_empty`: an empty text has a score or a vector of its special tokens, as in sentence-transformers.
-    """
+    def traits(input: Any) -> tuple[str | int, ...]:
+        values: list[str | int] = []
+        for name in names:
+            value = getattr(input, name)
+            if isinstance(value, bytes):
+                values.append(blake2b(value, digest_size=32).hexdigest())
+            elif isinstance(value, str | int):
+                values.append(or_default(value) if name == "truncation" else value)  # type: ignore[arg-type]
+            else:
+                values += value
+        return tuple(values)
+
+    return traits
+
+
+def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
+    """Refuses a text that is empty, unless `may_be_empty`, or has NUL, which tokenizers drop silently."""
     if not (text or may_be_empty):
         raise InvalidInput(name, "is empty")
     position = text.find("\0")
@@ -272,7 +269,6 @@ def check_text(name: str, text: str, *, may_be_empty: bool = False) -> None:
 
 
 def check_token_ids(token_ids: Sequence[int], model: ModelSpec) -> None:
-    """Refuses an empty list, and ids outside the vocabulary."""
     if not token_ids:
         raise InvalidInput("token_ids", "is empty")
     largest = max(token_ids)
@@ -289,7 +285,6 @@ def check_truncation(input: Any) -> None:
 
 
 def truncation_tokens(input: Any) -> int:
-    """The maximum number of tokens that an input asks for; 0: the model's limit."""
     return getattr(input, "truncation_tokens", 0)
 
 
@@ -311,11 +306,8 @@ def check_windows(
             return f"makes {windows} windows with an overlap of {overlap_tokens} tokens, the limit is {_MAX_WINDOWS}"
         computed = tokens + (windows - 1) * overlap_tokens + windows * (window_tokens - room_tokens)
         if windows > 1 and is_repeated and computed > _MAX_REPEATED_TOKENS:
-            described = f"makes {computed} tokens in {windows} windows that advance by {new_tokens}"
-            return (
-                f"{described}; the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a "
-                "quarter of a window"
-            )
+            limit = f"the limit is {_MAX_REPEATED_TOKENS} where they advance by less than a quarter of a window"
+            return f"makes {computed} tokens in {windows} windows that advance by {new_tokens}; {limit}"
         return ""
 
     # A text rarely has more tokens than bytes, so the tokens of most texts need not be counted.
@@ -332,11 +324,7 @@ def encode_text(
     field_name: str = "",
     prompt: str = "",
 ) -> Encoded:
-    """Encodes a text or a pair as one sequence behind the model's prompt, truncated only if the caller allows it.
-
-    Raises InvalidInput, which names both lengths. `field_name`: the name of the text in errors; default: text, or text
-    and text_pair.
-    """
+    """Encodes a text or a pair behind the model's prompt. Raises InvalidInput if it must not be truncated."""
     field_name = field_name or ("text" if text_pair is None else "text and text_pair")
     if or_default(truncation) == _ERROR:
         encoded = tokenizer.encode(text, text_pair, prompt=prompt)
@@ -348,10 +336,8 @@ def encode_text(
     if encoded.truncated_tokens:
         special_tokens = tokenizer.special_tokens(pair=text_pair is not None)
         if special_tokens >= model.max_tokens:
-            raise InvalidInput(
-                field_name,
-                f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}",
-            )
+            problem = f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}"
+            raise InvalidInput(field_name, problem)
     elif tokens > model.max_tokens:
         raise too_long(field_name, tokens, model)
     if not tokens:
@@ -382,11 +368,7 @@ def cut_located(
     advice: str = "",
     mentions: Sequence[str] = (),
 ) -> LocatedText:
-    """Cuts a located text only if the caller allows it.
-
-    `advice`: the end of the error message, with an alternative that names the fields `mentions`. Raises InvalidInput
-    naming both lengths.
-    """
+    """Cuts a located text, or raises InvalidInput with `advice`, an alternative that names the fields `mentions`."""
     tokens = len(whole.token_ids)
     if tokens <= model.max_tokens:
         return whole
@@ -415,16 +397,9 @@ def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
 
 
 def check_image(image: bytes) -> None:
-    """Refuses an empty image."""
     if not image:
         raise InvalidInput("image", "is empty")
 
 
-def image_digest(image: bytes) -> str:
-    """The digest that stands for an image among the traits of an input."""
-    return blake2b(image, digest_size=32).hexdigest()
-
-
 def encode_image(image: bytes, read_image: ImageReader) -> Encoded:
-    """Encodes an image as one sequence: `pixels`, uint8 [3, height, width]."""
     return Encoded([{"pixels": read_image(image)}])

@@ -4,7 +4,6 @@ The token vectors equal the vectors of transformers' FeatureExtractionPipeline, 
 (arXiv 2409.04701) pools the vectors of each chunk, which are computed from the text as a whole.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,6 @@ class FeatureFacts(TaskFacts):
 
 
 def check(input: FeatureExtractionInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
@@ -78,9 +76,8 @@ def _check_chunks(input: FeatureExtractionInput) -> None:
         raise InvalidInput("chunks", f"{len(input.chunks)} chunks, the limit is {_MAX_CHUNKS}")
     for index, chunk in enumerate(input.chunks):
         if not chunk.start < chunk.end <= len(input.text):
-            raise InvalidInput(
-                f"chunks[{index}]", f"is from {chunk.start} to {chunk.end}; the text has {len(input.text)} characters"
-            )
+            problem = f"is from {chunk.start} to {chunk.end}; the text has {len(input.text)} characters"
+            raise InvalidInput(f"chunks[{index}]", problem)
 
 
 def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
@@ -105,9 +102,8 @@ def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
     if not len(text_tokens):
         raise InvalidInput("text", "has no tokens")
     if input.chunk_tokens:
-        parts = [
-            text_tokens[begin : begin + input.chunk_tokens] for begin in range(0, len(text_tokens), input.chunk_tokens)
-        ]
+        size = input.chunk_tokens
+        parts = [text_tokens[begin : begin + size] for begin in range(0, len(text_tokens), size)]
     else:
         # Tokens of byte-level BPE begin with the space before a word, so their last character decides.
         last = np.maximum(located.char_end[text_tokens] - 1, located.char_start[text_tokens])
@@ -115,12 +111,8 @@ def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
     for index, part in enumerate(parts):
         if not len(part):
             raise InvalidInput(f"chunks[{index}]", "has no token of the text, or none that truncation left")
-    return _arrays((part[0], part[-1] + 1, located.char_start[part[0]], located.char_end[part[-1]]) for part in parts)
-
-
-def _arrays(chunks: Iterable[tuple[int, int, int, int]]) -> Arrays:
-    values = np.array(list(chunks), np.int32).reshape(-1, len(_ANNOTATIONS))
-    return dict(zip(_ANNOTATIONS, values.T, strict=True))
+    chunks = [(part[0], part[-1] + 1, located.char_start[part[0]], located.char_end[part[-1]]) for part in parts]
+    return dict(zip(_ANNOTATIONS, np.array(chunks, np.int32).reshape(-1, len(_ANNOTATIONS)).T, strict=True))
 
 
 def decode(
@@ -158,9 +150,8 @@ def check_vectors_size(tokens: int, dimensions: int) -> None:
     """Refuses a text whose token vectors together are larger than the stages' limit."""
     size_bytes = tokens * dimensions * np.dtype(np.float32).itemsize
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput(
-            "text", f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
-        )
+        problem = f"{tokens} tokens have vectors of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        raise InvalidInput("text", problem)
 
 
 def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
@@ -175,10 +166,7 @@ def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
-    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors].
-
-    With separate scales, large numbers of a token do not reduce the precision of other tokens.
-    """
+    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors]."""
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
     return numbers.clip(-_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), scales.ravel()
@@ -187,10 +175,8 @@ def _quantized(vectors: Array) -> tuple[Array, Array]:
 def _halved(vectors: Array) -> Array:
     largest = float(np.abs(vectors).max(initial=0))
     if largest > _LARGEST_FLOAT16:
-        raise InvalidInput(
-            "type",
-            f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8",
-        )
+        problem = f"the largest value is {largest:g}, the limit of float16 is {_LARGEST_FLOAT16:g}; use float32 or int8"
+        raise InvalidInput("type", problem)
     return vectors.astype("<f2")
 
 

@@ -67,8 +67,8 @@ def release(
     text, ends = "", [(0, 0)]  # number of tokens, and of the characters up to their end
     for count, new, is_whole in _parts(detokenizer, window, token_ids, is_last=is_last):
         so_far = text + new
-        if new and (found := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
-            return Released(so_far[: min(found)], count, is_stopped=True)
+        if new and (places := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
+            return Released(so_far[: min(places)], count, is_stopped=True)
         if is_whole:
             text = so_far
             ends.append((count, len(text)))
@@ -101,7 +101,7 @@ def _parts(
             settled: tuple[int, str] | None = count, new
         else:
             # An incomplete character is the last U+FFFD. The U+FFFD before it stay: bytes that are no character.
-            settled = _longest_begin(open_parts, new[:-1])
+            settled = max((part for part in open_parts if new[:-1].startswith(part[1])), default=None)
             if settled is None and is_last and count == ends[-1]:
                 settled = count, new
         if settled is None:
@@ -139,19 +139,8 @@ def _before(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence
     return list(window[: max((count for count, other in enumerate(is_other, 1) if other), default=0)])
 
 
-def _longest_begin(parts: Sequence[tuple[int, str]], text: str) -> tuple[int, str] | None:
-    """The longest of the parts with whose text `text` begins."""
-    return max((part for part in parts if text.startswith(part[1])), default=None)
-
-
 def _held(text: str, stop_strings: Sequence[str]) -> int:
     """The length of the longest end of the text with which a stop string may begin."""
     return max(
-        (
-            length
-            for stop in stop_strings
-            for length in range(1, min(len(stop), len(text)) + 1)
-            if text.endswith(stop[:length])
-        ),
-        default=0,
+        (length for stop in stop_strings for length in range(len(stop) + 1) if text.endswith(stop[:length])), default=0
     )

@@ -17,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, image_digest
+from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
@@ -26,24 +26,16 @@ _TOP_K = 5
 
 
 def check_classification(input: ImageClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_image(input.image)
     check_labels(model, input.function, input.top_k)
 
 
 def check_embedding(input: ImageEmbeddingInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_image(input.image)
     check_vector_options(input, model)
 
 
-def traits(input: ImageClassificationInput | ImageEmbeddingInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return (image_digest(input.image),)
-
-
 def encode(input: ImageClassificationInput | ImageEmbeddingInput, read_image: ImageReader, model: ModelSpec) -> Encoded:
-    """Encodes the image as one sequence: `pixels`, uint8 [3, height, width]."""
     return encode_image(input.image, read_image)
 
 
@@ -62,10 +54,11 @@ def decode_embedding(
     return ImageEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 
+_TRAITS = traits_of("image")
 CLASSIFICATION = Task(
     "image_classification",
     check_classification,
-    traits,
+    _TRAITS,
     encode,
     decode_classification,
     ("top_k", "function"),
@@ -73,5 +66,12 @@ CLASSIFICATION = Task(
     reads="images",
 )
 EMBEDDING = Task(
-    "image_embedding", check_embedding, traits, encode, decode_embedding, VECTOR_OPTIONS, EmbeddingFacts, reads="images"
+    "image_embedding",
+    check_embedding,
+    _TRAITS,
+    encode,
+    decode_embedding,
+    VECTOR_OPTIONS,
+    EmbeddingFacts,
+    reads="images",
 )

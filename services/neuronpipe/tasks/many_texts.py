@@ -29,16 +29,12 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
     """Refuses pairs of one text with many if they are too large together, even if the input itself is small."""
     size_bytes = len(first.encode()) * len(texts) + sum(len(text.encode()) for text in texts)
     if size_bytes > _MAX_BYTES:
-        raise InvalidInput(
-            f"{first_name} and {name}", f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
-        )
+        problem = f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
+        raise InvalidInput(f"{first_name} and {name}", problem)
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
-    """Joins the sequences of all parts, in order, into one input.
-
-    Raises InvalidInput before the next part is made, if the parts so far have too many tokens.
-    """
+    """Joins the sequences of all parts into one input. Raises InvalidInput as soon as they have too many tokens."""
     sequences, tokens, truncated_tokens = list[Arrays](), 0, 0
     for part in parts:
         sequences += part.sequences
@@ -66,7 +62,6 @@ def check_hypotheses(labels: Sequence[str], template: str) -> None:
 
 
 def hypotheses(labels: Sequence[str], template: str) -> list[str]:
-    """The sentence of each label."""
     before, _, after = template.partition(_PLACE)
     return [before + label + after for label in labels]
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
 # Roles of a token: seen by other tokens or not, with a vector in the result or not. Role 0 is padding.
@@ -42,15 +42,9 @@ class MultiVectorFacts(TaskFacts):
 
 
 def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text, may_be_empty=True)
     check_type(input.type)
     check_truncation(input)
-
-
-def traits(input: MultiVectorEmbeddingInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.is_query, or_default(input.truncation)
 
 
 def encode(input: MultiVectorEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -107,4 +101,5 @@ def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> fl
     return total / len(query) if facts.divides_by_tokens else total
 
 
+traits = traits_of("text", "is_query", "truncation")
 TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)

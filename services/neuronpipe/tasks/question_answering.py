@@ -9,7 +9,6 @@ probabilities of equal passages are added. Differences:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, Question
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence, traits_of
 from neuronpipe.tasks.scores import softmax
 
 # The pipeline's defaults. Source: transformers 4.57.6, pipelines/question_answering.py.
@@ -39,7 +38,6 @@ class QuestionAnsweringFacts(TaskFacts):
 
 
 def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("question", input.question)
     check_text("context", input.context)
     if input.top_k > _MAX_TOP_K:
@@ -48,27 +46,13 @@ def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
         raise InvalidInput("max_answer_tokens", f"{input.max_answer_tokens}, the limit is {_MAX_ANSWER_TOKENS}")
 
 
-def traits(input: QuestionAnsweringInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.question, input.context, input.window_stride_tokens
-
-
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence for each window, annotated with `char_start` and `char_end`, int32 [tokens].
-
-    The annotations are -1 for tokens at which no answer can begin or end.
-    """
+    """One sequence for each window; its `char_start`, `char_end` are -1 where no answer can begin or end."""
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
-    check_windows(
-        "context",
-        input.context,
-        tokenizer,
-        window_tokens=window_tokens,
-        room_tokens=room,
-        overlap_tokens=overlap_tokens,
-    )
+    sizes = {"window_tokens": window_tokens, "room_tokens": room, "overlap_tokens": overlap_tokens}
+    check_windows("context", input.context, tokenizer, **sizes)
     windows = tokenizer.encode_windows(
         input.question, input.context, max_tokens=window_tokens, overlap_tokens=overlap_tokens
     )
@@ -90,11 +74,11 @@ def decode(
         start, end = _probabilities(annotation, output)
         no_answer_score = min(no_answer_score, float(start[0] * end[0]))
         start[0] = end[0] = 0
-        for span in _best_spans(start, end, input.max_answer_tokens or _DEFAULT_ANSWER_TOKENS, count=2 * top_k + 10):
-            begin, stop = int(annotation["char_start"][span.first]), int(annotation["char_end"][span.last])
+        max_tokens = input.max_answer_tokens or _DEFAULT_ANSWER_TOKENS
+        for first, last, score in _best_spans(start, end, max_tokens, count=2 * top_k + 10):
+            begin, stop = int(annotation["char_start"][first]), int(annotation["char_end"][last])
             text = input.context[begin:stop]
-            answer = answers.setdefault(text.lower(), Answer(text=text, start=begin, end=stop))
-            answer.score += span.score
+            answers.setdefault(text.lower(), Answer(text=text, start=begin, end=stop)).score += score
     ranked = list(answers.values())
     if input.allow_no_answer:
         ranked.append(Answer(score=no_answer_score))
@@ -107,9 +91,8 @@ def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
-        raise InvalidInput(
-            "question", f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}"
-        )
+        problem = f"{question_tokens} tokens leave no room for the context in a window of {window_tokens}"
+        raise InvalidInput("question", problem)
     return room
 
 
@@ -142,15 +125,8 @@ def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
     return start, end
 
 
-@dataclass(frozen=True, slots=True)
-class _AnswerSpan:
-    first: int
-    last: int
-    score: float
-
-
-def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[_AnswerSpan]:
-    """The `count` most probable spans of up to `max_tokens` tokens, best first, without spans of probability zero."""
+def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[tuple[int, int, float]]:
+    """The first and the last token and the probability of the `count` best spans of up to `max_tokens` tokens."""
     tokens = len(start)
     # scores[length - 1, first] is the probability of the span that starts at `first`: a band of the matrix start x end.
     scores = np.zeros((min(max_tokens, tokens), tokens), np.float32)
@@ -161,9 +137,10 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
     for index in best[np.argsort(-flat[best], kind="stable")]:
         more, first = divmod(int(index), tokens)
         if flat[index] > 0:
-            yield _AnswerSpan(first, first + more, float(flat[index]))
+            yield first, first + more, float(flat[index])
 
 
+traits = traits_of("question", "context", "window_stride_tokens")
 # Answers are parts of the context, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
 TASK = Task("question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, _ANNOTATIONS)

@@ -25,6 +25,7 @@ from neuronpipe.tasks.base import (
     or_default,
     side_of,
     too_long,
+    traits_of,
 )
 from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
 from neuronpipe.tasks.multi_vector_embedding import MultiVectorFacts, encode_kind, kept_vectors, max_similarity
@@ -48,13 +49,11 @@ class RerankFacts(TaskFacts):
         False, description="whether texts are encoded one by one, and compared by the vectors of their tokens"
     )
     template: tuple[tuple[int, ...] | str, ...] = Field(
-        (),
-        description="parts of a decoder's whole sequence: tokens, or texts with {query} and {document}",
+        (), description="parts of a decoder's whole sequence: tokens, or texts with {query} and {document}"
     )
 
 
 def check(input: RerankInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("query", input.query)
     check_texts("texts", input.texts, may_be_empty=True)
     check_pairs("query", input.query, "texts", input.texts)
@@ -64,11 +63,6 @@ def check(input: RerankInput, model: ModelSpec) -> None:
     if input.function == ScoreFunction.SCORE_FUNCTION_SOFTMAX:
         raise InvalidInput("function", "softmax needs several labels, and this model has one; use sigmoid or none")
     check_truncation(input)
-
-
-def traits(input: RerankInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.query, or_default(input.truncation), *input.texts
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -91,11 +85,7 @@ def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> En
 def _fill_template(
     template: Sequence[Sequence[int] | str], input: RerankInput, index: int, tokenizer: TextTokenizer, model: ModelSpec
 ) -> Encoded:
-    """Fills the template with the query and a text, which loses tokens at its end if the caller allows it.
-
-    The template's part behind the text stays, as restore_suffix of sentence-transformers keeps it. Raises InvalidInput,
-    which names both lengths.
-    """
+    """Fills the template with the query and a text, whose end may be cut. Raises InvalidInput."""
     parts = [_filled(part, input.query, input.texts[index], tokenizer) for part in template]
     tokens = sum(map(len, parts))
     excess = max(tokens - model.max_tokens, 0)
@@ -105,9 +95,8 @@ def _fill_template(
         number = next(number for number, part in enumerate(template) if isinstance(part, str) and "{document}" in part)
         part = str(template[number])
         first, second = (_filled(part, input.query, filler, tokenizer) for filler in _FILLERS)
-        behind = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first[::-1], second[::-1], strict=False))
-        )
+        pairs = zip(first[::-1], second[::-1], strict=False)
+        behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
         kept = len(parts[number]) - excess - behind
         if kept <= before:
@@ -142,4 +131,5 @@ def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs
     return RerankResult(texts=[RankedText(index=index, score=scores[index]) for index in order.tolist()])
 
 
+traits = traits_of("query", "truncation", "texts")
 TASK = Task("rerank", check, traits, encode, decode, ("top_n", "function"), RerankFacts)

@@ -28,14 +28,12 @@ _MIDDLES = {
 Vectors = NDArray[np.float64]
 
 
-def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other: TaskResult) -> float | None:
-    """The agreement of two results for an input. None for a result without an agreement: a classifier with one
-    label, or texts whose tokens are drawn at random.
-    """
-    task = one.WhichOneof("task")
+def result_agreement(input: TaskInput, model: ModelSpec, result: TaskResult, other: TaskResult) -> float | None:
+    """The agreement of two results; None for a classifier with one label, and for texts drawn at random."""
+    task = result.WhichOneof("task")
     if task is None or task != other.WhichOneof("task"):
         return 0.0
-    first, second = getattr(one, task), getattr(other, task)
+    first, second = getattr(result, task), getattr(other, task)
     field = first.DESCRIPTOR.fields[0].name
     if field == "labels" and "candidate_labels" not in NEEDED[task] and len(model.labels) == 1:
         return None
@@ -46,51 +44,42 @@ def result_agreement(input: TaskInput, model: ModelSpec, one: TaskResult, other:
     return float(_MEASURES[field](first, second) if field in _MEASURES else first == second)
 
 
-def _same_best_label(one: Any, other: Any) -> bool:
-    return bool([label.label for label in one.labels[:1]] == [label.label for label in other.labels[:1]])
+def _best(items: str, *names: str) -> Callable[[Any, Any], float]:
+    """Measures whether the best items of two results, if any, have the same values of these fields."""
+
+    def best(result: Any) -> list[Any]:
+        return [[getattr(item, name) for name in names] for item in getattr(result, items)[:1]]
+
+    return lambda first, second: float(best(first) == best(second))
 
 
-def _same_best_text(one: Any, other: Any) -> bool:
-    return bool([text.index for text in one.texts[:1]] == [text.index for text in other.texts[:1]])
-
-
-def _same_best_answer(one: Any, other: Any) -> bool:
-    first, second = ([(answer.start, answer.end) for answer in result.answers[:1]] for result in (one, other))
-    return first == second
-
-
-def _same_entities(one: Any, other: Any) -> float:
+def _same_entities(first: Any, second: Any) -> float:
     """The share of entities, or of tokens with a label, that both results contain."""
-    first, second = (
-        {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (one, other)
+    own, others = (
+        {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (first, second)
     )
-    return len(first & second) / len(first | second) if first | second else 1.0
+    return len(own & others) / len(own | others) if own | others else 1.0
 
 
-def _same_best_tokens(one: Any, other: Any) -> float:
-    return _same_share(
-        *([mask.tokens[0].token_id if mask.tokens else None for mask in result.masks] for result in (one, other))
-    )
-
-
-def _same_text(one: Any, other: Any) -> float:
+def _same_text(first: Any, second: Any) -> float:
     """The share of equal tokens at equal places, over all texts of a result."""
-    texts = list(zip(one.sequences, other.sequences, strict=False))
-    most = max(len(one.sequences), len(other.sequences))
-    return sum(_same_share(first.token_ids, second.token_ids) for first, second in texts) / most if most else 1.0
+    most = max(len(first.sequences), len(second.sequences))
+    pairs = zip(first.sequences, second.sequences, strict=False)
+    return sum(_same_share(text.token_ids, other.token_ids) for text, other in pairs) / most if most else 1.0
 
 
-def _same_tokens(one: Any, other: Any) -> float:
-    return _same_share(*([token.token_id for token in result.tokens] for result in (one, other)))
+def _same_share(first: Sequence[Any], second: Sequence[Any]) -> float:
+    most = max(len(first), len(second))
+    return sum(item == other for item, other in zip(first, second, strict=False)) / most if most else 1.0
 
 
-def _same_share(one: Sequence[Any], other: Sequence[Any]) -> float:
-    most = max(len(one), len(other))
-    return sum(first == second for first, second in zip(one, other, strict=False)) / most if most else 1.0
+def _of_each(read: Callable[[Any], Any], measure: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:
+    """Measures what `read` takes from each of two results."""
+    return lambda first, second: measure(read(first), read(second))
 
 
-def _embedding_cosine(one: Any, other: Any) -> float:
-    return _smallest_cosine(*(_embedding(result) for result in (one, other)))
+def _best_tokens(result: Any) -> list[int | None]:
+    return [mask.tokens[0].token_id if mask.tokens else None for mask in result.masks]
 
 
 def _embedding(result: Any) -> Vectors:
@@ -104,55 +93,51 @@ def _embedding(result: Any) -> Vectors:
     return 2.0 * bits[np.newaxis].astype(np.float64) - 1.0
 
 
-def _vectors_cosine(one: Any, other: Any) -> float:
-    return _smallest_cosine(*(_vectors(result) for result in (one, other)))
-
-
 def _vectors(result: Any) -> Vectors:
     """The vectors, [vectors, dimensions], without the scales of int8, which change no angle."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float64)
     return numbers.reshape(-1, result.shape[-1]) if numbers.size else np.zeros((0, 1))
 
 
-def _smallest_cosine(one: Vectors, other: Vectors) -> float:
+def _smallest_cosine(first: Vectors, second: Vectors) -> float:
     """The smallest cosine of two vectors at the same place, at least 0. Two vectors of zeros are equal."""
-    if one.shape != other.shape:
+    if first.shape != second.shape:
         return 0.0
-    if not one.size:
+    if not first.size:
         return 1.0
-    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    cosines = (one * other).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    both_empty = ~one.any(axis=1) & ~other.any(axis=1)
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines = (first * second).sum(axis=1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    both_empty = ~first.any(axis=1) & ~second.any(axis=1)
     return float(np.where(both_empty, 1.0, np.clip(cosines, 0, 1)).min())
 
 
-def _weights_cosine(weights: Any, other: Any) -> float:
-    first, second = ({weight.token_id: weight.weight for weight in result.weights} for result in (weights, other))
-    tokens = sorted(first.keys() | second.keys())
-    if not tokens:
-        return 1.0
-    return _smallest_cosine(*(np.array([[weights.get(token, 0.0) for token in tokens]]) for weights in (first, second)))
+def _weights_cosine(first: Any, second: Any) -> float:
+    weights_of_results = [{weight.token_id: weight.weight for weight in result.weights} for result in (first, second)]
+    tokens = sorted(weights_of_results[0].keys() | weights_of_results[1].keys())
+    return _smallest_cosine(
+        *(np.array([[weights.get(token, 0.0) for token in tokens]]) for weights in weights_of_results)
+    )
 
 
-def _scores_difference(one: Any, other: Any) -> float:
+def _scores_difference(first: Any, second: Any) -> float:
     """Returns 1 minus the largest difference of two cosine similarities, at least 0."""
-    if len(one.scores) != len(other.scores):
+    if len(first.scores) != len(second.scores):
         return 0.0
-    differences = [abs(first - second) for first, second in zip(one.scores, other.scores, strict=True)]
+    differences = [abs(score - other) for score, other in zip(first.scores, second.scores, strict=True)]
     return max(0.0, 1.0 - max(differences, default=0.0))
 
 
 # The first field of a result → the measure of its agreement.
 _MEASURES: Mapping[str, Callable[[Any, Any], float]] = {
-    "labels": _same_best_label,
-    "texts": _same_best_text,
-    "answers": _same_best_answer,
+    "labels": _best("labels", "label"),
+    "texts": _best("texts", "index"),
+    "answers": _best("answers", "start", "end"),
     "entities": _same_entities,
-    "masks": _same_best_tokens,
-    "embedding": _embedding_cosine,
+    "masks": _of_each(_best_tokens, _same_share),
+    "embedding": _of_each(_embedding, _smallest_cosine),
     "scores": _scores_difference,
     "weights": _weights_cosine,
-    "data": _vectors_cosine,
+    "data": _of_each(_vectors, _smallest_cosine),
     "sequences": _same_text,
-    "tokens": _same_tokens,
+    "tokens": _of_each(lambda result: [token.token_id for token in result.tokens], _same_share),
 }

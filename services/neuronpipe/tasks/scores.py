@@ -74,14 +74,12 @@ def scores_of(logits: Array, function: "ScoreFunction.ValueType", default: Score
 
 
 def softmax(logits: Array) -> Array:
-    """The softmax along the last axis."""
     scores: Array = np.exp(logits - logits.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)
     return scores
 
 
 def sigmoid(logits: Array) -> Array:
-    """The sigmoid of each number."""
     # exp(-x) cannot overflow for a positive logit, exp(x) cannot for a negative logit.
     decayed: Array = np.exp(-np.abs(logits))
     scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)

@@ -18,7 +18,7 @@ from neuronpipe.tasks.base import (
     check_truncation,
     encode_text,
     encode_token_ids,
-    or_default,
+    traits_of,
 )
 from neuronpipe.tasks.vectors import (
     VECTOR_OPTIONS,
@@ -31,7 +31,6 @@ from neuronpipe.tasks.vectors import (
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     if not input.token_ids:
         check_text("text", input.text, may_be_empty=True)
     elif input.text:
@@ -43,11 +42,6 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_vector_options(input, model)
     check_truncation(input)
-
-
-def traits(input: SentenceEmbeddingInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.prompt_name, or_default(input.truncation), *input.token_ids
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -65,4 +59,5 @@ def decode(
     return SentenceEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 
+traits = traits_of("text", "prompt_name", "truncation", "token_ids")
 TASK = Task("sentence_embedding", check, traits, encode, decode, VECTOR_OPTIONS, EmbeddingFacts)

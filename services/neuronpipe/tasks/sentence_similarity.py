@@ -8,22 +8,16 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import SentenceSimilarityInput, SentenceSimilarityResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.many_texts import check_texts, join
 from neuronpipe.tasks.vectors import EmbeddingFacts, check_dimensions, normalized, vector_of
 
 
 def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("source", input.source, may_be_empty=True)
     check_texts("texts", input.texts, may_be_empty=True)
     check_dimensions(input.dimensions, model)
     check_truncation(input)
-
-
-def traits(input: SentenceSimilarityInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.source, or_default(input.truncation), *input.texts
 
 
 def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -41,4 +35,5 @@ def decode(
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 
 
+traits = traits_of("source", "truncation", "texts")
 TASK = Task("sentence_similarity", check, traits, encode, decode, ("dimensions",), EmbeddingFacts)

@@ -10,7 +10,7 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingResult, TokenWeight
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.vectors import PromptFacts, check_prompt
 
 
@@ -21,15 +21,9 @@ class SparseFacts(PromptFacts):
 
 
 def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text, may_be_empty=True)
     check_prompt(input.prompt_name, SparseFacts.of(model))
     check_truncation(input)
-
-
-def traits(input: SparseEmbeddingInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.prompt_name, or_default(input.truncation)
 
 
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -41,10 +35,7 @@ def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSp
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """The largest numbers of `sparse_embedding`, float32 [vocabulary], that are above zero.
-
-    The model must have its `tokens` (Bundle.decoding_spec).
-    """
+    """The largest numbers above zero of `sparse_embedding`, float32 [vocabulary], with `tokens` of decoding_spec."""
     weights = outputs[0]["sparse_embedding"]
     places = np.flatnonzero(weights > 0)
     # If weights are equal, the smaller id is first.
@@ -57,4 +48,5 @@ def decode(
     )
 
 
+traits = traits_of("text", "prompt_name", "truncation")
 TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts)

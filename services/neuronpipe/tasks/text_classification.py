@@ -6,22 +6,16 @@ Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_
 from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     if input.text_pair:
         check_text("text_pair", input.text_pair)
     check_labels(model, input.function, input.top_k)
     check_truncation(input)
-
-
-def traits(input: TextClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.text_pair, or_default(input.truncation)
 
 
 def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -36,4 +30,5 @@ def decode(
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 
 
+traits = traits_of("text", "text_pair", "truncation")
 TASK = Task("text_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)

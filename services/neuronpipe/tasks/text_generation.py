@@ -62,9 +62,7 @@ _OWN_FIELDS = {
 
 @with_fields(_OWN_FIELDS)
 class GenerationFacts(TaskFacts):
-    """Facts about a model that generates: the values of its generation_config by their names there, and its chat
-    template. Fields for options that are numbers are made of the declarations of the options.
-    """
+    """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
     told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
@@ -98,16 +96,13 @@ class GenerationFacts(TaskFacts):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model takes messages."""
         return bool(self.chat_template)
 
     def own(self, option: str) -> Any:
-        """The model's own value of an option."""
         return getattr(self, option)
 
 
 def check(input: TextGenerationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_truncation(input)
     if input.messages:
         _check_messages(input, model)
@@ -123,7 +118,6 @@ def check(input: TextGenerationInput, model: ModelSpec) -> None:
 
 
 def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
-    """Checks the options of a request. Raises InvalidInput."""
     check_options(options, model)
     facts = GenerationFacts.of(model)
     samples, beams, texts = _samples(options, facts), _num_beams(options, facts), options.num_return_sequences
@@ -195,9 +189,8 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
     if input.tools:
         if "tools" not in GenerationFacts.of(model).chat_template:
             raise InvalidInput("tools", f"the chat template of model {model.name!r} knows none")
-        if not isinstance(tools := _read_json("tools", input.tools), list) or not all(
-            isinstance(x, dict) for x in tools
-        ):
+        tools = _read_json("tools", input.tools)
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise InvalidInput("tools", "must be a JSON list of objects")
     for index, message in enumerate(input.messages):
         place = f"messages[{index}]"
@@ -212,7 +205,6 @@ def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
 
 
 def _read_json(name: str, text: str) -> Any:
-    """Parses JSON. Raises InvalidInput."""
     if len(text) > _MAX_JSON:
         raise InvalidInput(name, f"{len(text)} characters, the limit is {_MAX_JSON}")
     if "\\u0000" in text:
@@ -280,7 +272,6 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
 
 
 def _given(options: GenerationOptions) -> set[str]:
-    """The fields that are set."""
     return {field.name for field, _ in options.ListFields()}
 
 
@@ -303,11 +294,10 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     room = min(room, input.truncation_tokens or room)
     if input.messages:
         messages = [
-            {"role": message.role, "content": message.content, **(json.loads(message.fields) if message.fields else {})}
+            {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
             for message in input.messages
         ]
-        tools = json.loads(input.tools) if input.tools else None
-        arguments = json.loads(input.template_arguments) if input.template_arguments else {}
+        tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
         encoded = tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
     elif input.prompt_token_ids:
         ids = np.array(input.prompt_token_ids, np.int32)
@@ -337,15 +327,11 @@ def _reserved(options: GenerationOptions) -> int:
 def complete(
     input: TextGenerationInput | SummarizationInput | TranslationInput, model: ModelSpec, tokens: int
 ) -> GenerationOptions:
-    """See complete_options."""
     return complete_options(input.options, model, tokens)
 
 
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
-    """Completes checked options: every field is set. `prompt_tokens`: number of tokens of the encoded prompt.
-
-    Raises InvalidInput for a prompt as long as the model's own max_length, if the options do not replace that limit.
-    """
+    """Sets every field of checked options. Raises InvalidInput for a prompt as long as the model's max_length."""
     facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
@@ -370,9 +356,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
-    """The maximum number of tokens that a request generates, in all of its texts or in all beams of a search.
-    Options may be unchecked, and the prompt unknown. Raises InvalidInput as complete_options does.
-    """
+    """The maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
     facts, most = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
         most = _default_new_tokens(options, facts, prompt_tokens)
@@ -449,10 +433,7 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind the window. `prefix`: starts the names of the arrays.
-
-    Raises InvalidInput for arrays that no stage makes.
-    """
+    """The log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other arrays."""
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
@@ -468,9 +449,8 @@ def _logprobs(
     for row, (token_id, logprob) in enumerate(zip(token_ids, logprobs.tolist(), strict=True)):
         best = zip(ids[row].tolist(), tops[row].tolist(), strict=True)
         top = [_with_text(TopLogprob(token_id=top_id, logprob=value), detokenizer, before) for top_id, value in best]
-        token_logprobs.append(
-            _with_text(TokenLogprob(token_id=token_id, logprob=logprob, top=top), detokenizer, before)
-        )
+        token_logprob = TokenLogprob(token_id=token_id, logprob=logprob, top=top)
+        token_logprobs.append(_with_text(token_logprob, detokenizer, before))
         before = before if detokenizer.is_skipped(token_id) else [token_id]
     return token_logprobs
 
@@ -502,7 +482,6 @@ def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
 
 
 def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
-    """Reads the arrays that `logprob_arrays` makes."""
     columns = (arrays[name].tolist() for name in ("logprobs", "top_ids", "top_logprobs"))
     return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
 
@@ -517,14 +496,7 @@ def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 
+ANNOTATIONS = {"window": "any"}
 TASK = Task(
-    "text_generation",
-    check,
-    traits,
-    encode,
-    decode,
-    ("options",),
-    GenerationFacts,
-    annotations={"window": "any"},
-    complete=complete,
+    "text_generation", check, traits, encode, decode, ("options",), GenerationFacts, ANNOTATIONS, complete=complete
 )

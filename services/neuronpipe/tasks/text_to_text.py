@@ -4,6 +4,7 @@ Equal to transformers' `generate`, as text generation is. These tasks have the s
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,9 +20,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, or_default
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options, complete, window_arrays
+from neuronpipe.tasks.text_generation import ANNOTATIONS, GenerationFacts, check_all_options, complete, window_arrays
 
 
 class TranslationFacts(GenerationFacts):
@@ -37,7 +38,6 @@ class TranslationFacts(GenerationFacts):
 
 
 def _check_text(input: SummarizationInput | TranslationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_truncation(input)
     check_all_options(input.options, model)
@@ -72,9 +72,7 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     source, target = input.source_language or facts.source_language, input.target_language
     knows = f"model {model.name!r} knows: {known}"
     if source not in facts.prefixes:
-        raise InvalidInput(
-            "source_language", f"{source[:64]!r} is not known; {knows}" if source else f"is missing; {knows}"
-        )
+        raise _unknown("source_language", source, knows)
     targets = facts.prefixes[source]
     if not target and len(targets) == 1:
         (target,) = targets
@@ -82,10 +80,12 @@ def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFact
     if not target and input.text.startswith(tuple(prefix.rstrip() for prefix in targets.values() if prefix)):
         return ""
     if target not in targets:
-        raise InvalidInput(
-            "target_language", f"{target[:64]!r} is not known; {knows}" if target else f"is missing; {knows}"
-        )
+        raise _unknown("target_language", target, knows)
     return targets[target]
+
+
+def _unknown(field: str, language: str, knows: str) -> InvalidInput:
+    return InvalidInput(field, f"{language[:64]!r} is not known; {knows}" if language else f"is missing; {knows}")
 
 
 def _encode(input: SummarizationInput | TranslationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -118,51 +118,21 @@ def _complete_translation(input: TranslationInput, model: ModelSpec, tokens: int
     return options
 
 
-def _decode_summary(
-    input: SummarizationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
-) -> SummarizationResult:
-    """See text_generation.decode."""
-    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
-    return SummarizationResult(sequences=decoded.sequences)
+def _decode(
+    kind: type[SummarizationResult | TranslationResult],
+    input: SummarizationInput | TranslationInput,
+    model: ModelSpec,
+    annotations: ArraySets,
+    outputs: ArraySets,
+    detokenizer: Detokenizer,
+) -> SummarizationResult | TranslationResult:
+    return kind(sequences=text_generation.decode(input, model, annotations, outputs, detokenizer).sequences)
 
 
-def _decode_translation(
-    input: TranslationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets, detokenizer: Detokenizer
-) -> TranslationResult:
-    """See text_generation.decode."""
-    decoded = text_generation.decode(input, model, annotations, outputs, detokenizer)
-    return TranslationResult(sequences=decoded.sequences)
-
-
-def _traits(input: SummarizationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation)
-
-
-def _translation_traits(input: TranslationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, or_default(input.truncation), input.source_language, input.target_language
-
-
-SUMMARIZATION = Task(
-    "summarization",
-    _check_text,
-    _traits,
-    _encode,
-    _decode_summary,
-    ("options",),
-    GenerationFacts,
-    annotations={"window": "any"},
-    complete=complete,
-)
-TRANSLATION = Task(
-    "translation",
-    _check_translation,
-    _translation_traits,
-    _encode_translation,
-    _decode_translation,
-    ("options",),
-    TranslationFacts,
-    annotations={"window": "any"},
-    complete=_complete_translation,
-)
+_traits = traits_of("text", "truncation")
+_translation_traits = traits_of("text", "truncation", "source_language", "target_language")
+_decode_summary, _decode_translation = partial(_decode, SummarizationResult), partial(_decode, TranslationResult)
+_SUMMARY = "summarization", _check_text, _traits, _encode, _decode_summary
+_TRANSLATED = "translation", _check_translation, _translation_traits, _encode_translation, _decode_translation
+SUMMARIZATION = Task(*_SUMMARY, ("options",), GenerationFacts, ANNOTATIONS, complete=complete)
+TRANSLATION = Task(*_TRANSLATED, ("options",), TranslationFacts, ANNOTATIONS, complete=_complete_translation)

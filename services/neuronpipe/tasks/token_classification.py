@@ -35,8 +35,8 @@ from neuronpipe.tasks.base import (
     check_truncation,
     check_windows,
     cut_located,
-    or_default,
     sequence,
+    traits_of,
 )
 from neuronpipe.tasks.scores import softmax
 
@@ -47,7 +47,6 @@ _CUTS = frozenset((Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT))
 
 
 def check(input: TokenClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_truncation(input)
     if input.aggregation not in _AGGREGATIONS:
@@ -59,16 +58,8 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
         raise InvalidInput("truncation", problem, ["window_stride_tokens"])
 
 
-def traits(input: TokenClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.window_stride_tokens, or_default(input.truncation)
-
-
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, or one sequence for each window.
-
-    The annotations are `char_start`, `char_end` and `continues_word`, int32 [tokens], as in LocatedText.
-    """
+    """One sequence, or one for each window, annotated with the offsets and words of LocatedText."""
     if input.window_stride_tokens:
         parts = _windows(input, tokenizer, model)
     else:
@@ -77,9 +68,8 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
         parts = [cut_located(whole, model, input.truncation, advice, ["window_stride_tokens"])]
     if not any(len(part.token_ids) for part in parts):  # a blank text has its special tokens, and no entities
         raise InvalidInput("text", "has no tokens")
-    return Encoded(
-        [sequence(part, model) for part in parts], [_annotations(part) for part in parts], parts[0].truncated_tokens
-    )
+    annotations = [{name: getattr(part, name) for name in _ANNOTATIONS} for part in parts]
+    return Encoded([sequence(part, model) for part in parts], annotations, parts[0].truncated_tokens)
 
 
 def decode(
@@ -96,34 +86,19 @@ def decode(
         entities = list(_without_overlaps(entities))
     text = input.text
     return TokenClassificationResult(
-        entities=[
-            Entity(
-                label=entity.label,
-                score=entity.score,
-                text=text[entity.start : entity.end],
-                start=entity.start,
-                end=entity.end,
-            )
-            for entity in entities
-        ]
+        entities=[Entity(**entity._asdict(), text=text[entity.start : entity.end]) for entity in entities]
     )
 
 
 def _windows(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> list[LocatedText]:
     room, overlap_tokens = model.max_tokens - tokenizer.special_tokens(pair=False), input.window_stride_tokens
     if overlap_tokens >= room:
-        raise InvalidInput(
-            "window_stride_tokens",
-            f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window",
-        )
+        problem = f"{overlap_tokens}, must be less than {room}, the tokens of the text that fit into a window"
+        raise InvalidInput("window_stride_tokens", problem)
     check_windows(
         "text", input.text, tokenizer, window_tokens=model.max_tokens, room_tokens=room, overlap_tokens=overlap_tokens
     )
     return tokenizer.locate_windows(input.text, max_tokens=model.max_tokens, overlap_tokens=overlap_tokens)
-
-
-def _annotations(part: LocatedText) -> Arrays:
-    return {"char_start": part.char_start, "char_end": part.char_end, "continues_word": part.continues_word}
 
 
 class _LabelledSpan(NamedTuple):
@@ -222,6 +197,7 @@ def _without_overlaps(entities: list[_LabelledSpan]) -> Iterator[_LabelledSpan]:
         yield kept
 
 
+traits = traits_of("text", "window_stride_tokens", "truncation")
 # Entities are parts of the text, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens", "continues_word": "tokens"}
 TASK = Task("token_classification", check, traits, encode, decode, None, annotations=_ANNOTATIONS)

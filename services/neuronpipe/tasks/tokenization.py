@@ -18,20 +18,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_token_ids
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_token_ids, traits_of
 
 # Twice the limit of the models with the longest inputs. Writing them as JSON takes an event loop about 20 ms.
 _MAX_TOKENS = 1 << 14
 
 
 def check_tokenization(input: TokenizationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
-
-
-def tokenization_traits(input: TokenizationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.skip_special_tokens
 
 
 def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -51,15 +45,9 @@ def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, mode
 
 
 def check_detokenization(input: DetokenizationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     if len(input.token_ids) > _MAX_TOKENS:
         raise InvalidInput("token_ids", f"{len(input.token_ids)} ids, the limit of detokenization is {_MAX_TOKENS}")
     check_token_ids(input.token_ids, model)
-
-
-def detokenization_traits(input: DetokenizationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return *input.token_ids, input.skip_special_tokens
 
 
 def encode_detokenization(input: DetokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -84,7 +72,7 @@ def _decode(
 TOKENIZATION = Task(
     "tokenization",
     check_tokenization,
-    tokenization_traits,
+    traits_of("text", "skip_special_tokens"),
     encode_tokenization,
     partial(_decode, TokenizationResult),
     (),
@@ -93,7 +81,7 @@ TOKENIZATION = Task(
 DETOKENIZATION = Task(
     "detokenization",
     check_detokenization,
-    detokenization_traits,
+    traits_of("token_ids", "skip_special_tokens"),
     encode_detokenization,
     partial(_decode, DetokenizationResult),
     (),

@@ -23,7 +23,6 @@ class PromptFacts(TaskFacts):
 
     @property
     def prompt_names(self) -> list[str]:
-        """The names of all prompts, sorted."""
         return sorted(self.prompts)
 
     def prompt_of(self, name: str) -> str:
@@ -77,9 +76,8 @@ def check_vector_options(input: Any, model: ModelSpec) -> None:
         raise InvalidInput("precision", f"binary vectors have a multiple of 8 dimensions, not {dimensions}")
     if input.precision in _INTEGERS:
         if not EmbeddingFacts.of(model).lowest:
-            raise InvalidInput(
-                "precision", "the model's bundle has no ranges for int8; compile it again, if it is one of texts alone"
-            )
+            problem = "the model's bundle has no ranges for int8; compile it again, if it is one of texts alone"
+            raise InvalidInput("precision", problem)
         if input.skip_normalize or dimensions < EmbeddingFacts.of(model).embedding_dimensions:
             raise InvalidInput("precision", "int8 has the ranges of vectors of length 1 of all dimensions only")
 

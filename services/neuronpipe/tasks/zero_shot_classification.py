@@ -25,6 +25,7 @@ from neuronpipe.tasks.base import (
     or_default,
     sequence,
     side_of,
+    traits_of,
 )
 from neuronpipe.tasks.many_texts import check_hypotheses, check_pairs, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import softmax
@@ -40,16 +41,10 @@ class ZeroShotFacts(TaskFacts):
 
 
 def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_text("text", input.text)
     check_hypotheses(input.candidate_labels, input.hypothesis_template)
     check_pairs("text", input.text + input.hypothesis_template, "candidate_labels", input.candidate_labels)
     check_truncation(input)
-
-
-def traits(input: ZeroShotClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    return input.text, input.hypothesis_template, or_default(input.truncation), *input.candidate_labels
 
 
 def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -78,22 +73,20 @@ def _encode_pair(
     input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec, index: int, hypothesis: str
 ) -> Encoded:
     if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
-        return encode_text(
-            tokenizer, model, input.text, hypothesis, input.truncation, f"text and candidate_labels[{index}]"
-        )
+        name = f"text and candidate_labels[{index}]"
+        return encode_text(tokenizer, model, input.text, hypothesis, input.truncation, name)
     encoded = tokenizer.encode_truncated(
         input.text, hypothesis, max_tokens=model.max_tokens, side=side_of(input.truncation), only_first=True
     )
     if len(encoded.token_ids) > model.max_tokens:
         tokens = tokenizer.count(hypothesis) + tokenizer.special_tokens(pair=True)
-        problem = (
-            f"its hypothesis has {tokens} tokens, special ones included; the model takes {model.token_limit} "
-            "with the text"
-        )
+        takes = f"the model takes {model.token_limit} with the text"
+        problem = f"its hypothesis has {tokens} tokens, special ones included; {takes}"
         raise InvalidInput(f"candidate_labels[{index}]", problem)
     return Encoded([sequence(encoded, model)], truncated_tokens=encoded.truncated_tokens)
 
 
+traits = traits_of("text", "hypothesis_template", "truncation", "candidate_labels")
 TASK = Task(
     "zero_shot_classification", check, traits, encode, decode, ("candidate_labels", "multi_label"), ZeroShotFacts
 )

@@ -21,8 +21,7 @@ from neuronpipe.tasks.base import (
     check_truncation,
     encode_image,
     encode_text,
-    image_digest,
-    or_default,
+    traits_of,
 )
 from neuronpipe.tasks.many_texts import check_hypotheses, hypotheses, join, ranked_labels
 from neuronpipe.tasks.scores import sigmoid, softmax
@@ -41,16 +40,9 @@ class ImageTextFacts(TaskFacts):
 
 
 def check(input: ZeroShotImageClassificationInput, model: ModelSpec) -> None:
-    """Raises InvalidInput."""
     check_image(input.image)
     check_hypotheses(input.candidate_labels, input.hypothesis_template)
     check_truncation(input)
-
-
-def traits(input: ZeroShotImageClassificationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
-    truncation = or_default(input.truncation)
-    return image_digest(input.image), input.hypothesis_template, truncation, *input.candidate_labels
 
 
 def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: ModelSpec) -> Encoded:
@@ -77,13 +69,7 @@ def decode(
     return ZeroShotImageClassificationResult(labels=ranked_labels(labels, scores))
 
 
+traits = traits_of("image", "hypothesis_template", "truncation", "candidate_labels")
 TASK = Task(
-    "zero_shot_image_classification",
-    check,
-    traits,
-    encode,
-    decode,
-    ("candidate_labels",),
-    ImageTextFacts,
-    reads="both",
+    "zero_shot_image_classification", check, traits, encode, decode, ("candidate_labels",), ImageTextFacts, reads="both"
 )

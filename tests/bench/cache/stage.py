@@ -14,7 +14,8 @@ from pathlib import Path
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
-from neuronpipe.bundles.repository import Bundle, read_bundle, write_manifest
+from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.writing import write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.metrics import Telemetry

@@ -18,12 +18,12 @@ import pytest
 from neuronpipe.bundles import bucket_repository as bucket_module
 from neuronpipe.bundles import bundle_cache
 from neuronpipe.bundles.bucket_repository import BucketRepository
-from neuronpipe.bundles.bundle_cache import BundleCache, parts_without_artifacts
+from neuronpipe.bundles.bundle_cache import BucketSource, BundleCache
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Registry, Signed
-from neuronpipe.bundles.repository import Bundle, read_bundle, sign_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
-from neuronpipe.bundles.sources import BucketSource
+from neuronpipe.bundles.writing import sign_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from neuronpipe.core.items import ModelKey
 from tests.servers.s3 import running_s3
@@ -185,7 +185,7 @@ def test_a_bundle_that_was_copied_into_the_bucket_is_fetched(bucket: _Bucket) ->
 
 
 def test_a_process_that_loads_no_artifacts_does_not_fetch_them(bucket: _Bucket) -> None:
-    bundle = bucket.open_cache(parts=parts_without_artifacts).hold(_M1, bucket.bundles[0].digest)
+    bundle = bucket.open_cache(with_artifacts=False).hold(_M1, bucket.bundles[0].digest)
     assert bundle.tokenizer_json() == b"{}"
     assert not (bundle.folder / _BIN).exists()
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest).files.check()  # an executor beside it
@@ -267,7 +267,7 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
 
 
 def _write_larger(repository: Path, size: int = 3000) -> Path:
-    from neuronpipe.bundles.repository import new_bundle, write_manifest
+    from neuronpipe.bundles.writing import new_bundle, write_manifest
     from tests.unit.bundles.written import manifest, write_files
 
     with new_bundle(repository, "m", 3) as folder:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bundles import live
+from neuronpipe.bundles.folder_repository import FolderRepository, FolderSource
 from neuronpipe.bundles.live import LiveModels, running_live_models
 from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
-from neuronpipe.bundles.repository import Bundle, read_bundle, read_trusted_keys, sign_bundle
+from neuronpipe.bundles.repository import Bundle, read_bundle, read_trusted_keys
 from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.bundles.signing import SigningKey, create_key
-from neuronpipe.bundles.sources import FolderRepository, FolderSource
+from neuronpipe.bundles.writing import sign_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from tests.unit.bundles.written import write_bundle

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.bundles.repository import (
-    bundle_folders,
+from neuronpipe.bundles.repository import bundle_folders, read_bundle, read_repository
+from neuronpipe.bundles.writing import (
     check_writable,
     choose_version,
     default_name,
     new_bundle,
     newest_bundle,
-    read_bundle,
-    read_repository,
     write_manifest,
 )
 from neuronpipe.core.errors import SetupError

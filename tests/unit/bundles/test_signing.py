@@ -11,14 +11,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from neuronpipe.bundles.manifest import Manifest
-from neuronpipe.bundles.repository import (
-    read_bundle,
-    read_repository,
-    read_trusted_repository,
-    sign_bundle,
-    write_manifest,
-)
+from neuronpipe.bundles.repository import read_bundle, read_repository, read_trusted_repository
 from neuronpipe.bundles.signing import SigningKey, TrustedKeys, create_key
+from neuronpipe.bundles.writing import sign_bundle, write_manifest
 from neuronpipe.core.errors import RefusedBundle, SetupError
 from tests.unit.bundles.written import write_bundle
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Artifact, Manifest, Source
-from neuronpipe.bundles.repository import new_bundle, write_manifest
+from neuronpipe.bundles.writing import new_bundle, write_manifest
 from tests.unit.model_specs import model_spec
 
 

@@ -15,7 +15,7 @@ from neuronpipe.api.v1.registry_pb2 import (
     SetAlias,
     Shadow,
 )
-from neuronpipe.bundles.sources import FolderRepository
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.core.errors import ChangeRefused, InvalidInput, ModelNotFound, NeuronpipeError
 from neuronpipe.doors.registry import RegistryDoor
 from tests.unit.bundles.written import write_bundle

@@ -11,12 +11,12 @@ import pytest
 import pytest_asyncio
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model, VersionState
+from neuronpipe.bundles.folder_repository import FolderRepository, FolderSource
 from neuronpipe.bundles.live import running_live_models
 from neuronpipe.bundles.manifest import Source
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.bundles.sources import FolderRepository, FolderSource
 from neuronpipe.core.errors import ModelNotFound, SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters

@@ -21,9 +21,9 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome, ModelFacts
 from neuronpipe.bulk.transform.whole_items import WholeItemModel
 from neuronpipe.bundles.buckets import BucketPlan
+from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
-from neuronpipe.bundles.sources import FolderRepository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     InternalError,

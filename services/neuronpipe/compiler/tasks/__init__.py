@@ -16,10 +16,7 @@ SOURCE_TASKS: dict[str, SourceTask] = {task: _DECLARED[task.upper()] for task in
 
 
 def load_module(folder: Path, task: str, tokenizer: SourceTokenizer, attention: str = "") -> SourceModule:
-    """Loads the model for a task. `attention`: transformers' attn_implementation; empty: the choice of transformers.
-
-    Raises SetupError for a model that cannot have the task.
-    """
+    """Loads the model for a task, with transformers' choice of attention by default. Raises SetupError."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     onnx.check_task(folder, task)

@@ -39,15 +39,8 @@ def _load_image_classification(folder: Path, tokenizer: SourceTokenizer) -> Sour
     check_labels(folder, model.config)
     module = ImageModule(processor.normalize, model, _LOGITS, _LOGITS)
     try_images(folder, module, model, processor.spec.size)
-    return image_module(
-        processor,
-        module,
-        (_LOGITS,),
-        "image_classification",
-        tokenizer,
-        labels=labels_of(model.config),
-        facts={"image_classification": classifier_facts(model.config)},
-    )
+    facts, labels = classifier_facts(model.config), labels_of(model.config)
+    return image_module(processor, module, "image_classification", tokenizer, facts, labels)
 
 
 IMAGE_CLASSIFICATION = SourceTask(
@@ -70,8 +63,8 @@ def _load_image_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     pooled = try_images(folder, module, model, processor.spec.size)[_OUTPUT]
     if pooled is None or pooled.ndim != 2:
         raise SetupError(f"{folder}: {type(model).__name__} pools no vector of an image, which image-embedding needs")
-    facts = {"image_embedding": EmbeddingFacts(embedding_dimensions=pooled.shape[1])}
-    return image_module(processor, module, (_OUTPUT,), "image_embedding", tokenizer, facts=facts)
+    facts = EmbeddingFacts(embedding_dimensions=pooled.shape[1])
+    return image_module(processor, module, "image_embedding", tokenizer, facts)
 
 
 IMAGE_EMBEDDING = SourceTask(
@@ -96,10 +89,8 @@ def _load_zero_shot_image_classification(folder: Path, tokenizer: SourceTokenize
     module = ImagesAndTexts(model, processor.normalize, tokenizer).eval()
     height, width = processor.spec.size
     example = {_IDS: torch.zeros((1, 3), dtype=torch.int64), PLACES: torch.arange(2)}
-    dimensions = try_images(folder, lambda pixels: module(**example, pixels=pixels), model, (height, width))[
-        _IMAGE_AND_TEXT
-    ]
-    vectors = EmbeddingFacts(embedding_dimensions=dimensions.shape[1])
+    outputs = try_images(folder, lambda pixels: module(**example, pixels=pixels), model, (height, width))
+    vectors = EmbeddingFacts(embedding_dimensions=outputs[_IMAGE_AND_TEXT].shape[1])
     limits = [tokenizer.max_tokens, int(model.config.text_config.max_position_embeddings)]
     return SourceModule(
         module=module,

@@ -27,12 +27,12 @@ from neuronpipe.compiler.modules import (
     source_module,
 )
 from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking, score_function
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     SCORES,
     last_token,
     read_limits,
     read_modules,
-    read_object,
     read_sentence_transformer,
     transformer_folder,
 )
@@ -67,17 +67,11 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
     labels = labels_of(model.config)
     limit = read_limits(transformer_folder(folder)).get("max_seq_length")
     named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
-    return source_module(
-        named, model, task, tokenizer, outputs=("logits",), saved_limit=limit, labels=labels, facts=facts
-    )
+    return source_module(named, model, task, tokenizer, saved_limit=limit, labels=labels, facts=facts)
 
 
 class DecoderClassifier(torch.nn.Module):
-    """A decoder whose head sees its last token that is not padding.
-
-    As in transformers, every token with the id of padding is padding, also in a text. Source:
-    GenericForSequenceClassification, modeling_layers.py.
-    """
+    """A decoder whose head sees the last token without the id of padding, as GenericForSequenceClassification."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -92,30 +86,24 @@ class DecoderClassifier(torch.nn.Module):
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
-    """A classifier's labels, in the order of its logits."""
     return tuple(config.id2label[index] for index in range(config.num_labels))
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    """The function that turns a classifier's logits into scores."""
-    return ClassifierFacts(score_function=_score_function(config))
-
-
-def _score_function(config: Any) -> ScoreFunctionName:
-    # The default of the pipelines of text and image classification.
+    """The facts of a classifier, whose score function is the default of the pipelines of texts and images."""
+    function: ScoreFunctionName = "softmax"
     if config.problem_type == "regression":
-        return "none"
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return "sigmoid"
-    return "softmax"
+        function = "none"
+    elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        function = "sigmoid"
+    return ClassifierFacts(score_function=function)
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:
     """Whether each text's best label is the same; None for a model with one label."""
     if reference["logits"].shape[1] == 1:
         return None
-    same: Measured = np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
-    return same
+    return np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
 
 
 TEXT_CLASSIFICATION = SourceTask(
@@ -126,18 +114,14 @@ TEXT_CLASSIFICATION = SourceTask(
 def _load_token_classification(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForTokenClassification, folder)
     check_labels(folder, model.config)
-    labels, facts = labels_of(model.config), {"token_classification": TaskFacts()}
-    named = Named(model, "logits")
-    return source_module(
-        named, model, "token_classification", tokenizer, outputs=("logits",), per_token=True, labels=labels, facts=facts
-    )
+    described: dict[str, Any] = {"per_token": True, "labels": labels_of(model.config), "facts": TaskFacts()}
+    return source_module(Named(model, "logits"), model, "token_classification", tokenizer, **described)
 
 
 def _same_best_labels(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
     is_token = batch["attention_mask"] == 1
     same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
-    shares: Measured = (same & is_token).sum(axis=1) / is_token.sum(axis=1)
-    return shares
+    return (same & is_token).sum(axis=1) / is_token.sum(axis=1)
 
 
 TOKEN_CLASSIFICATION = SourceTask(
@@ -189,16 +173,8 @@ def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         reason = f"makes {scores} scores" if scores != 1 else "leaves its prompt out of the pooling (include_prompt)"
         raise SetupError(f"{folder}: is a cross-encoder that {reason}, which is not supported")
     facts = RerankFacts(score_function=score_function(folder, model.config), prompt=parts.prompt)
-    return source_module(
-        module,
-        model,
-        "rerank",
-        tokenizer,
-        outputs=("logits",),
-        saved_limit=parts.max_tokens,
-        facts={"rerank": facts},
-        remarks={"pooling": parts.head.describe()},
-    )
+    remarks = {"pooling": parts.head.describe()}
+    return source_module(module, model, "rerank", tokenizer, saved_limit=parts.max_tokens, facts=facts, remarks=remarks)
 
 
 def _encode_rerank(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
@@ -214,11 +190,10 @@ _OUTPUTS = ("start_logits", "end_logits")
 
 def _load_question_answering(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if tokenizer.transformers_tokenizer.padding_side != "right":
-        raise SetupError(
-            f"{folder}: pads on the left, so it reads the context before the question, which is not supported"
-        )
+        problem = "pads on the left, so it reads the context before the question"
+        raise SetupError(f"{folder}: {problem}, which is not supported")
     model = load_weights(transformers.AutoModelForQuestionAnswering, folder)
-    facts = {"question_answering": QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)}
+    facts = QuestionAnsweringFacts(cls_token_id=tokenizer.cls_token_id)
     return source_module(
         Named(model, *_OUTPUTS), model, "question_answering", tokenizer, outputs=_OUTPUTS, per_token=True, facts=facts
     )
@@ -246,11 +221,7 @@ _POSITION = "mask_position"
 
 
 class _AtPosition(torch.nn.Module):
-    """A masked language model whose head sees one token of each row.
-
-    `mask_position`, int64 [batch, tokens], is 1 at that token. A head works on each token by itself, so its result for
-    the token is the same, at a fraction of the cost.
-    """
+    """A masked language model whose head sees the token of each row where `mask_position` [batch, tokens] is 1."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -274,10 +245,8 @@ def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     if own.mask_token_id is None:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
-    facts = {"fill_mask": FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))}
-    return source_module(
-        _AtPosition(model), model, "fill_mask", tokenizer, outputs=("logits",), facts=facts, further_inputs=(_POSITION,)
-    )
+    facts = FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))
+    return source_module(_AtPosition(model), model, "fill_mask", tokenizer, facts=facts, further_inputs=(_POSITION,))
 
 
 def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
@@ -293,9 +262,5 @@ def _encode_fill_mask(module: SourceModule, texts: Sequence[str]) -> SampleBatch
 
 
 FILL_MASK = SourceTask(
-    _load_fill_mask,
-    _encode_fill_mask,
-    same_best_label,
-    np.mean,
-    "share of texts with the same best token for a mask",
+    _load_fill_mask, _encode_fill_mask, same_best_label, np.mean, "share of texts with the same best token for a mask"
 )

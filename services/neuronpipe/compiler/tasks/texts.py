@@ -14,11 +14,11 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
 from neuronpipe.compiler.modules import Named, Outputs, SampleBatch, SourceModule, load_weights, source_module
+from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import unsupported_generation
-from neuronpipe.compiler.sentence_transformers import read_object
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
-from neuronpipe.core.errors import InvalidInput, SetupError, first_line
+from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
@@ -34,19 +34,11 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     check_kinds(type(model).__name__, model.config)
     limit = rotary_limit(model.config)
     chat = _chat(folder, tokenizer.transformers_tokenizer)
-    facts = {"text_generation": generation_facts(folder, model, GenerationFacts, **chat)}
-    module = source_module(
-        Named(model, "logits"),
-        model,
-        "text_generation",
-        tokenizer,
-        outputs=("logits",),
-        per_token=True,
-        max_tokens=limit,
-        facts=facts,
-        remarks={"positions": f"longrope, whose factors of short texts hold up to {limit} tokens"} if limit else {},
-    )
-    return checked(folder, module)
+    described: dict[str, Any] = {"facts": generation_facts(folder, model, GenerationFacts, **chat), "per_token": True}
+    if limit:
+        positions = f"longrope, whose factors of short texts hold up to {limit} tokens"
+        described |= {"max_tokens": limit, "remarks": {"positions": positions}}
+    return checked(folder, source_module(Named(model, "logits"), model, "text_generation", tokenizer, **described))
 
 
 def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
@@ -81,10 +73,7 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
 
 
 def checked(folder: Path, module: SourceModule) -> SourceModule:
-    """Checks that a model takes a request without options, and returns its module.
-
-    Raises SetupError, which names the field of the generation_config that would refuse all such requests.
-    """
+    """Returns a module whose model takes a request without options. Raises SetupError, which names the field."""
     spec = module.spec("model", 1, {})
     try:
         check_options(complete_options(GenerationOptions(), spec, 1), spec)
@@ -111,12 +100,8 @@ def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
         template = tokenizer.get_chat_template()
     except ValueError:
         return {}
-    try:
+    with refusing(f"{folder}: its chat_template is none", advice="; correct it, or compile a copy without it"):
         _compile_jinja_template(template)
-    except Exception as error:  # an error of Jinja, which is not imported here
-        raise SetupError(
-            f"{folder}: its chat_template is none: {first_line(error)}; correct it, or compile a copy without it"
-        ) from error
     special_tokens = tokenizer.special_tokens_map.items()
     return {
         "chat_template": template,
@@ -131,8 +116,7 @@ def first_text(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
 
 
 def same_tokens(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    same: Measured = np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
-    return same
+    return np.equal(outputs["logits"].argmax(axis=-1), reference["logits"].argmax(axis=-1)).mean(axis=-1)
 
 
 MEANING = "share of the same tokens as transformers' generate, greedy"
@@ -147,7 +131,6 @@ TEXT_GENERATION = SourceTask(
 
 
 _BEAMS = 4
-_FILES = ("generation_config.json", "config.json")
 # The limit of a model without positions whose tokenizer sets no limit, as in modules.py.
 _NO_LIMIT_TOKENS = 512
 
@@ -158,43 +141,27 @@ class _Both(Named):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        result = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=input_ids, return_dict=True
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": input_ids}
+        result = self.model(**inputs, return_dict=True)
         return {name: result[name] for name in self.outputs}
 
 
 def _load_text_to_text(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForSeq2SeqLM, folder)
-    module = source_module(
-        _Both(model, "logits"),
-        model,
-        task,
-        tokenizer,
-        outputs=("logits",),
-        per_token=True,
-        facts={task: _facts(task, folder, model, tokenizer)},
-    )
-    return checked(folder, module)
+    facts = _facts(task, folder, model, tokenizer)
+    return checked(folder, source_module(_Both(model, "logits"), model, task, tokenizer, per_token=True, facts=facts))
 
 
 def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> GenerationFacts:
     config = model.generation_config
     parameters, prefixes = _task_settings(task, folder)
     # As in pipelines of transformers 4: the length of a task counts only if the model also sets a length.
-    length = parameters.pop("max_length", None)
-    if config.max_length not in (None, UNSET_LENGTH) and length is not None:
-        parameters["max_length"] = length
+    if config.max_length in (None, UNSET_LENGTH) or parameters.get("max_length") is None:
+        parameters.pop("max_length", None)
     config.update(**parameters)
-    start = next(
-        (
-            token_id
-            for token_id in (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
-            if token_id is not None
-        ),
-        None,
-    )
-    if start is None:
+    own_length = 0 if config.max_length in (None, UNSET_LENGTH) else config.max_length
+    starts = (config.decoder_start_token_id, model.config.decoder_start_token_id, config.bos_token_id)
+    if (start := next((token_id for token_id in starts if token_id is not None), None)) is None:
         raise SetupError(f"{folder}: its generation_config has no decoder_start_token_id, which its texts begin with")
     if not 0 <= start < model.config.vocab_size:
         raise SetupError(
@@ -202,18 +169,18 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
             f"{model.config.vocab_size}"
         )
     # A model without positions (T5) writes as many tokens as it reads, or more if its max_length is larger.
-    own_length = config.max_length if config.max_length not in (None, UNSET_LENGTH) else 0
     most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
-    further["prefix"] = prefixes.pop("", str(_saved(folder, "config.json").get("prefix") or ""))
+    saved = [read_object(folder / name, may_lack=True) for name in ("config.json", "generation_config.json")]
+    further["prefix"] = prefixes.pop("", str(saved[0].get("prefix") or ""))
     # As in pipelines of transformers 4, if the model's files name no number.
-    saved_beams = [settings.get("num_beams") for settings in (parameters, *(_saved(folder, name) for name in _FILES))]
+    saved_beams = [settings.get("num_beams") for settings in (parameters, *saved)]
     if config.num_beams in (None, 1) and not any(saved_beams):
         further["num_beams"] = 1 if config.do_sample else _BEAMS
     # Both lengths count the first token, which is not generated.
     further |= {"max_length": None, "min_length": 0}
-    if config.max_length not in (None, UNSET_LENGTH) and config.max_new_tokens is None:
-        further["max_new_tokens"] = min(config.max_length - 1, most)
+    if own_length and config.max_new_tokens is None:
+        further["max_new_tokens"] = min(own_length - 1, most)
     if config.min_length:
         further["min_new_tokens"] = max(config.min_length - 1, config.min_new_tokens or 0)
     if task != "translation":
@@ -222,11 +189,9 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     if codes := language_codes(own):
         source = str(own.init_kwargs.get("source_lang") or "")
         further["prefixes"], further["source_language"] = {source: {code: f">>{code}<< " for code in codes}}, source
-        return generation_facts(folder, model, TranslationFacts, **further)
-    if prefixes:
+    elif prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
-        return generation_facts(folder, model, TranslationFacts, **further)
-    if own_language := getattr(own, "src_lang", None):
+    elif own_language := getattr(own, "src_lang", None):
         # Languages of mBART and NLLB are special tokens without another name.
         known_tokens = {token for token in own.special_tokens_map.values() if isinstance(token, str)}
         languages = [token for token in own.all_special_tokens if token not in known_tokens]
@@ -241,10 +206,9 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
     The prefixes are by the languages, such as en_to_de, or by an empty name. Raises SetupError for directions with
     different settings.
     """
-    saved = _saved(folder, "config.json").get("task_specific_params") or {}
-    settings_of_task = {
-        name: settings or {} for name, settings in saved.items() if name == task or name.startswith(f"{task}_")
-    }
+    saved = read_object(folder / "config.json", may_lack=True).get("task_specific_params") or {}
+    names = [name for name in saved if name == task or name.startswith(f"{task}_")]
+    settings_of_task = {name: saved[name] or {} for name in names}
     if wrong := [name for name, settings in settings_of_task.items() if not isinstance(settings, dict)]:
         raise SetupError(f"{folder}: task_specific_params of {wrong[0]} in its config.json are no object of settings")
     settings_of_task = {name: dict(settings) for name, settings in settings_of_task.items()}
@@ -252,17 +216,13 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
         name.removeprefix(task).removeprefix("_"): str(settings.pop("prefix", ""))
         for name, settings in settings_of_task.items()
     }
-    directions_settings = list(settings_of_task.values())
-    if any(settings != directions_settings[0] for settings in directions_settings):
+    different = list(settings_of_task.values())
+    if any(settings != different[0] for settings in different):
         raise SetupError(
             f"{folder}: task_specific_params in its config.json has other settings for some languages than for others, "
             "which is not supported; make them equal"
         )
-    return directions_settings[0] if directions_settings else {}, directions
-
-
-def _saved(folder: Path, name: str) -> Mapping[str, Any]:
-    return read_object(folder / name) if (folder / name).is_file() else {}
+    return different[0] if different else {}, directions
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:

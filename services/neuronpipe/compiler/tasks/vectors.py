@@ -25,6 +25,7 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
+from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
     Layer,
@@ -32,7 +33,6 @@ from neuronpipe.compiler.sentence_transformers import (
     default_prompt,
     read_limits,
     read_modules,
-    read_object,
     read_prompts,
     read_sentence_transformer,
     transformer_folder,
@@ -52,16 +52,9 @@ _HIDDEN_STATE = "last_hidden_state"
 
 def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModel, folder)
-    facts = {"feature_extraction": FeatureFacts(embedding_dimensions=model.config.hidden_size)}
-    return source_module(
-        Named(model, _HIDDEN_STATE),
-        model,
-        "feature_extraction",
-        tokenizer,
-        outputs=(_HIDDEN_STATE,),
-        per_token=True,
-        facts=facts,
-    )
+    facts = FeatureFacts(embedding_dimensions=model.config.hidden_size)
+    named, outputs = Named(model, _HIDDEN_STATE), (_HIDDEN_STATE,)
+    return source_module(named, model, "feature_extraction", tokenizer, outputs=outputs, per_token=True, facts=facts)
 
 
 def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
@@ -72,16 +65,15 @@ def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
     return np.clip(cosines, 0, 1)
 
 
-def _smallest_token_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    cosines = _cosines(outputs[_HIDDEN_STATE], reference[_HIDDEN_STATE])
-    smallest: Measured = np.where(batch["attention_mask"] == 1, cosines, 1).min(axis=1)
-    return smallest
+def _smallest(name: str, are_kept: NDArray[Any], outputs: Outputs, reference: Outputs) -> Measured:
+    """The smallest cosine of a text's vectors in an output, among the tokens that are kept."""
+    return np.where(are_kept, _cosines(outputs[name], reference[name]), 1).min(axis=1)
 
 
 FEATURE_EXTRACTION = SourceTask(
     _load_feature_extraction,
     encode_texts,
-    _smallest_token_similarity,
+    lambda outputs, reference, batch: _smallest(_HIDDEN_STATE, batch["attention_mask"] == 1, outputs, reference),
     np.min,
     "smallest cosine similarity of a token's vectors",
 )
@@ -94,10 +86,7 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
-    """Loads an embedding model for one of the tasks of its graph. The module also names the other task.
-
-    Raises SetupError.
-    """
+    """Loads an embedding model for one of the two tasks of its graph, and names both. Raises SetupError."""
     parts = read_sentence_transformer(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = PooledModule(model, parts.head, _EMBEDDING)
@@ -120,7 +109,6 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    """The cosine similarity of each row's vectors, 0 to 1."""
     return _cosines(vector_of(outputs), vector_of(reference))
 
 
@@ -166,26 +154,21 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     strategy = str(pooling.get("pooling_strategy", "max"))
     activation = str(pooling.get("activation_function", "relu"))
     if strategy not in _STRATEGIES or activation not in _ACTIVATIONS:
-        raise SetupError(
-            f"{folder}: SpladePooling by {strategy} and {activation}; supported are {' and '.join(_STRATEGIES)} of "
-            f"{' and '.join(_ACTIVATIONS)}"
-        )
+        advice = f"supported are {' and '.join(_STRATEGIES)} of {' and '.join(_ACTIVATIONS)}"
+        raise SetupError(f"{folder}: SpladePooling by {strategy} and {activation}; {advice}")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
     facts = SparseFacts(
         prompt=default_prompt(folder),
         prompts=read_prompts(folder),
         top_k=applied_settings(folder).get("max_active_dims") or 0,
     )
-    return source_module(
-        _Splade(model, strategy, activation),
-        model,
-        "sparse_embedding",
-        tokenizer,
-        outputs=(_WEIGHTS,),
-        saved_limit=read_limits(transformer_folder(folder)).get("max_seq_length"),
-        facts={"sparse_embedding": facts},
-        remarks={"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
-    )
+    described: dict[str, Any] = {
+        "saved_limit": read_limits(transformer_folder(folder)).get("max_seq_length"),
+        "facts": facts,
+        "remarks": {"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
+    }
+    module = _Splade(model, strategy, activation)
+    return source_module(module, model, "sparse_embedding", tokenizer, outputs=(_WEIGHTS,), **described)
 
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
@@ -193,10 +176,8 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
     modules = read_modules(folder)
     kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
-        raise SetupError(
-            f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; supported is a transformer with "
-            "SpladePooling"
-        )
+        advice = "supported is a transformer with SpladePooling"
+        raise SetupError(f"{folder}: makes sparse vectors by the modules {', '.join(kinds)}; {advice}")
     return read_object(modules[1][1] / "config.json") if modules else {}
 
 
@@ -215,10 +196,7 @@ _OUTPUT, _ROLE = "token_embeddings", "token_role"
 
 
 class _TokenVectors(torch.nn.Module):
-    """Vectors [batch, tokens, width] of the tokens with a vector; zeros for the other tokens.
-
-    `token_role`, int64 [batch, tokens]: the role of each token (tasks/multi_vector_embedding.py).
-    """
+    """Vectors [batch, tokens, width] of tokens by their `token_role` (tasks/multi_vector_embedding.py), or zeros."""
 
     def __init__(self, model: Any, layers: Sequence[Layer]) -> None:
         super().__init__()
@@ -248,6 +226,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         model,
         "multi_vector_embedding",
         tokenizer,
+        facts={},
         outputs=(_OUTPUT,),
         per_token=True,
         saved_limit=parts.max_tokens,
@@ -260,6 +239,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         document=parts.kind("document", tokenizer, module.max_tokens),
         divides_by_tokens=parts.divides_by_tokens,
     )
+    expanded = f", with [MASK] up to {facts.query.expanded_to}" if facts.query.expanded_to else ""
     # The model also ranks. A cross-encoder's facts say that its scores are the logits.
     ranking = RerankFacts(score_function="none", compares_tokens=True)
     return replace(
@@ -267,8 +247,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         inputs=tuple(name for name in module.inputs if name != "attention_mask"),  # token_role replaces it
         facts={"multi_vector_embedding": facts, "rerank": ranking},
         remarks={
-            "queries": f"up to {facts.query.max_tokens} tokens"
-            + (f", with [MASK] up to {facts.query.expanded_to}" if facts.query.expanded_to else ""),
+            "queries": f"up to {facts.query.max_tokens} tokens{expanded}",
             "documents": f"up to {facts.document.max_tokens} tokens",
         },
     )
@@ -283,16 +262,12 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
     return {**batch, _ROLE: mask * roles}
 
 
-def _smallest_vector_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    is_kept = np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT))
-    smallest: Measured = np.where(is_kept, _cosines(outputs[_OUTPUT], reference[_OUTPUT]), 1).min(axis=1)
-    return smallest
-
-
 MULTI_VECTOR_EMBEDDING = SourceTask(
     _load_multi_vector_embedding,
     _encode_multi_vector_embedding,
-    _smallest_vector_similarity,
+    lambda outputs, reference, batch: _smallest(
+        _OUTPUT, np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
+    ),
     np.min,
     "smallest cosine similarity of a token's vectors",
 )

@@ -1,4 +1,4 @@
-"""HTTP as ASGI has it: finds the route, reads the body within limits, calls the handler, writes its answer or error."""
+"""The ASGI application: finds the route, reads the body within limits, calls the handler, and sends its answer."""
 
 import asyncio
 import gzip
@@ -24,10 +24,10 @@ from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import read_body, write_body
-from neuronpipe.doors.http.caller import Caller, Receive, too_large
+from neuronpipe.doors.http.caller import Receive, RequestCaller, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.messages import MessageBody
-from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, Refused, problem_of
+from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -40,9 +40,9 @@ _GZIP_LEVEL = 1
 _COMPRESSED = (b"gzip", b"x-gzip", b"deflate")
 # A weight of 0 refuses gzip (RFC 9110, 12.5.3).
 _TAKES_GZIP = re.compile(rb"(?:^|,)\s*(?:x-)?gzip\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
-# A value of zlib's wbits that reads gzip and zlib, which their first bytes tell apart.
+# A value of zlib's wbits that reads both gzip and zlib, by their first bytes.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-# Largest body of a refused request whose connection is kept: this much arrives with the headers anyway.
+# Largest body of a refused request whose connection is kept: a body of this size arrives with the headers anyway.
 _DISCARDED_BYTES = 64 << 10
 _TIMEOUT_DIGITS = 9
 # The pipeline ends its work at the deadline, and knows why the work was late. Other waits of a handler, such as for
@@ -61,7 +61,7 @@ Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
 
 
-class Router:
+class RouteTable:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, handlers: HttpHandlers) -> None:
@@ -78,25 +78,19 @@ class Router:
                 self._fixed.setdefault(route.path, {})[route.method] = route, handler
 
     def find(self, method: str, path: str) -> tuple[Route, HttpHandler, Mapping[str, str]]:
-        """The route, its handler, and the names in its path. Raises Refused."""
+        """Returns the route, its handler, and the names in the path. Raises RequestRefused."""
         methods, names = self._fixed.get(path), {}
         if methods is None:
-            for pattern, of_pattern in self._templates.items():
+            for pattern, pattern_methods in self._templates.items():
                 if match := pattern.fullmatch(path):
-                    methods, names = of_pattern, match.groupdict()
+                    methods, names = pattern_methods, match.groupdict()
                     break
         if methods is None:
-            raise Refused(404, "not_found", "no such path; /openapi.json lists all of them")
-        found = methods.get("GET" if method == "HEAD" else method)
-        if found is None:
-            allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-            raise Refused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
-        return *found, names
-
-
-def _takes_images(route: Route) -> bool:
-    """Whether texts in its body may be bytes in Base64."""
-    return isinstance(route.takes, type) and issubclass(route.takes, MessageBody)
+            raise RequestRefused(404, "not_found", "no such path; /openapi.json lists all of them")
+        if pair := methods.get("GET" if method == "HEAD" else method):
+            return *pair, names
+        allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
+        raise RequestRefused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
 
 
 class App:
@@ -115,53 +109,47 @@ class App:
         cors_origins: Collection[str] = (),
         path_prefix: str = "",
     ) -> None:
-        """`max_file_bytes`: of all bodies; `max_body_bytes`: of those that are texts; `max_input_bytes`: of a text in
-        one. `has_metrics_port`: metrics have an address of their own, and only that is open. The others: see HttpDoor.
+        """`max_file_bytes`: limit of all bodies. `max_body_bytes`: limit of bodies that are texts. `max_input_bytes`:
+        limit of each text in a body. `has_metrics_port`: metrics have an address of their own, which alone is open.
+        HttpDoor explains the other arguments.
         """
         self.is_draining = False
         self._streaming: set[asyncio.Task[Any]] = set()
         self._deadlines = Deadlines()
-        self._router = Router([])
+        self._routes = RouteTable([])
         self._readers: dict[str, Callable[[bytes], Any]] = {}
-        self._max_input_bytes = max_input_bytes
-        self._in_flight = in_flight
-        self._max_file_bytes = max_file_bytes
+        self._in_flight, self._guard = in_flight, guard
+        self._max_file_bytes, self._max_input_bytes = max_file_bytes, max_input_bytes
         # The limit of texts, and its setting.
         self._text_limit = max_file_bytes, "max_message_bytes"
         if max_body_bytes < max_file_bytes:
             self._text_limit = max_body_bytes, "max_input_bytes, times 8"
-        self._guard = guard
         self._open_services = set(guard.open_services) if guard else set()
         if has_metrics_port:
             self._open_services.discard("metrics")
-        self._hosts = hosts
-        self._cors_origins = cors_origins
-        self._path_prefix = path_prefix
+        self._hosts, self._cors_origins, self._path_prefix = hosts, cors_origins, path_prefix
 
     def open(self, handlers: HttpHandlers) -> None:
         """Answers requests by these handlers from now on."""
-        self._router = Router(handlers)
-        self._readers = {
-            route.key: partial(
-                read_body,
-                TypeAdapter(route.takes),
-                max_text_bytes=sys.maxsize if _takes_images(route) else self._max_input_bytes,
-            )
-            for route, _ in handlers
-            if route.takes and not route.is_raw
-        }
+        self._routes = RouteTable(handlers)
+        for route, _ in handlers:
+            if route.takes and not route.is_raw:
+                # Texts in the body of a message may be images in Base64.
+                takes_images = isinstance(route.takes, type) and issubclass(route.takes, MessageBody)
+                limit = sys.maxsize if takes_images else self._max_input_bytes
+                self._readers[route.key] = partial(read_body, TypeAdapter(route.takes), max_text_bytes=limit)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """ASGI's entry."""
-        headers: Headers = dict(reversed(scope["headers"]))  # the first of a name counts, as over gRPC
+        """Answers a request of ASGI's server."""
+        headers: Headers = dict(reversed(scope["headers"]))  # the first value of a name counts, as over gRPC
         request_id = _request_id(headers)
-        caller = Caller(receive, f"{scope['client']}")
+        caller = RequestCaller(receive, f"{scope['client']}")
         error_form: ErrorForm = UNKNOWN_PATH
-        with ExitStack() as streaming:  # what a stream holds until its end
+        with ExitStack() as streaming:  # resources that a stream holds until its end
             try:
                 response = self._preflight(scope["method"], headers)
                 if response is None:
-                    route, handler, names = self._router.find(scope["method"], self._without_prefix(scope["path"]))
+                    route, handler, names = self._routes.find(scope["method"], self._without_prefix(scope["path"]))
                     error_form = route.error_form
                     response = await self._answer(route, handler, names, headers, request_id, scope, caller, streaming)
                 if scope["method"] == "HEAD" and response.stream:
@@ -170,7 +158,7 @@ class App:
                 if caller.has_left:
                     return
                 response = _error_response(problem_of(self._in_flight.stopping()), error_form)
-            except (NeuronpipeError, Refused) as error:
+            except (NeuronpipeError, RequestRefused) as error:
                 response = _error_response(problem_of(error), error_form)
             except Exception as fault:
                 response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
@@ -179,7 +167,7 @@ class App:
             await self._send(response, request_id, headers, caller, send)
 
     def _preflight(self, method: str, headers: Headers) -> HttpResponse | None:
-        """The answer to a browser that asks whether a page may call; None for every other request."""
+        """Returns the answer to a browser that asks whether a page may call; None for every other request."""
         if method != "OPTIONS" or _PREFLIGHT not in headers or not _is_origin_of(headers, self._cors_origins):
             return None
         allowed = (
@@ -208,7 +196,7 @@ class App:
         headers: Headers,
         request_id: str,
         scope: Mapping[str, Any],
-        caller: Caller,
+        caller: RequestCaller,
         streaming: ExitStack,
     ) -> HttpResponse:
         if self._guard and route.service not in self._open_services:
@@ -239,19 +227,19 @@ class App:
                 streaming.enter_context(counted.pop_all())
             return response
 
-    async def _read(self, route: Route, headers: Headers, media_type: str, caller: Caller) -> bytes:
-        """The body of a request.
+    async def _read(self, route: Route, headers: Headers, media_type: str, caller: RequestCaller) -> bytes:
+        """Returns the body of a request.
 
-        Raises Refused for a body that is not accepted, and NeuronpipeError for one that takes too long, or too much
-        memory.
+        Raises RequestRefused for a body that is not accepted, and NeuronpipeError for a body that takes too much
+        time or memory.
         """
         if media_type not in (JSON, "", *route.takes_media):
-            raise Refused(
+            raise RequestRefused(
                 415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}"
             )
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", *_COMPRESSED):
-            raise Refused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
+            raise RequestRefused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
         limit, setting = self._max_file_bytes, "max_message_bytes"
         if media_type in TEXTS or not route.takes_media:
             limit, setting = self._text_limit
@@ -277,7 +265,7 @@ class App:
         return body
 
     async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
-        """A body that came compressed; a large one counts as what it may become. Raises as `_read`."""
+        """Decompresses a body. A large body counts by the size that it may become. Raises the errors of `_read`."""
         try:
             body = await self._in_flight.inflate(connection, data, _GZIP_OR_ZLIB, limit)
         except zlib.error:
@@ -289,7 +277,7 @@ class App:
         return body
 
     async def _send(
-        self, response: HttpResponse, request_id: str, headers: Headers, caller: Caller, send: Send
+        self, response: HttpResponse, request_id: str, headers: Headers, caller: RequestCaller, send: Send
     ) -> None:
         body = response.body
         fields = [
@@ -307,7 +295,8 @@ class App:
             if _TAKES_GZIP.search(headers.get(b"accept-encoding", b"")):
                 body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
                 fields.append((b"content-encoding", b"gzip"))
-        if self.is_draining or (not caller.has_sent_all and _body_bytes(headers) > _DISCARDED_BYTES):
+        is_large = b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > _DISCARDED_BYTES
+        if self.is_draining or (is_large and not caller.has_sent_all):
             fields.append((b"connection", b"close"))
         if response.stream:
             await send({"type": "http.response.start", "status": response.status, "headers": fields})
@@ -318,7 +307,7 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
     async def _send_parts(
-        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: Caller, send: Send
+        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: RequestCaller, send: Send
     ) -> None:
         task, is_endless = asyncio.current_task(), response.is_endless
         assert task  # noqa: S101
@@ -334,10 +323,10 @@ class App:
         except asyncio.CancelledError:
             if caller.has_left:
                 return
-            if response.tell:
-                last = response.tell(self._in_flight.stopping())
+            if response.last_event:
+                last = response.last_event(self._in_flight.stopping())
                 await send({"type": "http.response.body", "body": last, "more_body": True})
-            elif not is_endless:  # the connection breaks off without its end: no caller takes it for the whole
+            elif not is_endless:  # the connection breaks off, so that no caller takes the stream for complete
                 raise
         finally:
             self._streaming.discard(task)
@@ -351,18 +340,20 @@ async def _no_parts() -> AsyncGenerator[bytes, None]:
 
 
 def _is_origin_of(headers: Headers, origins: Collection[str]) -> bool:
-    """Whether a page of one of these origins sends a request."""
+    """Tells whether a page of one of these origins sends a request."""
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
     return bool(origin) and (origin in origins or "*" in origins)
 
 
 def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: Collection[str]) -> None:
-    """Refuses what a page of another site makes a browser send: without credentials it would be taken for its user's
-    own (CSRF), or, if the site's name leads here, answered to the page (DNS rebinding). Pages of `origins` may call.
+    """Refuses requests that a page of another site makes a browser send. Pages of `origins` may call.
+
+    Without credentials, a request of the page would pass for a request of the browser's user (CSRF). If the site's name
+    leads to this gateway, the page would also get the answer (DNS rebinding).
     """
     host = headers.get(b"host", b"").decode("latin-1").lower()
     if host and not _is_own(host, hosts):
-        raise Refused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
+        raise RequestRefused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
     if _is_origin_of(headers, origins):
         return
     origin = headers.get(b"origin", b"").decode("latin-1").lower().rpartition("://")[2]
@@ -370,23 +361,24 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
         b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
     ):
-        raise Refused(403, "forbidden", "origin: pages of other sites may not call this gateway (http_cors_origins)")
+        problem = "origin: pages of other sites may not call this gateway (http_cors_origins)"
+        raise RequestRefused(403, "forbidden", problem)
 
 
 def _is_own(host: str, hosts: Collection[str]) -> bool:
-    """Whether a name, maybe with a port, is one of the gateway's, or of this machine alone; without any, it is."""
+    """Tells whether a host is a name of the gateway or of this machine alone. Without names, any host is."""
     name = re.sub(r":\d*$", "", host).strip("[]")
     return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
 
 
 def _request_id(headers: Headers) -> str:
-    """The caller's, or a new one."""
+    """Returns the caller's id of the request, or a new id."""
     given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
     return given if given and given.isascii() and given.isprintable() else new_request_id()
 
 
 def _call(headers: Headers, request_id: str) -> Call:
-    """The caller, the deadline, the priority and the trace context of a request. Raises InvalidInput."""
+    """Returns the caller, the deadline, the priority and the trace context of a request. Raises InvalidInput."""
     deadline_s = None
     if timeout := headers.get(TIMEOUT_HEADER):
         if not timeout.isdigit() or len(timeout) > _TIMEOUT_DIGITS:
@@ -402,15 +394,10 @@ def _call(headers: Headers, request_id: str) -> Call:
     return Call(request_id, deadline_s, priority, trace, current_caller(), route_key=route_key)
 
 
-def _body_bytes(headers: Headers) -> float:
-    """The size of the body; infinite if the headers do not give it."""
-    return math.inf if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
-
-
 def _error_response(problem: Problem, form: ErrorForm) -> HttpResponse:
     headers = list(problem.headers)
     if problem.retry_after_s is not None:
-        # Whole seconds, as HTTP has it; OpenAI's clients know the finer one.
+        # HTTP has whole seconds; OpenAI's clients also read milliseconds.
         headers.append((b"retry-after", str(max(1, math.ceil(problem.retry_after_s))).encode()))
         headers.append((b"retry-after-ms", str(max(1, round(problem.retry_after_s * 1000))).encode()))
     return HttpResponse(write_body(form.write(problem)), form.media_type, headers, problem.codes.status)

@@ -1,7 +1,7 @@
-"""JSON bodies: read and checked on their way in, written on their way out.
+"""Reads and checks bodies in JSON, and writes them.
 
-pydantic checks, which the settings need anyway, in 1 µs for one text and 1.5 µs for 32 (docs/decisions/0020). orjson
-reads and writes: it refuses NaN and what is not UTF-8, and writes arrays of NumPy.
+pydantic, which the settings need anyway, checks a body of one text in 1 µs and of 32 texts in 1.5 µs
+(docs/decisions/0020). orjson reads and writes: it refuses NaN and bytes that are not UTF-8, and writes arrays of NumPy.
 """
 
 import binascii
@@ -9,24 +9,14 @@ import re
 import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import orjson
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic.fields import FieldInfo
+from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from neuronpipe.core.errors import InvalidInput
@@ -38,20 +28,18 @@ from neuronpipe.platform.process.lanes import is_on_event_loop
 _PIECE = 1 << 14
 # Values of a list that are made at once.
 _VALUES = 1024
-# Of one error's path: what stands in it of the caller's own words has an end.
+# Most characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
-
-
 _UNKNOWN = "unknown_field"
 # Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
 HARMLESS = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "prediction", "safety_identifier"),  # OpenAI's
+        *("user", "metadata", "store", "service_tier", "prediction", "safety_identifier"),  # OpenAI
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
-        *("client_metadata", "session_id", "keep_alive", "ttl", "provider"),  # of its clients, Ollama's, OpenRouter's
-        *("priority", "request_id", "rid", "cache_salt", "guided_decoding_backend"),  # vLLM's, SGLang's
-        "spaces_between_special_tokens",  # fast tokenizers put none there
-        *("cache_prompt", "padding"),  # llama.cpp's, transformers'
+        *("client_metadata", "session_id", "keep_alive", "ttl", "provider"),  # clients of OpenAI, Ollama, OpenRouter
+        *("priority", "request_id", "rid", "cache_salt", "guided_decoding_backend"),  # vLLM, SGLang
+        "spaces_between_special_tokens",  # fast tokenizers put no spaces there
+        *("cache_prompt", "padding"),  # llama.cpp, transformers
     )
 )
 
@@ -59,8 +47,8 @@ HARMLESS = frozenset(
 class Body(BaseModel):
     """The base of all bodies of requests, and of their parts.
 
-    A field that the body does not have is refused by its name, as to ignore it would mislead its caller, unless it is
-    among `harmless`. A field that is null is one that is not given.
+    A field that the body does not have is refused by its name, unless it is among `harmless`: to ignore it would
+    mislead the caller. A field that is null counts as missing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -70,7 +58,11 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        cls._known = frozenset(one for name, field in cls.model_fields.items() for one in _names(name, field))
+        known: set[str] = set()
+        for name, field in cls.model_fields.items():
+            alias = field.validation_alias
+            known.update(map(str, alias.choices if isinstance(alias, AliasChoices) else [alias or name]))
+        cls._known = frozenset(known)
 
     @model_validator(mode="before")
     @classmethod
@@ -78,36 +70,32 @@ class Body(BaseModel):
         value = without_nulls(value)
         if not isinstance(value, dict) or value.keys() <= cls._known or cls.model_config["extra"] != "forbid":
             return value
-        known = {name: one for name, one in value.items() if name in cls._known}
-        # One error, as those of all unknown fields could take gigabytes.
-        if (
-            unknown := next((name for name in value if name not in known and name not in cls.harmless), None)
-        ) is not None:
-            raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": unknown})
+        known = {name: inner for name, inner in value.items() if name in cls._known}
+        for name in value:
+            # The first unknown field is the only error: the errors of all unknown fields could take gigabytes.
+            if name not in known and name not in cls.harmless:
+                raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": name})
         return known
 
 
-class Answer(Body):
-    """The base of what doors answer, as /openapi.json describes it: there may be more fields."""
+class ModelBody(Body):
+    """A body that may name its model."""
 
-    model_config = ConfigDict(extra="ignore")
-
-
-def _names(name: str, field: FieldInfo) -> Iterable[str]:
-    """What a body may call a field."""
-    alias = field.validation_alias
-    return map(str, alias.choices) if isinstance(alias, AliasChoices) else (str(alias or name),)
+    model: str | None = None
 
 
 def without_nulls(value: Any) -> Any:
-    """An object in JSON without its fields that are null: clients write those that they do not set."""
+    """Returns an object in JSON without the fields that are null, as clients write fields that they do not set."""
     if isinstance(value, dict) and None in value.values():
-        return {name: one for name, one in value.items() if one is not None}
+        return {name: inner for name, inner in value.items() if inner is not None}
     return value
 
 
 def only(*values: Any, advice: str = "") -> AfterValidator:
-    """For a field that we do not have, of which clients send the values that change nothing. `advice`: what to do."""
+    """Returns the check of a field that is not supported, but of which clients send values that change nothing.
+
+    `advice`: the end of the error.
+    """
 
     def refuse(value: Any) -> None:
         if value is not None and without_nulls(value) not in values:
@@ -116,10 +104,16 @@ def only(*values: Any, advice: str = "") -> AfterValidator:
     return AfterValidator(refuse)
 
 
-ItemT = TypeVar("ItemT")
-# A list whose first wrong item is its only error: of 64 MiB of wrong items the errors would take gigabytes.
-Many = Annotated[list[ItemT], Field(fail_fast=True)]
-# Some languages write each number with a fraction: 5.0. It stands behind the bounds, which schemas would lose else.
+def fixed(**values: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns fields that are not supported, each with the value of clients that changes nothing; see `with_fields`."""
+    return {name: (Annotated[Any, only(value)], None) for name, value in values.items()}
+
+
+ElementT = TypeVar("ElementT")
+# A list whose first wrong item is its only error: the errors of 64 MiB of wrong items would take gigabytes.
+Many = Annotated[list[ElementT], Field(fail_fast=True)]
+# Accepts 5.0 as 5, because some languages write each number with a fraction. In an annotation it follows the bounds,
+# which schemas would lose otherwise.
 WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
 Count = Annotated[int, Field(ge=1, lt=1 << 32), WHOLE]
 
@@ -130,11 +124,15 @@ def _check_kept(tokens: int) -> int:
     raise ValueError("must be 1 or more, or -1 for as many as the model takes")
 
 
-# vLLM's truncate_prompt_tokens. -1: to what the model takes.
+# vLLM's truncate_prompt_tokens. -1 keeps as many tokens as the model takes.
 KeptTokens = Annotated[int, Field(json_schema_extra={"minimum": -1}), AfterValidator(_check_kept), WHOLE]
 Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
-# Of one text: more than any model takes, and few enough to be converted on the event loop, in about 10 ms.
+# The token ids of a text: more than any model takes, and few enough to be converted on the event loop in about 10 ms.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
+TextsOrTokens = Annotated[
+    str | Many[str] | TokenIds | Many[TokenIds],
+    Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),
+]
 _FORMS: Mapping[OptionKind, Any] = {
     "float": float,
     "bool": bool,
@@ -150,18 +148,30 @@ _FORMS: Mapping[OptionKind, Any] = {
 
 
 def option_field(option: Option) -> tuple[Any, Any]:
-    """The field of an option of generation: its type, where it is given, and its default. Tasks check its bounds."""
+    """Returns the field of an option of generation: its type and its default. Tasks check the bounds of its value."""
     least, most = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
     form = Annotated[int, Field(ge=least, le=most), WHOLE] if option.kind == "int" else _FORMS[option.kind]
     return form | None, Field(None, description=option.text)
 
 
-# What OpenAI calls its developer, templates know as the system: some leave out a role that they do not know.
+# OpenAI's developer is the system in templates, of which some leave out a role that they do not know.
 Role = Annotated[str, AfterValidator(lambda role: "system" if role == "developer" else role)]
 Direction = Literal["Right", "Left", "right", "left"]
 
-# What is made of a body's values, and by which bytes they are counted: a value takes up to 64 bytes, a list or a name
-# with its place in an object a few hundred, and an object a thousand once it is checked.
+
+def either(first: type[Body], second: type[Body], marks: Set[str], description: str) -> Any:
+    """Returns the type of a body that is `second` if it has any of the fields in `marks`, and else `first`."""
+
+    def tag(body: Any) -> str:
+        is_second = not marks.isdisjoint(body) if isinstance(body, dict) else isinstance(body, second)
+        return "second" if is_second else "first"
+
+    union = Annotated[first, Tag("first")] | Annotated[second, Tag("second")]  # type: ignore[valid-type]
+    return Annotated[union, Discriminator(tag), Field(description=description)]
+
+
+# A mark in the bytes of JSON → memory of the value that is made for it. A number or text takes up to 64 bytes, a list
+# or a name in an object a few hundred, and an object a thousand once it is checked.
 _JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
 LINE_BYTES = {b",": 64, b"\n": 64}
 _LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)
@@ -192,23 +202,23 @@ def _is_within(pieces: Iterable[bytes], bytes_by_mark: Mapping[bytes, int]) -> b
 
 
 def _longest_list(data: bytes) -> str:
-    """The name of the list that takes most of a body in JSON, as far as its beginning tells."""
-    found = [*islice(_LIST.finditer(data[: 1 << 20]), 16)]
-    ends = [one.start() for one in found[1:]] + [len(data)]
+    """Returns the name of the longest list in a body in JSON, judged by the beginning of the body."""
+    lists = [*islice(_LIST.finditer(data[: 1 << 20]), 16)]
+    ends = [match.start() for match in lists[1:]] + [len(data)]
     longest, name = 0, "body"
-    for one, end in zip(found, ends, strict=False):
-        if end - one.end() > longest:
-            longest, name = end - one.end(), one[1].decode()
+    for match, end in zip(lists, ends, strict=False):
+        if end - match.end() > longest:
+            longest, name = end - match.end(), match[1].decode()
     return name
 
 
 def texts_of(given: str | list[str]) -> list[str]:
-    """A text, or several, as a list."""
+    """Returns a text, or several, as a list."""
     return [given] if isinstance(given, str) else given
 
 
 def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
-    """A value in JSON, behind a byte order mark or without. Raises InvalidInput."""
+    """Returns a value in JSON, which may follow a byte order mark. Raises InvalidInput."""
     check_values(data)
     check_depth("body", data)
     try:
@@ -222,42 +232,43 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
 
 def _check_texts(value: Any, max_bytes: int) -> None:
     """Raises InvalidInput for a text with more characters than an input may have bytes, before it is copied."""
-    # Lists and objects, each with the place here of the one that it is in, and its name there.
-    found: list[tuple[Any, int, int | str]] = [([value], 0, "")]
-    for place, (one, _, _) in enumerate(found):
-        for name, inner in one.items() if type(one) is dict else enumerate(one):
+    # Lists and objects, each with the index of its container in this list, and its name in the container.
+    containers: list[tuple[Any, int, int | str]] = [([value], 0, "")]
+    for index, (container, _, _) in enumerate(containers):
+        for name, inner in container.items() if type(container) is dict else enumerate(container):
             kind = type(inner)
             if kind is str:
                 if len(inner) > max_bytes:
                     path = [name]
-                    while place:
-                        _, place, name = found[place]
+                    while index:
+                        _, index, name = containers[index]
                         path.append(name)
                     raise too_long(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
             elif kind is list or kind is dict:
-                found.append((inner, place, name))
+                containers.append((inner, index, name))
 
 
 def read_body(kind: TypeAdapter[Any], data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
-    """The value of a body in JSON. Raises InvalidInput naming the path of the field at fault. `max_text_bytes`: of each
-    text in it.
+    """Returns the value of a body in JSON. `max_text_bytes`: limit of each text in the body.
+
+    Raises InvalidInput, which names the path of the field at fault.
     """
     return check_body(kind, read_json(data, max_text_bytes))
 
 
 def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
-    """The same of a body that is read already."""
+    """Checks the value of a body, as `read_body` does."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
-        # Of a value that may have several forms, each one's errors are listed: the one that came furthest is the one
-        # that was meant, or the one that is right but for its length.
+        # A value with several forms has the errors of each form. The caller meant the form whose error is deepest in
+        # the value, or the form that is right except for its length.
         worst = max(
             error.errors(include_url=False, include_input=False),
-            key=lambda one: (
-                one["type"] in ("too_long", "too_short"),
-                len(_place(one)),
-                [step for step in one["loc"] if isinstance(step, int)],
+            key=lambda error: (
+                error["type"] in ("too_long", "too_short"),
+                len(_place(error)),
+                [step for step in error["loc"] if isinstance(step, int)],
             ),
         )
         raise InvalidInput(_path(value, _place(worst), worst["type"] == "missing"), _problem(worst)) from None
@@ -268,7 +279,7 @@ def _place(error: ErrorDetails) -> tuple[int | str, ...]:
 
 
 def read_base64(text: str) -> bytes:
-    """The bytes of Base64 as clients write it: in lines, of the alphabet for URLs, without padding, or as a data: URL.
+    """Returns the bytes of Base64, which may have lines, the alphabet for URLs, no padding, or the form of a data: URL.
 
     Raises ValueError.
     """
@@ -284,14 +295,14 @@ def read_base64(text: str) -> bytes:
 
 
 def write_body(value: Any) -> bytes:
-    """JSON. In a thread, arrays of NumPy are written in pieces, so that other threads run between two of them."""
+    """Returns JSON. A thread writes arrays of NumPy in pieces, so that other threads run between two pieces."""
     if is_on_event_loop():
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return orjson.dumps(value, default=_write_array)
 
 
 def write_list(values: Iterable[Any]) -> orjson.Fragment:
-    """A list of many small values as a part of a body, without all of them in memory at once."""
+    """Writes a list of many small values as a part of a body, without all values in memory at once."""
     rest = iter(values)
     pieces = []
     while some := [*islice(rest, _VALUES)]:
@@ -305,13 +316,13 @@ def _write_array(value: Any) -> Any:
     if value.ndim > 1:
         return list(value)
     pieces = [write_body(value[at : at + _PIECE]) for at in range(0, value.size, _PIECE)]
-    return orjson.Fragment(b"[" + b",".join(one[1:-1] for one in pieces) + b"]")
+    return orjson.Fragment(b"[" + b",".join(piece[1:-1] for piece in pieces) + b"]")
 
 
 def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
-    """The path as `input[3].text`.
+    """Returns the path of a field in the value, such as `input[3].text`.
 
-    It is made of the steps of pydantic's location that lead through the value; the others name forms that it may have.
+    pydantic's location also has steps that name forms of a value, which the path leaves out.
     """
     path = ""
     for depth, step in enumerate(location):
@@ -327,7 +338,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 def _problem(error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden":  # a second name of a field
         return "is not supported"
-    if error["type"] in ("model_type", "dict_type"):  # whose message tells of a class
+    if error["type"] in ("model_type", "dict_type"):  # pydantic's message names a class
         return "must be an object"
     message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
-from neuronpipe.doors.http.problems import Refused
+from neuronpipe.doors.http.problems import RequestRefused
 
 Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 
@@ -12,11 +12,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
 _WATCHED_AFTER_S = 0.01
 
 
-class Caller:
-    """Sends the body, and may disconnect.
-
-    `connection` is its name. `has_sent_all`: whether the body was read to its end.
-    """
+class RequestCaller:
+    """The caller of a request. `connection`: its name. `has_sent_all`: whether the body was read to its end."""
 
     def __init__(self, receive: Receive, connection: str) -> None:
         self.connection = connection
@@ -27,12 +24,17 @@ class Caller:
         self._watcher: asyncio.Task[None] | None = None
 
     async def read(self, max_bytes: int, setting: str, has_come: Callable[[int], None]) -> bytes:
-        """The body, which the setting of this name limits. `has_come`: told how much of it has come, while more is to
-        come. Raises Refused for a larger one, and CancelledError if the caller disconnects.
+        """Returns the body, which the setting of this name limits.
+
+        `has_come`: gets the number of bytes that have come, while more bytes are to come. Raises RequestRefused for a
+        larger body, and CancelledError if the caller disconnects.
         """
         parts, size_bytes = [], 0
         while True:
-            message = await self._next()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.has_left = True
+                raise asyncio.CancelledError
             parts.append(message["body"])
             size_bytes += len(message["body"])
             if size_bytes > max_bytes:
@@ -54,7 +56,7 @@ class Caller:
             self._timer.cancel()
         if self._watcher:
             self._watcher.cancel()
-            self._watcher = None  # it keeps this caller
+            self._watcher = None  # the watcher refers to this caller
 
     def _start_watching(self, task: "asyncio.Task[Any]") -> None:
         async def wait() -> None:
@@ -65,18 +67,8 @@ class Caller:
 
         self._watcher = asyncio.create_task(wait())
 
-    async def _next(self) -> Mapping[str, Any]:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.has_left = True
-            raise asyncio.CancelledError
-        return message
 
-
-def too_large(max_bytes: int, setting: str) -> Refused:
-    """The error for a body that is larger than a setting of the gateway allows."""
-    return Refused(
-        413,
-        "content_too_large",
-        f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})",
-    )
+def too_large(max_bytes: int, setting: str) -> RequestRefused:
+    """Returns the error for a body that is larger than a setting of the gateway allows."""
+    problem = f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})"
+    return RequestRefused(413, "content_too_large", problem)

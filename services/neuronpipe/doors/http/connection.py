@@ -1,24 +1,19 @@
-"""HTTP/1.1 for the HTTP door: a connection, its requests as httptools parses them, and their answers.
-
-The application sees requests as ASGI has them.
-"""
+"""The connections of the HTTP door: each parses its requests with httptools, and has them answered in turn."""
 
 import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
 from email.utils import formatdate
 from functools import partial
-from http import HTTPStatus
-from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import httptools
 
-from neuronpipe.core.logs import log_fault
 from neuronpipe.core.names import Metrics
+from neuronpipe.doors.http.asgi import STATUS_LINES, Application, Exchange
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
@@ -26,30 +21,18 @@ from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 
-# Time in which a connection whose request was refused takes the rest that the caller is sending, in service and while
-# the process stops.
+# Time for which a connection whose request was refused takes the rest of the request, in service and while the process
+# stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
 # Time for which a connection is still read before the caller is said to be late. uvloop runs timers before it reads:
 # after a process has stood still, the caller's bytes would come too late.
 _LAST_LOOK_S = 0.01
-# The parser gets what comes in pieces of the first size, or up to the second size within a body.
+# Size of the pieces of the input that the parser gets, and the largest size within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
-# Bytes of a body that wait for the application before the connection stops reading.
-_MAX_WAITING_BYTES = 64 << 10
 _BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-# Characters that no value of a field has (RFC 9110, 5.5).
-_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # Characters of a host's name or address with its port (RFC 3986, 3.2.2).
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
 _VERSIONS = "This port takes HTTP/1.1."
-_BODILESS = (204, 304)
-
-Message: TypeAlias = dict[str, Any]
-# ASGI's application: scope, receive, send.
-Application: TypeAlias = Callable[
-    [Mapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
 
 
 class _CallerLimit:
@@ -81,7 +64,7 @@ class HttpServer:
     ) -> None:
         self.limits, self.in_flight = limits, in_flight
         self.turns = LoopTurns()
-        self.connections: set[Connection] = set()
+        self.connections: set[HttpConnection] = set()
         self._app = app
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_ended = asyncio.Event()
@@ -90,7 +73,7 @@ class HttpServer:
             address,
             limits,
             self.connections,
-            partial(Connection, self),
+            partial(HttpConnection, self),
             partial(self.count, "max_connections"),
             tls=tls.context if tls else None,
             shares_port=shares_port,
@@ -101,13 +84,13 @@ class HttpServer:
         self.in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
 
     def date(self) -> bytes:
-        """The field of each answer with the current second."""
+        """Returns the field of each answer with the current second."""
         now_s = int(time.time())
         if now_s != self._date_s:
             self._date_s, self._date = now_s, b"date: %s\r\n" % formatdate(now_s, usegmt=True).encode()
         return self._date
 
-    def answer(self, exchange: "Exchange") -> None:
+    def answer(self, exchange: Exchange) -> None:
         """Begins to answer a request, not in the context of the request before."""
         task = asyncio.get_running_loop().create_task(exchange.run(self._app), context=Context())
         self._tasks.add(task)
@@ -117,7 +100,7 @@ class HttpServer:
         self._tasks.discard(task)
         self._has_ended.set()
 
-    def end(self, connection: "Connection") -> None:
+    def end(self, connection: "HttpConnection") -> None:
         """Forgets a connection that has ended."""
         self.connections.discard(connection)
         self._has_ended.set()
@@ -138,117 +121,17 @@ class HttpServer:
                 task.cancel()
 
 
-class Exchange:
-    """A request and its answer. `more_body`: whether the caller is still sending the request's body."""
-
-    def __init__(self, connection: "Connection", scope: Message, *, keeps_alive: bool, is_awaited: bool) -> None:
-        """`is_awaited`: whether the caller waits with the body until it is asked for (100-continue)."""
-        self.keeps_alive = keeps_alive
-        self.is_of_head = scope["method"] == "HEAD"
-        self.has_left = self.has_begun = self.is_complete = False
-        self.more_body = True
-        self._connection = connection
-        self._scope = scope
-        self._is_awaited = is_awaited
-        self._is_chunked = False
-        self._body = bytearray()
-        self._has_news = asyncio.Event()
-
-    def take(self, data: bytes) -> bool:
-        """Takes a part of the body. Returns whether enough of it waits for the application."""
-        self._body += data
-        self._has_news.set()
-        return len(self._body) > _MAX_WAITING_BYTES
-
-    def end_body(self) -> None:
-        """The body has come."""
-        self.more_body = False
-        self._has_news.set()
-
-    def leave(self) -> None:
-        """The caller is told nothing more."""
-        self.has_left = True
-        self._has_news.set()
-
-    async def run(self, app: Application) -> None:
-        """Answers the request."""
-        try:
-            await app(self._scope, self._receive, self._send)
-        except asyncio.CancelledError:
-            pass  # the answer breaks off without its end
-        except Exception as fault:
-            log_fault("a request over HTTP cannot be answered", fault)
-        if not (self.is_complete or self.has_left):
-            self._connection.break_off(self)
-
-    async def _receive(self) -> Message:
-        connection = self._connection
-        if self._is_awaited and self.more_body and not connection.is_closing:
-            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._is_awaited = False
-        if not (self.has_left or self.is_complete):
-            connection.read_body()
-            await self._has_news.wait()
-            self._has_news.clear()
-        if self.has_left or self.is_complete:
-            return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
-
-    async def _send(self, message: Message) -> None:
-        connection = self._connection
-        if not (connection.is_writable.is_set() or self.has_left):
-            await connection.is_writable.wait()
-        if self.has_left:
-            return
-        if not self.has_begun:
-            self._begin(message["status"], message["headers"])
-            return
-        body, is_last = message["body"], not message.get("more_body")
-        if self.is_of_head:
-            body = b""
-        elif self._is_chunked:
-            body = (b"%x\r\n%s\r\n" % (len(body), body) if body else b"") + b"0\r\n\r\n" * is_last
-        connection.transport.write(body)
-        if is_last:
-            self.is_complete = True
-            self._has_news.set()
-            connection.end_answer(self)
-
-    def _begin(self, status: int, fields: list[tuple[bytes, bytes]]) -> None:
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status, self._connection.date()]
-        # A caller of HTTP/1.0 knows no chunks: its answer ends with the connection (RFC 9112, 6.1 and 6.3).
-        self._is_chunked = not (self._scope["http_version"] == "1.0" or self.is_of_head or status in _BODILESS)
-        for name, value in fields:
-            if _NO_VALUE.search(value):
-                raise ValueError(f"the field {name.decode()} of an answer has a character that it cannot have")
-            if name == b"content-length":
-                self._is_chunked = False
-            elif name == b"connection":  # close
-                self.keeps_alive = False
-                continue
-            lines.append(b"%s: %s\r\n" % (name, value))
-        if self._is_awaited and self.more_body:  # a body that was not asked for may come, or the next request instead
-            self.keeps_alive = False
-        if not self.keeps_alive:
-            lines.append(b"connection: close\r\n")
-        if self._is_chunked:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        self.has_begun, self._is_awaited = True, False
-        self._connection.transport.write(b"".join([*lines, b"\r\n"]))
-
-
 class _BadHead(Exception):
     def __init__(self, message: str = _BAD_HEAD, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Parses the requests of a caller, and has them answered in turn.
 
-    A connection ends where its next head does not arrive within the limits, where its caller does not read, and where
-    it is idle or old. Bytes behind requests that wait for their answers are not parsed.
+    A connection ends when its next head does not arrive within the limits, when its caller does not read, and when it
+    is idle or old. Bytes behind requests that wait for their answers are not parsed.
 
     Before a connection closes, it takes the rest of its request: a connection that is closed with unread bytes is
     reset, and the caller can lose its answer (RFC 9112, section 9.6). nginx does the same (`lingering_close`).
@@ -262,10 +145,10 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.is_writable = asyncio.Event()
         self.is_writable.set()
-        # Bytes that have come and wait, the number of all requests, and those that were parsed and wait.
+        # Bytes that wait to be parsed, the number of all requests, and the parsed requests that wait.
         self._held, self._requests = b"", 0
         self.pipeline = deque[Exchange]()
-        # The request that is answered, and the one that was parsed last, until its answer is complete.
+        # The request that is answered now, and the request that was parsed last, until its answer is complete.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
         self._is_full = self._is_paused = self._is_lingering = False
@@ -278,8 +161,8 @@ class Connection(asyncio.Protocol):
         self._ending: asyncio.TimerHandle | None = None
         self._has_rest = False  # whether the caller is still sending its request
         self._is_in_head, self._is_in_trailers = True, False
-        # Sizes of an incomplete head, or of trailers, without the piece in which they begin; of the fields of both;
-        # and of the piece that is parsed.
+        # Size of an incomplete head, or of trailers, without the piece in which they begin; size of the fields of both;
+        # size of the piece that is parsed now.
         self._head_bytes = self._field_bytes = self._piece_bytes = 0
         self._url, self._fields = b"", list[tuple[bytes, bytes]]()
         self._parser: httptools.HttpRequestParser | None = self._new_parser()
@@ -288,8 +171,6 @@ class Connection(asyncio.Protocol):
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
-
-    # Calls of the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -315,7 +196,7 @@ class Connection(asyncio.Protocol):
             self._ending.cancel()
 
     def eof_received(self) -> None:
-        """The caller has left. What was written already is sent within the limits."""
+        """Ends the connection, because the caller has left. Bytes that were written are sent within the limits."""
         self._end_transport()
 
     def pause_writing(self) -> None:
@@ -353,7 +234,7 @@ class Connection(asyncio.Protocol):
         turns.take(self._requests - first, began_s)
         self._held = b"" if self.is_closing else held[begin:]
         if self._held:
-            self._stop_timer()  # the rest of the head has come: it is not the caller who is late
+            self._stop_timer()  # the rest of the head has come: the caller is not late
         self._regulate_reading()
         self._begin_idle()
 
@@ -362,7 +243,7 @@ class Connection(asyncio.Protocol):
         self._feed(data)
         if self.is_closing:
             return
-        if self._is_in_head or self._is_in_trailers:  # more of it is to come
+        if self._is_in_head or self._is_in_trailers:  # the rest is still to come
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_header_bytes:
                 self._end("max_header_bytes")
@@ -385,16 +266,17 @@ class Connection(asyncio.Protocol):
                     self._stop_timer()
                 elif isinstance(bad, _BadHead):
                     self._refuse(str(bad), bad.status)
-                elif parser.get_method() == b"PRI":  # of HTTP/2
+                elif parser.get_method() == b"PRI":  # a caller speaks HTTP/2
                     self._refuse(_VERSIONS, 505)
                 else:
                     self._refuse("Invalid HTTP request received.")
             return
 
     def _without_question(self, parser: httptools.HttpRequestParser, rest: bytes) -> bytes:
-        """The head without its request for another protocol, and the bytes behind the head, for a new parser: the first
-        parser ends behind such a head. Java's client asks for h2c with each request, which is ignored (RFC 9110,
-        section 7.8).
+        """Returns the head without its request for another protocol, and the bytes behind the head, for a new parser.
+
+        The first parser ends behind such a head. Java's client asks for h2c with each request, which is ignored (RFC
+        9110, section 7.8).
         """
         is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self._fields)
         head = [b"%s %s HTTP/%s" % (parser.get_method(), self._url, parser.get_http_version().encode())]
@@ -403,15 +285,13 @@ class Connection(asyncio.Protocol):
         self._parser = self._new_parser()
         return b"\r\n".join(head)
 
-    # Calls of the parser.
-
     @property
     def _asks_for_other_protocol(self) -> bool:
         parser = self._parser
         return bool(parser and parser.should_upgrade() and parser.get_method() != b"CONNECT")
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begins a request."""
         self._requests += 1
         self._end_idle()
         self._is_in_head, self._is_in_trailers = True, False
@@ -420,12 +300,12 @@ class Connection(asyncio.Protocol):
         self._has_rest = True
 
     def on_url(self, url: bytes) -> None:
-        """A part of the target."""
+        """Takes a part of the target."""
         self._count_field(len(url))
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head, or of the trailers, which mean nothing here."""
+        """Takes a field of the head. Fields of trailers are only counted."""
         self._count_field(len(name) + len(value))
         if self._is_in_head:
             self._fields.append((name.lower(), value))
@@ -437,7 +317,7 @@ class Connection(asyncio.Protocol):
             raise _BadHead  # the parser then says that it failed
 
     def on_headers_complete(self) -> None:
-        """The end of the head."""
+        """Begins the exchange at the end of its head."""
         self._is_in_head = False
         self._stop_timer()
         parser = self._parser
@@ -446,7 +326,7 @@ class Connection(asyncio.Protocol):
         version = parser.get_http_version()
         self._check_framing(version)
         target = httptools.parse_url(self._url)
-        if target.host:  # of an absolute target: it counts instead of the field (RFC 9112, 3.2.2)
+        if target.host:  # the host of an absolute target replaces the field (RFC 9112, 3.2.2)
             host = self._url.split(b"/", 3)[2].partition(b"?")[0]
             self._fields = [(name, host if name == b"host" else value) for name, value in self._fields]
         scope = {
@@ -470,9 +350,7 @@ class Connection(asyncio.Protocol):
             self._answer_next()
 
     def _check_framing(self, version: str) -> None:
-        """Refuses a head that a proxy before this door may take for another request (RFC 9112, 3.2 and 6.1). The parser
-        has refused the other cases.
-        """
+        """Refuses a head that a proxy may take for another request (RFC 9112, 3.2 and 6.1), if the parser has not."""
         is_old = version == "1.0"
         if not is_old and version != "1.1":
             raise _BadHead(_VERSIONS, 505)
@@ -489,37 +367,35 @@ class Connection(asyncio.Protocol):
             raise _BadHead("Of transfer-encoding, only chunked is known; content-encoding may be gzip.", status)
 
     def on_chunk_header(self) -> None:
-        """The head of a chunk. Trailers follow, unless a body does."""
+        """Begins a chunk, or the trailers if no body follows."""
         self._is_in_trailers = True
         self._head_bytes = -self._piece_bytes
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Takes a part of the body."""
         self._is_in_trailers = False
         if self._latest:
             self._is_full = self._latest.take(body)
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """Ends the body of the request."""
         if self._asks_for_other_protocol:
             return
         if self._latest:
             self._latest.end_body()
         self._has_rest = self._is_in_trailers = False
 
-    # Calls of exchanges and the server.
-
     def date(self) -> bytes:
-        """The field with the current time."""
+        """Returns the field with the current time."""
         return self._server.date()
 
     def read_body(self) -> None:
-        """The application waits for more of a body."""
+        """Continues to read a body for the application."""
         self._is_full = False
         self._regulate_reading()
 
     def end_answer(self, exchange: Exchange) -> None:
-        """An answer is complete."""
+        """Continues after a complete answer: with the next request, or the end of the connection."""
         self._running = None
         if self._latest is exchange:
             self._latest = None
@@ -534,16 +410,14 @@ class Connection(asyncio.Protocol):
             self._begin_idle()
 
     def break_off(self, exchange: Exchange) -> None:
-        """An answer will not be completed."""
+        """Ends an answer that will not be completed, and the connection."""
         if exchange.has_begun:
             self._close()
         else:
             self._write_refusal("" if exchange.is_of_head else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
-        """Ends the connection after the answer that is due, because the process stops. A caller that is still sending
-        gets a moment.
-        """
+        """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""
         self._linger_s = _LAST_LINGER_S
         if self.is_closing:
             self._end_later(_LAST_LINGER_S, self._end_transport)
@@ -557,18 +431,16 @@ class Connection(asyncio.Protocol):
             self._running = self.pipeline.popleft()
             self._server.answer(self._running)
 
-    # The end of the connection.
-
     @property
     def is_closing(self) -> bool:
-        """Whether it is closed, or takes the rest of a request before."""
+        """Whether the connection is closed, or takes the rest of a request before it closes."""
         return self._is_lingering or self.transport.is_closing()
 
     def _refuse(self, message: str, status: int = 400) -> None:
         exchange = self._latest
         if exchange:
             if self.pipeline or exchange.has_begun or not exchange.more_body:
-                self.transport.abort()  # what would be sent now would be taken for the answer of that request
+                self.transport.abort()  # the caller would take a refusal for the answer to that request
                 return
             exchange.leave()
         self._has_rest = True
@@ -576,7 +448,7 @@ class Connection(asyncio.Protocol):
 
     def _write_refusal(self, message: str, status: int) -> None:
         head = b"%s%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (_STATUS_LINES[status], self.date(), len(message)) + message.encode())
+        self.transport.write(head % (STATUS_LINES[status], self.date(), len(message)) + message.encode())
         self._close()
 
     def _close(self) -> None:
@@ -590,7 +462,7 @@ class Connection(asyncio.Protocol):
         self._end_later(self._linger_s, self._end_transport)
 
     def _end_transport(self) -> None:
-        if self.transport.get_write_buffer_size():  # or a caller that reads nothing would keep it for ever
+        if self.transport.get_write_buffer_size():  # a caller that reads nothing would keep the connection for ever
             self._end_later(self._limits.max_send_s, self.transport.abort)
         self.transport.close()
 
@@ -600,7 +472,7 @@ class Connection(asyncio.Protocol):
         self._ending = self._loop.call_later(delay_s, end)
 
     def _regulate_reading(self) -> None:
-        """Reads no more while something that was read waits."""
+        """Stops reading while bytes or requests wait."""
         is_paused = bool(self._held or self.pipeline or self._is_full) and not self._is_lingering
         if is_paused != self._is_paused and not self.transport.is_closing():
             self._is_paused = is_paused
@@ -618,7 +490,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
 
     def _begin_idle(self) -> None:
-        """The connection waits for a request."""
+        """Begins the limit of an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
         if limit_s and not (self._running or self._held or self._timer or self._idle or self.is_closing):
             self._idle = _CallerLimit(limit_s, self._leave_idle)
@@ -629,7 +501,7 @@ class Connection(asyncio.Protocol):
             self._idle = None
 
     def _leave_idle(self) -> None:
-        if self.transport.get_write_buffer_size():  # or it would be open until the caller has read its answer
+        if self.transport.get_write_buffer_size():  # closing would wait until the caller has read its answer
             self._abort("max_connection_idle_s")
         elif not self.is_closing:
             self._server.count("max_connection_idle_s")

@@ -1,4 +1,4 @@
-"""The door of HTTP/1.1: what a process opens, and the health that it shows."""
+"""The door of HTTP/1.1, which a process opens, and the health that the door shows."""
 
 from collections.abc import Collection
 
@@ -15,16 +15,16 @@ from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 
-# A body in JSON, JSON Lines or CSV may have the size of this number of the largest inputs, decompressed. JSON writes a
-# character of two bytes in six.
+# A decompressed body in JSON, JSON Lines or CSV may be as large as this number of the largest inputs. JSON writes a
+# character of two bytes in six bytes.
 _MAX_BODY_INPUTS = 8
 
 
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
 
-    `service`: the service whose health it shows. `port`: known once it listens. `tls`: for HTTPS. `shares_port`: other
-    processes listen on the port, too.
+    `service`: the service whose health it shows. `port`: the port, once the door listens. `tls`: for HTTPS.
+    `shares_port`: whether other processes also listen on the port.
     """
 
     port: int
@@ -40,12 +40,8 @@ class HttpDoor:
         max_input_bytes: int,
         shares_port: bool = False,
     ) -> None:
-        self._tls = tls
-        self._guard = guard
-        self._shares_port = shares_port
-        self._service = service
-        self._process = process
-        self._settings = settings
+        self._process, self._settings, self._service = process, settings, service
+        self._tls, self._guard, self._shares_port = tls, guard, shares_port
         self._max_input_bytes = max_input_bytes
         self._server: HttpServer | None = None
 
@@ -104,20 +100,19 @@ class HttpDoor:
         def is_serving() -> bool:
             return all(self._health.is_serving(service) for service in ("", self._service))
 
-        async def tell(request: HttpRequest) -> HttpResponse:
+        async def health(request: HttpRequest) -> HttpResponse:
             return HttpResponse(b"", "text/plain", status=200 if is_serving() else 503)
 
         async def ready(request: HttpRequest) -> HttpResponse:
             return HttpResponse(b'{"ready":true}') if is_serving() else HttpResponse(b'{"ready":false}', status=503)
 
         async def live(request: HttpRequest) -> HttpResponse:
-            if self._health.is_well:
-                return HttpResponse(b'{"live":true}')
-            return HttpResponse(b'{"live":false}', status=503)
+            is_well = self._health.is_well
+            return HttpResponse(b'{"live":true}') if is_well else HttpResponse(b'{"live":false}', status=503)
 
-        return [*((route, tell) for route in HEALTH_ROUTES), (LIVE, live), (READY, ready)]
+        return [*((route, health) for route in HEALTH_ROUTES), (LIVE, live), (READY, ready)]
 
 
 def _words(names: str) -> frozenset[str]:
-    """The names between commas, in lower case."""
+    """Returns the names between commas, in lower case."""
     return frozenset(filter(None, map(str.strip, names.lower().split(","))))

@@ -1,4 +1,4 @@
-"""Server-sent events: a text as it comes, over HTTP."""
+"""Server-sent events, over HTTP: a text while the model generates it."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -12,34 +12,33 @@ from neuronpipe.doors.http.problems import ErrorForm, problem_of
 
 # Proxies pass each event on at once.
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-# Without the encoding, clients that follow RFC 2616 read Latin-1.
+# Clients that follow RFC 2616 would read Latin-1 without the encoding.
 EVENTS = "text/event-stream; charset=utf-8"
-# What some clients take for the end of a line; in JSON they are in strings only.
+# Characters that some clients take for the end of a line. JSON has them in strings only.
 _LINE_ENDS = {text.encode(): json.dumps(text).strip('"').encode() for text in "\u0085\u2028\u2029"}
 
 
 def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, last: str = "") -> HttpResponse:
-    """An answer with an event for each value, in JSON, and one with the text `last`.
+    """Returns an answer with an event for each value, in JSON, and an event with the text `last`.
 
-    The `type` of a value is the event's name. An error that comes when the first values have left already is an event,
-    too, and the last one.
+    The `type` of a value is the event's name. An error that comes after the first values is the last event.
     """
 
-    def tell(error: NeuronpipeError) -> bytes:
+    def error_event(error: NeuronpipeError) -> bytes:
         return _written(error_form.write(problem_of(error)))
 
-    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, tell, last), tell=tell)
+    return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, error_event, last), last_event=error_event)
 
 
 async def _events(
-    values: AsyncGenerator[Any, None], tell: Callable[[NeuronpipeError], bytes], last: str
+    values: AsyncGenerator[Any, None], error_event: Callable[[NeuronpipeError], bytes], last: str
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(values):
             async for value in values:
                 yield _written(value)
     except NeuronpipeError as error:
-        yield tell(error)
+        yield error_event(error)
         return
     if last:
         yield event(last.encode())
@@ -50,7 +49,7 @@ def _written(value: Any) -> bytes:
 
 
 def event(data: bytes, name: str = "") -> bytes:
-    """An event with a value in JSON."""
+    """Returns an event with a value in JSON."""
     if not data.isascii():
         for end, escaped in _LINE_ENDS.items():
             data = data.replace(end, escaped)

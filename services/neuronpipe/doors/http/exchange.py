@@ -1,9 +1,10 @@
 """The values between the server and a protocol: a request, a response, and a route, which declares both."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
 from neuronpipe.core.calls import Call
@@ -15,7 +16,7 @@ JSON = "application/json"
 # Media types of texts; all others are files.
 TEXTS = (JSON, "text/csv", "application/jsonlines", "application/x-ndjson", "application/x-amz-json-1.1")
 
-# Runs a function that makes objects of the body, for a large body in a thread (see InFlight.make).
+# Runs a function that makes objects from the body, for a large body in a thread (see InFlight.make).
 Make: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -27,9 +28,9 @@ async def _at_once(work: Callable[[], Any]) -> Any:
 class HttpRequest:
     """A request whose body has arrived.
 
-    `names`: the values of the names in the route's path. `query`: as sent. `media_type`: of the body, in lower case and
-    without parameters. `body`: the value that the route takes, or the bytes as they came where the route is raw. `make`
-    runs the function that reads such bytes.
+    `names`: the values of the names in the route's path. `query`: the query as sent. `media_type`: the body's media
+    type in lower case, without parameters. `body`: the value that the route takes, or the bytes if the route is raw.
+    `make`: runs the function that reads such bytes.
     """
 
     call: Call
@@ -41,7 +42,7 @@ class HttpRequest:
     make: Make = _at_once
 
     def model(self, name: str | None = None) -> ModelName:
-        """The model that the body or the path names, or else the query or a header, with the version of a header."""
+        """Returns the model that the body or the path names, or else the query or a header, and a header's version."""
         name = name or self.parameter("model") or self._header(MODEL_FIELD)
         return ModelName(name, self._header(VERSION_FIELD))
 
@@ -49,16 +50,17 @@ class HttpRequest:
         return self.headers.get(name.encode(), b"").decode("latin-1")
 
     def parameter(self, name: str) -> str:
-        """A parameter of the query; empty where it is missing."""
+        """Returns a parameter of the query; empty if it is missing."""
         return parse_qs(self.query).get(name, [""])[-1] if self.query else ""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer. `is_compressible`: worth compressing where it is large.
+    """An answer. `is_compressible`: worth compressing if it is large.
 
     `stream`: parts that are sent instead of a body as they come, until the caller leaves. A stream that `is_endless`
-    ends when the process drains; its route must not be counted. `tell`: the last part of a stream that an error ends.
+    ends when the process drains; its route must not be counted. `last_event`: makes the last part of a stream that an
+    error ends.
     """
 
     body: bytes
@@ -68,7 +70,7 @@ class HttpResponse:
     is_compressible: bool = True
     stream: AsyncGenerator[bytes, None] | None = None
     is_endless: bool = False
-    tell: Callable[[NeuronpipeError], bytes] | None = None
+    last_event: Callable[[NeuronpipeError], bytes] | None = None
 
 
 HttpHandler: TypeAlias = Callable[[HttpRequest], Coroutine[Any, Any, HttpResponse]]
@@ -78,14 +80,14 @@ HttpHandlers: TypeAlias = Sequence[tuple["Route", HttpHandler]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path; names in the path are in braces and stand for one segment each. `{/name}` is a segment
-    that may be missing.
+    """One method of one path. A name in braces in the path stands for one segment, `{/name}` for an optional segment.
 
-    `takes`, `gives`: the types of the bodies in JSON, from which pydantic makes checks and schemas; None for none.
-    `is_raw`: bodies are handed over as bytes, since what they must be depends on the model; of these media types
-    besides JSON, `takes_media`. `query`: its parameters, with what they mean. `is_counted`: false for what must be
-    answered while the process starts and drains. `service`: "health", "reflection" or "metrics" where that may
-    be open to callers without credentials.
+    `takes`: the type of the body in JSON, from which pydantic makes checks and a schema; None for no body. `gives`: the
+    type of the answer, or its shape: a dict is an object, a list an array and a tuple alternatives, and a name that
+    ends in `?` may be missing. `is_raw`: the handler gets the body as bytes, because its type depends on the model.
+    `takes_media`: media types of raw bodies in addition to JSON. `query`: parameters with their meanings.
+    `is_counted`: false for a route that must answer while the process starts and drains. `service`: "health",
+    "reflection" or "metrics" if the route may be open to callers without credentials.
     """
 
     method: str
@@ -107,24 +109,29 @@ class Route:
 
     @property
     def shown_path(self) -> str:
-        """The path without what may be missing in it."""
+        """The path without its optional segments."""
         return re.sub(r"\{/\w+\}", "", self.path)
 
 
+ServiceT = TypeVar("ServiceT")
+# The routes of a protocol, and the functions that answer them with the help of a service, such as the inference.
+Answers: TypeAlias = Iterable[tuple[Route, Callable[[ServiceT, HttpRequest], Coroutine[Any, Any, HttpResponse]]]]
+
+
+def handlers_for(service: ServiceT, answers: Answers[ServiceT]) -> HttpHandlers:
+    """Makes the handlers of a protocol's functions, which all get the same service."""
+    return [(route, partial(answer, service)) for route, answer in answers]
+
+
+_health = partial(Route, "GET", is_counted=False, service="health")
 LIVE, READY = (
-    Route("GET", f"/v2/health/{word}", f"OIP: {told}", gives=dict[str, bool], is_counted=False, service="health")
-    for word, told in (("live", "200 while the process need not be replaced"), ("ready", "as /health"))
+    _health(f"/v2/health/{word}", f"OIP: {meaning}", gives={word: bool})
+    for word, meaning in (("live", "200 while the process need not be replaced"), ("ready", "as /health"))
 )
 # The door itself answers these routes, also while the process starts and drains.
 HEALTH_ROUTES = (
-    Route(
-        "GET",
-        "/health",
-        "TEI and others: 200 while requests are answered, 503 else",
-        is_counted=False,
-        service="health",
-    ),
-    Route("GET", "/ping", "SageMaker: the same", is_counted=False, service="health"),
+    _health("/health", "TEI and others: 200 while requests are answered, 503 else"),
+    _health("/ping", "SageMaker: the same"),
     READY,
     LIVE,
 )

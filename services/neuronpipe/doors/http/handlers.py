@@ -19,41 +19,20 @@ from neuronpipe.doors.http import (
     tokens,
     vllm,
 )
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route, handlers_for
+from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
-from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 
 METRICS = Route("GET", "/metrics", "the metrics, for Prometheus", is_counted=False, service="metrics")
+# The protocols whose handlers need the inference.
+_PROTOCOLS = (native, openai, openai_text, openai_responses, rerank, tei, tgi, tokens, vllm, huggingface, sagemaker)
 
 
-def http_handlers(
-    inference: Inference,
-    models: ModelChoice,
-    tensors: TensorService,
-    gateway: Gateway,
-    pipeline: PipelineSettings,
-    telemetry: Telemetry,
-) -> HttpHandlers:
-    """Every route that /openapi.json describes, with its handler, except routes of health and of further packages."""
-    catalog = gateway.catalog
-    texts = openai_text.OpenAiTextDoor(inference, models, catalog).handlers()
-    vectors = openai.openai_handlers(inference, models, catalog, parse_aliases(pipeline.model_aliases))
-    ranks = rerank.rerank_handlers(inference, models)
+def http_handlers(inference: Inference, tensors: TensorService, telemetry: Telemetry) -> HttpHandlers:
+    """Returns the handlers of the routes in /openapi.json, except routes of health and of further packages."""
     return [
-        *native.native_handlers(gateway.pipeline),
-        *vectors,
-        *texts,
-        *openai_responses.openai_responses_handlers(inference, models, catalog),
-        *ranks,
-        *tei.TeiHttpDoor(inference, models, catalog, pipeline).handlers(),
-        *tgi.tgi_handlers(inference, models, catalog),
-        *tokens.token_handlers(inference, models, catalog),
-        *vllm.vllm_handlers(inference, models, catalog),
-        *huggingface.huggingface_handlers(inference, models, catalog),
-        *sagemaker.sagemaker_handlers(inference, models, catalog, gateway.pipeline, [*vectors, *texts, *ranks]),
-        *oip.OipHttpDoor(tensors).handlers(),
+        *handlers_for(inference, [answer for protocol in _PROTOCOLS for answer in protocol.ANSWERS]),
+        *handlers_for(tensors, oip.ANSWERS),
         *metrics_handlers(telemetry.write_metrics),
     ]
 
@@ -64,7 +43,7 @@ _OPEN_METRICS = "application/openmetrics-text"
 
 
 def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> HttpHandlers:
-    """The route with its handler. `write`: see Telemetry.
+    """Returns the route with its handler. `write`: see Telemetry.
 
     Pages are written in turn, with pauses of `_PAUSES` times the duration of the page before, because the thread that
     writes delays the event loop. Scrapes that wait for a page of the same format get the same page.

@@ -13,7 +13,9 @@ from neuronpipe.doors.http.bodies import (
     Count,
     Direction,
     Many,
+    ModelBody,
     Whole,
+    fixed,
     only,
     option_field,
 )
@@ -25,20 +27,13 @@ def _refuse_length(value: Any) -> None:
 
 
 _PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({"type": "null"})]
+_Texts = str | Many[str]
+_Image = Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
 
 
-# Of a text alone, the strategies of transformers that cut are the same.
-Cuts = bool | Literal["do_not_truncate", "longest_first", "only_first"]
+class EndpointOptions(Body):
+    """Options of Hugging Face's own machines, which change nothing here."""
 
-
-class _Asked(Body):
-    """What all have. `options` of Hugging Face's API are for its own machines."""
-
-    options: "_Options | None" = None
-    stream: Annotated[Any, only(False)] = None
-
-
-class _Options(Body):
     use_cache: bool | None = None
     use_gpu: bool | None = None
     wait_for_model: bool | None = None
@@ -46,79 +41,86 @@ class _Options(Body):
     dont_load_model: bool | None = None
 
 
-class Pair(Body):
-    text: str
-    text_pair: str
+class TaskBody(Body):
+    """Fields of every body."""
 
-
-class LabelParameters(Body):
-    top_k: Count | None = None
-    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
-    truncation: Cuts | None = None
-
-
-class TextClassification(_Asked):
-    inputs: str | Pair | Many[str | Pair]
-    parameters: LabelParameters = LabelParameters()
-
-
-class ImageClassification(_Asked):
-    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
-    parameters: LabelParameters = LabelParameters()
+    options: EndpointOptions | None = None
+    stream: Annotated[Any, only(False)] = None
 
 
 class NoParameters(Body):
     """An object without fields, which some clients send for every task."""
 
 
-class ImageFeatures(_Asked):
-    inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
+class CutParameters(Body):
+    # transformers has three strategies that cut, which do the same to a single text.
+    truncation: bool | Literal["do_not_truncate", "longest_first", "only_first"] | None = None
+
+
+class Pair(Body):
+    text: str
+    text_pair: str
+
+
+class LabelParameters(CutParameters):
+    top_k: Count | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+class TextClassification(TaskBody):
+    inputs: str | Pair | Many[str | Pair]
+    parameters: LabelParameters = LabelParameters()
+
+
+class ImageClassification(TaskBody):
+    inputs: _Image
+    parameters: LabelParameters = LabelParameters()
+
+
+class ImageFeatures(TaskBody):
+    inputs: _Image
     parameters: NoParameters = NoParameters()
 
 
-class ZeroShotImageParameters(Body):
+class ZeroShotImageParameters(CutParameters):
     candidate_labels: Many[str]
     hypothesis_template: str | None = None
-    truncation: Cuts | None = Field(None, description="of the labels' texts")
 
 
-class ZeroShotImageClassification(_Asked):
+class ZeroShotImageClassification(TaskBody):
     inputs: Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64")]
     parameters: ZeroShotImageParameters
 
 
-class ZeroShotParameters(Body):
+class ZeroShotParameters(CutParameters):
     candidate_labels: Many[str] | str
     multi_label: bool = False
     hypothesis_template: str | None = None
-    truncation: Cuts | None = None
 
 
-class ZeroShotClassification(_Asked):
-    inputs: str | Many[str]
+class ZeroShotClassification(TaskBody):
+    inputs: _Texts
     parameters: ZeroShotParameters
 
 
-class TokenParameters(Body):
+class TokenParameters(CutParameters):
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
     ignore_labels: Many[str] | None = None
     stride: Count | None = None
-    truncation: Cuts | None = None
 
 
-class TokenClassification(_Asked):
-    inputs: str | Many[str]
+class TokenClassification(TaskBody):
+    inputs: _Texts
     parameters: TokenParameters = TokenParameters()
 
 
-class FillMaskParameters(Body):
+class FillMaskParameters(CutParameters):
     top_k: Count | None = None
     targets: Many[str] | None = None
-    truncation: Cuts | None = None
 
 
-class FillMask(_Asked):
-    inputs: str | Many[str]
+class FillMask(TaskBody):
+    inputs: _Texts
     parameters: FillMaskParameters = FillMaskParameters()
 
 
@@ -137,28 +139,24 @@ class AnswerParameters(Body):
     align_to_words: Literal[True] | None = Field(None, description="answers are whole words")
 
 
-class QuestionAnswering(_Asked):
+class QuestionAnswering(TaskBody):
     inputs: Question | Many[Question]
     parameters: AnswerParameters = AnswerParameters()
 
 
-class FeatureParameters(Body):
-    truncation: Cuts | None = None
+class Features(TaskBody):
+    """InferenceClient sends the parameters beside the inputs."""
 
-
-class Features(_Asked):
-    """Its parameters are beside the inputs, as in InferenceClient."""
-
-    inputs: str | Many[str]
+    inputs: _Texts
     normalize: bool | None = Field(
-        None, description="of models of sentence embeddings: whether vectors have length one; default: yes"
+        None, description="whether vectors of sentence embeddings are scaled to unit length; default: yes"
     )
     dimensions: Count | None = None
     truncate: bool | None = None
     truncation_direction: Direction | None = None
-    prompt_name: str | None = Field(None, description="of models of sentence embeddings: one of their prompts")
+    prompt_name: str | None = Field(None, description="a prompt of a model of sentence embeddings")
     encoding_format: Literal["float"] | None = None
-    parameters: FeatureParameters = Field(FeatureParameters(), description="as of the pipeline")
+    parameters: CutParameters = Field(CutParameters(), description="parameters of the pipeline")
 
 
 class Sentences(Body):
@@ -166,13 +164,9 @@ class Sentences(Body):
     sentences: Many[str]
 
 
-class SimilarityParameters(Body):
-    truncation: Cuts | None = None
-
-
-class SentenceSimilarity(_Asked):
+class SentenceSimilarity(TaskBody):
     inputs: Sentences
-    parameters: SimilarityParameters = SimilarityParameters()
+    parameters: CutParameters = CutParameters()
 
 
 class Query(Body):
@@ -186,59 +180,63 @@ class RankParameters(Body):
     truncation: bool | Literal["do_not_truncate", "longest_first"] | None = None
 
 
-class TextRanking(_Asked):
+class TextRanking(TaskBody):
     inputs: Query
     parameters: RankParameters = RankParameters()
 
 
-@with_fields({name: option_field(one) for name, one in OPTIONS.items() if one.huggingface})
-class WritingOptions(Body):
-    """Those of transformers' `generate` are made of their declarations; these are what pipelines have beside them."""
+# The values that leave a text as it is.
+_NEUTRAL = fixed(
+    clean_up_tokenization_spaces=False, epsilon_cutoff=0, eta_cutoff=0, num_beam_groups=1, penalty_alpha=0, typical_p=1
+)
 
-    truncation: Cuts | None = None
-    clean_up_tokenization_spaces: Annotated[Any, only(False)] = None
+
+@with_fields({name: option_field(option) for name, option in OPTIONS.items() if option.huggingface} | _NEUTRAL)
+class WritingOptions(CutParameters):
+    """The options of transformers' `generate`, made of their declarations, and the options of its pipelines."""
+
     use_cache: bool | None = Field(None, description="changes nothing")
-    # What leaves a text as it is.
-    epsilon_cutoff: Annotated[Any, only(0)] = None
-    eta_cutoff: Annotated[Any, only(0)] = None
-    num_beam_groups: Annotated[Any, only(1)] = None
-    penalty_alpha: Annotated[Any, only(0)] = None
-    typical_p: Annotated[Any, only(1)] = None
 
     def option(self, name: str) -> Any:
-        """An option that is declared; None where it is not given."""
+        """Returns an option that is declared; None if it is not given."""
         return getattr(self, name)
 
 
 class Grammar(Body):
-    """The form that a text must have: its JSON Schema, also within an object as OpenAI's, or a regular expression."""
+    """The form that a text must have: a regular expression, or a JSON Schema, also within an object as OpenAI's."""
 
     type: Literal["json", "json_schema", "regex"]
     value: str | dict[str, Any]
 
 
+@with_fields(
+    fixed(best_of=1, decoder_input_details=False, frequency_penalty=0, ignore_eos_token=False, top_n_tokens=0)
+    | fixed(watermark=False)
+)
 class GenerateParameters(WritingOptions):
-    """TGI's, too. Without any of those of sampling, the most probable tokens are taken."""
+    """The parameters of a text, also for TGI. Without a parameter of sampling, the most probable tokens are taken."""
 
-    return_full_text: bool | None = Field(None, description="the prompt before the text; default: no")
+    return_full_text: bool | None = Field(None, description="whether the text begins with the prompt; default: no")
     stop: Many[str] | None = None
     stop_sequences: Many[str] | None = None
     details: bool | None = None
     max_length: _PromptAndText = None
     min_length: _PromptAndText = None
-    best_of: Annotated[Any, only(1)] = None
-    decoder_input_details: Annotated[Any, only(False)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
     grammar: Grammar | None = None
-    ignore_eos_token: Annotated[Any, only(False)] = None
-    top_n_tokens: Annotated[Any, only(0)] = None
-    truncate: Count | None = Field(None, description="the most tokens of the end of the prompt")
-    watermark: Annotated[Any, only(False)] = None
+    truncate: Count | None = Field(None, description="number of tokens that are kept of the end of the prompt")
 
 
-class TextGeneration(_Asked):
-    inputs: str | Many[str]
+class Prompted(Body):
     parameters: GenerateParameters = GenerateParameters()
+
+
+class TgiGenerate(Prompted, ModelBody):
+    inputs: str
+    stream: bool | None = Field(None, description="whether the path is /generate_stream")
+
+
+class TextGeneration(Prompted, TaskBody):
+    inputs: _Texts
     stream: bool | None = Field(None, description="one text as server-sent events, an event for each token")
 
 
@@ -250,13 +248,13 @@ class SummaryOptions(WritingOptions):
 
 
 class SummaryParameters(SummaryOptions):
-    """Options stand here, as of the pipelines, or in `generate_parameters`, as of InferenceClient."""
+    """Options are fields, as in the pipelines, or fields of `generate_parameters`, as in InferenceClient."""
 
     generate_parameters: SummaryOptions = SummaryOptions()
 
 
-class Summarization(_Asked):
-    inputs: str | Many[str]
+class Summarization(TaskBody):
+    inputs: _Texts
     parameters: SummaryParameters = SummaryParameters()
 
 
@@ -265,25 +263,6 @@ class TranslationParameters(SummaryParameters):
     tgt_lang: str | None = None
 
 
-class Translation(_Asked):
-    inputs: str | Many[str]
+class Translation(TaskBody):
+    inputs: _Texts
     parameters: TranslationParameters = TranslationParameters()
-
-
-# Any of the bodies. The type for a model depends on its task.
-AnyBody = (
-    TextClassification
-    | ImageClassification
-    | ImageFeatures
-    | ZeroShotImageClassification
-    | ZeroShotClassification
-    | TokenClassification
-    | FillMask
-    | QuestionAnswering
-    | Features
-    | SentenceSimilarity
-    | TextRanking
-    | TextGeneration
-    | Summarization
-    | Translation
-)

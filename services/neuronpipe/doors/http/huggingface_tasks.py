@@ -1,87 +1,69 @@
-"""Hugging Face's JSON of each task: what it takes, as our input, and our result as what it gives.
+"""Hugging Face's JSON of each task: converts bodies to our inputs, and our results to answers.
 
-As huggingface_hub's InferenceClient sends and reads it, and as transformers' pipelines call their parameters.
+huggingface_hub's InferenceClient sends and reads this JSON, and transformers' pipelines have its parameters.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property, reduce
+from operator import attrgetter, or_
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from neuronpipe.api.v1.tasks_pb2 import FilledMask, LabelScore, TaskInput, TaskResult
+from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import read_base64
-from neuronpipe.doors.http.huggingface_bodies import (
-    Features,
-    FillMask,
-    ImageClassification,
-    ImageFeatures,
-    Pair,
-    Query,
-    Question,
-    QuestionAnswering,
-    SentenceSimilarity,
-    Summarization,
-    TextClassification,
-    TextGeneration,
-    TextRanking,
-    TokenClassification,
-    Translation,
-    ZeroShotClassification,
-    ZeroShotImageClassification,
-)
-from neuronpipe.doors.http.huggingface_texts import (
-    TEXT_FIELDS,
-    form_fields,
-    read_prompt,
-    read_summary,
-    read_translation,
-    write_text,
-    writing_fields,
-)
+from neuronpipe.doors.http import huggingface_bodies as bodies
+from neuronpipe.doors.http import huggingface_texts as texts
+from neuronpipe.doors.http.bodies import Body, read_base64
 from neuronpipe.doors.inference import check_second, truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
-# Of the words of enumerations.
+# Fields of enumerations → the prefix of their values.
 _PREFIXES = {"function": "SCORE_FUNCTION_", "aggregation": "AGGREGATION_"}
+_Write = Callable[[Any, Any, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Converter:
     """The conversions of one task.
 
-    `takes`: the type of a body. `write`: converts a result to JSON. `fields`: the protocol's names for our input's
-    fields; "inputs…" is followed by the index if there are several. `more`: fields that are not there by these names.
-    `reads`: makes the whole input, of a task that generates. `is_nested`: a single input has its result in a list, too.
-    `option_fields`: names of fields that depend on the body. `words`: Hugging Face's for the task, where they are not
-    its name.
+    `body`: the type of a body. `write`: makes the JSON of a result, from the result of the task, the caller's input and
+    the body. `fields`: the protocol's names for the fields of an input; see FieldNames. `more`: makes
+    the fields of an input that no field of the body holds as it is. `reads`: makes the whole input, for a task that
+    generates. `option_fields`: names of fields that depend on the body. `is_nested`: the answer to a single input is
+    also a list. `words`: Hugging Face's words for the task, if its name is none of them.
     """
 
-    task: str
-    takes: TypeAdapter[Any]
-    write: Callable[[TaskResult, Any, Any], Any]
+    body: type[Body]
+    write: _Write
     fields: Mapping[str, str]
     more: Callable[[Any, Any, ModelSpec], Mapping[str, Any]] = lambda given, body, model: {}
-    reads: Callable[[Any, Any, ModelSpec], TaskInput] | None = None
-    is_nested: bool = False
+    reads: Callable[[Any, Any, ModelSpec], tasks.TaskInput] | None = None
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
+    is_nested: bool = False
     words: Sequence[str] = ()
 
-    def read(self, input: Any, body: Any, model: ModelSpec) -> TaskInput:
-        """One of the inputs of a body. Raises InvalidInput."""
+    @cached_property
+    def takes(self) -> TypeAdapter[Any]:
+        """The checks of a body."""
+        return TypeAdapter(self.body)
+
+    def read(self, task: str, given: Any, body: Any, model: ModelSpec) -> tasks.TaskInput:
+        """Makes the input of the task for a value in `inputs`. Raises InvalidInput."""
         if self.reads:
-            return self.reads(input, body, model)
-        found = {ours: _value(ours, theirs, input, body) for ours, theirs in self.fields.items()}
-        fields = {**found, **self.more(input, body, model)}
+            return self.reads(given, body, model)
+        fields = {ours: _value(ours, theirs, given, body) for ours, theirs in self.fields.items()}
+        fields |= self.more(given, body, model)
         # protobuf makes messages of dictionaries.
-        return TaskInput(**cast(Any, {self.task: {name: value for name, value in fields.items() if value is not None}}))
+        given_fields: Any = {name: value for name, value in fields.items() if value is not None}
+        return tasks.TaskInput(**{task: given_fields})
 
 
-def _value(ours: str, theirs: str, input: Any, body: Any) -> Any:
+def _value(ours: str, theirs: str, given: Any, body: Any) -> Any:
     first, *path = theirs.replace("…", "").split(".")
-    value = input if first == "inputs" else getattr(body, first)
+    value = given if first == "inputs" else getattr(body, first)
     for name in path:
         value = getattr(value, name)
     if ours in _PREFIXES and value is not None:
@@ -91,59 +73,90 @@ def _value(ours: str, theirs: str, input: Any, body: Any) -> Any:
     return _image(value) if ours == "image" else value
 
 
-def _image(input: str | bytes) -> bytes:
-    if isinstance(input, bytes):
-        return input
-    if input.startswith(("http://", "https://")):
+def _image(given: str | bytes) -> bytes:
+    if isinstance(given, bytes):
+        return given
+    if given.startswith(("http://", "https://")):
         raise InvalidInput("inputs", "is an address; send the image itself, in Base64 or as the body")
     try:
-        return read_base64(input)
+        return read_base64(given)
     except ValueError as error:
         raise InvalidInput("inputs", str(error)) from None
 
 
-def _of_pair(input: str | Pair, body: TextClassification, model: ModelSpec) -> Mapping[str, Any]:
-    texts = {"text": input, "text_pair": None} if isinstance(input, str) else input.model_dump()
-    if not isinstance(input, str):
-        check_second("inputs", [input.text_pair])
+def _pair(given: str | bodies.Pair, body: bodies.TextClassification, model: ModelSpec) -> Mapping[str, Any]:
+    pair = {"text": given, "text_pair": None} if isinstance(given, str) else given.model_dump()
+    if not isinstance(given, str):
+        check_second("inputs", [given.text_pair])
         if body.parameters.truncation == "only_first":
             raise InvalidInput("parameters.truncation", "only_first is not supported for pairs; use longest_first")
-    return texts | {"top_k": min(body.parameters.top_k or len(model.labels), len(model.labels))}
+    return pair | {"top_k": min(body.parameters.top_k or len(model.labels), len(model.labels))}
 
 
-def _of_labels(input: str, body: ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
+def _candidate_labels(given: str, body: bodies.ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
     labels = body.parameters.candidate_labels
     if isinstance(labels, str):
         labels = [stripped for label in labels.split(",") if (stripped := label.strip())]
     return {"candidate_labels": labels}
 
 
-def _write_tokens(result: TaskResult, input: str, body: TokenClassification) -> Any:
+def _features(*refused: str) -> Callable[[str, bodies.Features, ModelSpec], dict[str, Any]]:
+    """Returns a function that makes the truncation of a text, and refuses parameters that the task does not have."""
+
+    def more(given: str, body: bodies.Features, model: ModelSpec) -> dict[str, Any]:
+        for name in refused:
+            if getattr(body, name):
+                raise InvalidInput(name, "is for models of sentence embeddings")
+        cuts = body.parameters.truncation if body.truncate is None else body.truncate
+        return {"truncation": truncation_of(cuts, body.truncation_direction)}
+
+    return more
+
+
+_cut, _cut_vectors = _features(), _features("normalize", "dimensions")
+
+
+def _multi_vector(given: str, body: bodies.Features, model: ModelSpec) -> Mapping[str, Any]:
+    """Reads `prompt_name` as the kind of the text."""
+    fields = _cut_vectors(given, body, model)
+    if body.prompt_name not in (None, "query", "document"):
+        raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
+    return fields | {"is_query": body.prompt_name == "query"}
+
+
+def _rows(field: str, **ours_by_theirs: str) -> _Write:
+    """Returns a function that writes each message in a field of the result as an object."""
+    names, values_of = tuple(ours_by_theirs), attrgetter(*ours_by_theirs.values())
+    if len(names) == 1:
+        return lambda result, given, body: [{names[0]: values_of(message)} for message in getattr(result, field)]
+    return lambda result, given, body: [
+        dict(zip(names, values_of(message), strict=True)) for message in getattr(result, field)
+    ]
+
+
+_write_labels = _rows("labels", label="label", score="score")
+_write_answers = _rows("answers", answer="text", score="score", start="start", end="end")
+
+
+def _write_tokens(result: tasks.TokenClassificationResult, given: str, body: bodies.TokenClassification) -> Any:
     label = "entity" if body.parameters.aggregation_strategy == "none" else "entity_group"
     return [
-        {label: one.label, "score": one.score, "word": one.text, "start": one.start, "end": one.end}
-        for one in result.token_classification.entities
+        {label: entity.label, "score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end}
+        for entity in result.entities
     ]
 
 
-def _write_masks(result: TaskResult, input: str, body: FillMask) -> Any:
-    masks = [
-        [
-            {
-                "score": one.score,
-                "token": one.token_id,
-                "token_str": one.token,
-                "sequence": fill_mask(input, mask, one.token),
-            }
-            for one in mask.tokens
-        ]
-        for mask in result.fill_mask.masks
-    ]
+def _write_masks(result: tasks.FillMaskResult, given: str, body: bodies.FillMask) -> Any:
+    def written(mask: tasks.FilledMask, token: tasks.TokenScore) -> dict[str, Any]:
+        text = fill_mask(given, mask, token.token)
+        return {"score": token.score, "token": token.token_id, "token_str": token.token, "sequence": text}
+
+    masks = [[written(mask, token) for token in mask.tokens] for mask in result.masks]
     return masks[0] if len(masks) == 1 else masks
 
 
-def fill_mask(text: str, mask: FilledMask, token: str) -> str:
-    """The text with a token in the mask's place: one that continues a word is joined to it, others stay apart."""
+def fill_mask(text: str, mask: tasks.FilledMask, token: str) -> str:
+    """Returns the text with a token instead of the mask. A token that continues a word is joined to the word."""
     before, masked, after = text[: mask.start], text[mask.start : mask.end], text[mask.end :]
     if token.startswith("##") and token[2:3] not in ("", "#"):
         return before.rstrip() + token[2:] + after
@@ -151,218 +164,130 @@ def fill_mask(text: str, mask: FilledMask, token: str) -> str:
     return (before + space).removesuffix(" " if token.startswith(" ") else "") + token + after
 
 
-def _write_answers(result: TaskResult, input: Question, body: QuestionAnswering) -> Any:
-    answers = [
-        {"answer": one.text, "score": one.score, "start": one.start, "end": one.end}
-        for one in result.question_answering.answers
-    ]
+def _write_best_answers(result: Any, given: bodies.Question, body: bodies.QuestionAnswering) -> Any:
+    answers = _write_answers(result, given, body)
     if (body.parameters.top_k or 1) > 1:
         return answers
     return answers[0] if answers else {"answer": "", "score": 0.0, "start": 0, "end": 0}
 
 
-def _cut(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    cuts = body.parameters.truncation if body.truncate is None else body.truncate
-    return {"truncation": truncation_of(cuts, body.truncation_direction)}
+def _parameters(*same: str, **others: str) -> dict[str, str]:
+    """Returns names of fields in `parameters`. `same`: fields with the same name. `others`: fields by our name."""
+    return {ours: f"parameters.{theirs}" for ours, theirs in ({name: name for name in same} | others).items()}
 
 
-def _of_embedding(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    return {"skip_normalize": body.normalize is False, **_cut(input, body, model)}
-
-
-def _of_features(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    _refuse(body, "normalize", "dimensions", "prompt_name")
-    return {"text_pair": None, **_cut(input, body, model)}
-
-
-def _of_sparse(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    _refuse(body, "normalize", "dimensions")
-    return _cut(input, body, model)
-
-
-def _of_multi_vector(input: str, body: Features, model: ModelSpec) -> Mapping[str, Any]:
-    """`prompt_name` says what the text is."""
-    _refuse(body, "normalize", "dimensions")
-    if body.prompt_name not in (None, "query", "document"):
-        raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
-    return {"is_query": body.prompt_name == "query", **_cut(input, body, model)}
-
-
-def _refuse(body: Features, *names: str) -> None:
-    for name in names:
-        if getattr(body, name):
-            raise InvalidInput(name, "is for models of sentence embeddings")
-
-
-def _of_query(input: Query, body: TextRanking, model: ModelSpec) -> Mapping[str, Any]:
-    return {"top_n": min(body.parameters.top_k or 0, len(input.texts))}
-
-
-def _labels(labels: "list[LabelScore]") -> Any:
-    return [{"label": one.label, "score": one.score} for one in labels]
-
-
-_CUTS = {"truncation": "parameters.truncation"}
+_CUTS = _parameters("truncation")
+_PLAIN_TEXT = {"text": "inputs…"}
 _TEXT = {"text": "inputs…", "text_pair": "inputs…"} | _CUTS
-_LABEL_OPTIONS = {"top_k": "parameters.top_k", "function": "parameters.function_to_apply"}
+_LABELS = _parameters("candidate_labels", "hypothesis_template", "truncation")
+_AGGREGATION, _FUNCTION = _parameters(aggregation="aggregation_strategy"), _parameters(function="function_to_apply")
+_SCORED = _parameters("top_k") | _FUNCTION
 
-_CONVERTERS = (
-    Converter(
-        "text_classification",
-        TypeAdapter(TextClassification),
-        lambda result, given, body: _labels(list(result.text_classification.labels)),
-        _TEXT | _LABEL_OPTIONS,
-        _of_pair,
+CONVERTERS = {
+    "text_classification": Converter(
+        bodies.TextClassification,
+        _write_labels,
+        _TEXT | _SCORED,
+        _pair,
         is_nested=True,
         words=("text-classification", "sentiment-analysis"),
     ),
-    Converter(
-        "image_classification",
-        TypeAdapter(ImageClassification),
-        lambda result, given, body: _labels(list(result.image_classification.labels)),
-        {"image": "inputs…"} | _LABEL_OPTIONS,
+    "image_classification": Converter(
+        bodies.ImageClassification,
+        _write_labels,
+        {"image": "inputs…"} | _SCORED,
         lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
     ),
-    Converter(
-        "image_embedding",
-        TypeAdapter(ImageFeatures),
-        lambda result, given, body: vector(result.image_embedding),
+    "image_embedding": Converter(
+        bodies.ImageFeatures,
+        lambda result, given, body: vector(result),
         {"image": "inputs…"},
         words=("image-feature-extraction",),
     ),
-    Converter(
-        "zero_shot_image_classification",
-        TypeAdapter(ZeroShotImageClassification),
-        lambda result, given, body: _labels(list(result.zero_shot_image_classification.labels)),
-        {
-            "image": "inputs…",
-            "candidate_labels": "parameters.candidate_labels",
-            "hypothesis_template": "parameters.hypothesis_template",
-            **_CUTS,
-        },
+    "zero_shot_image_classification": Converter(
+        bodies.ZeroShotImageClassification, _write_labels, {"image": "inputs…"} | _LABELS
     ),
-    Converter(
-        "zero_shot_classification",
-        TypeAdapter(ZeroShotClassification),
-        lambda result, given, body: _labels(list(result.zero_shot_classification.labels)),
-        {
-            "text": "inputs…",
-            "candidate_labels": "parameters.candidate_labels",
-            "hypothesis_template": "parameters.hypothesis_template",
-            "multi_label": "parameters.multi_label",
-            **_CUTS,
-        },
-        _of_labels,
+    "zero_shot_classification": Converter(
+        bodies.ZeroShotClassification,
+        _write_labels,
+        _PLAIN_TEXT | _LABELS | _parameters("multi_label"),
+        _candidate_labels,
     ),
-    Converter(
-        "token_classification",
-        TypeAdapter(TokenClassification),
+    "token_classification": Converter(
+        bodies.TokenClassification,
         _write_tokens,
-        {
-            "text": "inputs…",
-            "aggregation": "parameters.aggregation_strategy",
-            "window_stride_tokens": "parameters.stride",
-            "ignore_labels": "parameters.ignore_labels",
-            **_CUTS,
-        },
+        _PLAIN_TEXT | _parameters("truncation", "ignore_labels", window_stride_tokens="stride") | _AGGREGATION,
         lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         words=("token-classification", "ner"),
     ),
-    Converter(
-        "fill_mask",
-        TypeAdapter(FillMask),
-        _write_masks,
-        {"text": "inputs…", "top_k": "parameters.top_k", "targets": "parameters.targets"} | _CUTS,
+    "fill_mask": Converter(bodies.FillMask, _write_masks, _PLAIN_TEXT | _parameters("top_k", "targets", "truncation")),
+    "question_answering": Converter(
+        bodies.QuestionAnswering,
+        _write_best_answers,
+        {"question": "inputs….question", "context": "inputs….context"}
+        | _parameters("top_k", max_answer_tokens="max_answer_len", window_stride_tokens="doc_stride")
+        | _parameters(allow_no_answer="handle_impossible_answer"),
     ),
-    Converter(
-        "question_answering",
-        TypeAdapter(QuestionAnswering),
-        _write_answers,
-        {
-            "question": "inputs….question",
-            "context": "inputs….context",
-            "top_k": "parameters.top_k",
-            "max_answer_tokens": "parameters.max_answer_len",
-            "window_stride_tokens": "parameters.doc_stride",
-            "allow_no_answer": "parameters.handle_impossible_answer",
-        },
-    ),
-    Converter(
-        "sentence_embedding",
-        TypeAdapter(Features),
-        lambda result, given, body: vector(result.sentence_embedding),
-        {"text": "inputs…", "dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
-        _of_embedding,
+    "sentence_embedding": Converter(
+        bodies.Features,
+        lambda result, given, body: vector(result),
+        _PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
+        lambda given, body, model: _cut(given, body, model) | {"skip_normalize": body.normalize is False},
         words=("feature-extraction",),
     ),
-    Converter(
-        "feature_extraction",
-        TypeAdapter(Features),
-        lambda result, given, body: token_vectors(result.feature_extraction),
-        _TEXT | {"truncation": "truncate"},
-        _of_features,
+    "feature_extraction": Converter(
+        bodies.Features,
+        lambda result, given, body: token_vectors(result),
+        _PLAIN_TEXT | {"truncation": "truncate"},
+        _features("normalize", "dimensions", "prompt_name"),
     ),
-    Converter(
-        "sparse_embedding",
-        TypeAdapter(Features),
-        lambda result, given, body: [
-            {"index": one.token_id, "value": one.weight, "token": one.token} for one in result.sparse_embedding.weights
-        ],
-        {"text": "inputs…", "prompt_name": "prompt_name", "truncation": "truncate"},
-        _of_sparse,
+    "sparse_embedding": Converter(
+        bodies.Features,
+        _rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
+        _PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
+        _cut_vectors,
         words=("feature-extraction",),
     ),
-    Converter(
-        "multi_vector_embedding",
-        TypeAdapter(Features),
-        lambda result, given, body: token_vectors(result.multi_vector_embedding),
-        {"text": "inputs…", "truncation": "truncate"},
-        _of_multi_vector,
+    "multi_vector_embedding": Converter(
+        bodies.Features,
+        lambda result, given, body: token_vectors(result),
+        _PLAIN_TEXT | {"truncation": "truncate"},
+        _multi_vector,
         words=("feature-extraction",),
     ),
-    Converter(
-        "sentence_similarity",
-        TypeAdapter(SentenceSimilarity),
-        lambda result, given, body: list(result.sentence_similarity.scores),
+    "sentence_similarity": Converter(
+        bodies.SentenceSimilarity,
+        lambda result, given, body: list(result.scores),
         {"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
     ),
-    Converter(
-        "text_generation",
-        TypeAdapter(TextGeneration),
-        lambda result, given, body: [write_text(one, given, body) for one in result.text_generation.sequences],
-        TEXT_FIELDS,
-        reads=read_prompt,
-        option_fields=form_fields,
+    "text_generation": Converter(
+        bodies.TextGeneration,
+        lambda result, given, body: [texts.write_text(text, given, body) for text in result.sequences],
+        texts.TEXT_FIELDS,
+        reads=texts.read_prompt,
+        option_fields=texts.form_fields,
     ),
-    Converter(
-        "summarization",
-        TypeAdapter(Summarization),
-        lambda result, given, body: [{"summary_text": one.text} for one in result.summarization.sequences],
+    "summarization": Converter(
+        bodies.Summarization,
+        _rows("sequences", summary_text="text"),
         _TEXT,
-        reads=read_summary,
-        option_fields=writing_fields,
+        reads=texts.read_summary,
+        option_fields=texts.writing_fields,
     ),
-    Converter(
-        "translation",
-        TypeAdapter(Translation),
-        lambda result, given, body: [{"translation_text": one.text} for one in result.translation.sequences],
-        _TEXT | {"source_language": "parameters.src_lang", "target_language": "parameters.tgt_lang"},
-        reads=read_translation,
-        option_fields=writing_fields,
+    "translation": Converter(
+        bodies.Translation,
+        _rows("sequences", translation_text="text"),
+        _TEXT | _parameters(source_language="src_lang", target_language="tgt_lang"),
+        reads=texts.read_translation,
+        option_fields=texts.writing_fields,
     ),
-    Converter(
-        "rerank",
-        TypeAdapter(TextRanking),
-        lambda result, given, body: [{"index": one.index, "score": one.score} for one in result.rerank.texts],
-        {
-            "query": "inputs.query",
-            "texts": "inputs.texts",
-            "top_n": "parameters.top_k",
-            "function": "parameters.function_to_apply",
-            **_CUTS,
-        },
-        _of_query,
+    "rerank": Converter(
+        bodies.TextRanking,
+        _rows("texts", index="index", score="score"),
+        {"query": "inputs.query", "texts": "inputs.texts"} | _CUTS | _parameters(top_n="top_k") | _FUNCTION,
+        lambda given, body, model: {"top_n": min(body.parameters.top_k or 0, len(given.texts))},
         words=("text-ranking",),
     ),
-)
-CONVERTERS = {one.task: one for one in _CONVERTERS}
+}
+# A body of any task. The model's task decides which.
+AnyBody: Any = reduce(or_, dict.fromkeys(converter.body for converter in CONVERTERS.values()))

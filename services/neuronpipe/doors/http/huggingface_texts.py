@@ -1,50 +1,28 @@
-"""Hugging Face's JSON of generated texts: transformers' parameters as our options, and texts as TGI writes them, whole
-and token by token.
+"""Hugging Face's JSON of generated texts: reads transformers' parameters, and writes texts as TGI does.
+
+A text is written whole, or token by token as events.
 """
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    GenerationOptions,
-    SummarizationInput,
-    TaskInput,
-    TextGenerationInput,
-    TranslationInput,
-    Truncation,
-)
+from neuronpipe.api.v1 import tasks_pb2 as tasks
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
-from neuronpipe.doors.http.huggingface_bodies import (
-    GenerateParameters,
-    Grammar,
-    Summarization,
-    Translation,
-    WritingOptions,
-)
+from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
-
-class Prompted(Protocol):
-    """A body of Hugging Face's or TGI's."""
-
-    @property
-    def parameters(self) -> GenerateParameters:
-        """How to continue its text."""
-
-
-# Those that requests give by the same names.
-_OPTIONS = tuple(name for name, one in OPTIONS.items() if one.huggingface)
-# By what transformers calls them of a model with a decoder only, and with the token that the text follows.
+# Options of generation that have the same name in a request.
+_OPTIONS = tuple(name for name, option in OPTIONS.items() if option.huggingface)
+# Our limits of new tokens → transformers' limits, which also count the token that the text follows.
 _LENGTHS = {"max_new_tokens": "max_length", "min_new_tokens": "min_length"}
 TEXT_FIELDS = {
     "prompt": "inputs…",
@@ -62,17 +40,13 @@ _REASONS = {
 
 
 def _options(given: Mapping[str, Any]) -> GenerationOptions:
-    """Options by transformers' names."""
+    """Returns the options among values by transformers' names."""
     fields = message_fields({name: value for name, value in given.items() if name in _OPTIONS})
     return GenerationOptions(**fields)
 
 
-def _cuts(given: WritingOptions) -> "Truncation.ValueType":
-    return truncation_of(given.truncation, None)
-
-
 def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
-    """The input of a text that is to be continued."""
+    """Returns the input of a text that is to be continued. Raises InvalidInput."""
     given = body.parameters
     fields = given.model_dump(exclude_none=True)
     is_drawn = _is_drawn(given)
@@ -91,40 +65,43 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         if form := form_of(options):
             raise InvalidInput("parameters.grammar", f"cannot be combined with {form}")
         options.MergeFrom(_form(given.grammar))
-    cuts = kept_tokens(given.truncate, "left") if given.truncate else {"truncation": _cuts(given)}
-    return TaskInput(text_generation=TextGenerationInput(prompt=input, options=options, **cuts))
+    cuts: dict[str, Any] = {"truncation": truncation_of(given.truncation, None)}
+    if given.truncate:
+        cuts = kept_tokens(given.truncate, "left")
+    return TaskInput(text_generation=tasks.TextGenerationInput(prompt=input, options=options, **cuts))
 
 
 def _form(grammar: Grammar) -> GenerationOptions:
-    """Raises InvalidInput."""
-    name, value = "regex" if grammar.type == "regex" else "json_schema", grammar.value
+    value = grammar.value
     if grammar.type == "json_schema" and isinstance(value, dict):
         value = value.get("schema", value)
-    if not isinstance(value, str if name == "regex" else str | dict):
-        raise InvalidInput("parameters.grammar.value", "must be a text" + " or an object" * (name != "regex"))
-    return GenerationOptions(**message_fields({name: value}))
+    if grammar.type == "regex" and not isinstance(value, str):
+        raise InvalidInput("parameters.grammar.value", "must be a text")
+    if not isinstance(value, str | dict):
+        raise InvalidInput("parameters.grammar.value", "must be a text or an object")
+    return GenerationOptions(**message_fields({"regex" if grammar.type == "regex" else "json_schema": value}))
 
 
 def form_fields(body: Prompted) -> dict[str, str]:
-    """A request's name of the text's form, where it is TGI's."""
+    """Returns the name of the field with the form of the text, if TGI's field has the form."""
     names = ("options.json_schema", "options.regex") if body.parameters.grammar else ()
     return dict.fromkeys(names, "parameters.grammar.value")
 
 
 def one_text_fields(body: Prompted) -> dict[str, str]:
-    """A request's names of fields, where `inputs` is one text."""
-    return {ours: theirs.replace("…", "") for ours, theirs in TEXT_FIELDS.items()} | form_fields(body)
+    """Returns a request's names of fields, for a request whose `inputs` is one text."""
+    return TEXT_FIELDS | form_fields(body)
 
 
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
-    """The input of a request whose answer has one text. Raises InvalidInput."""
+    """Returns the input of a request whose answer has one text. Raises InvalidInput."""
     if (body.parameters.option("num_return_sequences") or 1) > 1:
         raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
     return read_prompt(input, body, model)
 
 
 def _is_drawn(given: GenerateParameters) -> bool:
-    """Whether the parameters say that tokens are drawn. A seed alone does not."""
+    """Tells whether the parameters ask for tokens drawn at random. A seed alone does not."""
     has_limits = (given.option("num_beams") or 1) == 1 and any(
         given.option(name) is not None for name in DRAWING if name != "seed"
     )
@@ -132,7 +109,7 @@ def _is_drawn(given: GenerateParameters) -> bool:
 
 
 def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
-    """The fields of a text that another is to be written about. Raises InvalidInput."""
+    """Returns the fields of an input for a text to summarize or translate. Raises InvalidInput."""
     given = body.parameters
     beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
     fields = given.generate_parameters.model_dump(exclude_none=True)
@@ -144,8 +121,7 @@ def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
             raise InvalidInput(f"{_place(theirs, body)}.{theirs}", f"cannot be combined with {ours}")
         if theirs in fields:
             fields[ours] = max(0, fields[theirs] - 1)
-    cuts = _cuts(given if given.truncation is not None else given.generate_parameters)
-    return {"text": input, "options": _options(fields), "truncation": cuts}
+    return {"text": input, "options": _options(fields), "truncation": truncation_of(fields.get("truncation"), None)}
 
 
 def _place(name: str, body: Summarization | Translation) -> str:
@@ -154,7 +130,7 @@ def _place(name: str, body: Summarization | Translation) -> str:
 
 
 def writing_fields(body: Summarization | Translation) -> dict[str, str]:
-    """A request's names of options."""
+    """Returns a request's names of options."""
     names = {f"options.{name}": f"{_place(name, body)}.{name}" for name in _OPTIONS}
     for ours, theirs in _LENGTHS.items():
         if getattr(body.parameters, theirs) or getattr(body.parameters.generate_parameters, theirs):
@@ -163,31 +139,29 @@ def writing_fields(body: Summarization | Translation) -> dict[str, str]:
 
 
 def read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput:
-    """The input of a text to summarize. Raises InvalidInput."""
-    return TaskInput(summarization=SummarizationInput(**_read_text(input, body)))
+    """Returns the input of a text to summarize. Raises InvalidInput."""
+    return TaskInput(summarization=tasks.SummarizationInput(**_read_text(input, body)))
 
 
 def read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
-    """The input of a text to translate. Raises InvalidInput."""
+    """Returns the input of a text to translate. Raises InvalidInput."""
     given = body.parameters
     fields = _read_text(input, body)
     fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
-    return TaskInput(translation=TranslationInput(**fields))
+    return TaskInput(translation=tasks.TranslationInput(**fields))
 
 
 def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
-    """A generated text, and with `details` why it ended."""
+    """Returns the answer with a text, and with `details` the reason for its end and its tokens."""
     answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
     if body.parameters.details:
-        tokens = [
-            {"id": one.token_id, "text": one.text, "logprob": one.logprob, "special": False} for one in text.logprobs
-        ]
+        tokens = [_token(token, token.text) for token in text.logprobs]
         answer["details"] = text_details(text, body) | {"prefill": [], "tokens": tokens}
     return answer
 
 
 def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
-    """Why a text ended, and how many tokens it has."""
+    """Returns the reason for a text's end, the number of its tokens, and its seed."""
     return {
         "finish_reason": _REASONS[text.finish_reason],
         "generated_tokens": len(text.token_ids),
@@ -198,9 +172,9 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
 async def answer_tokens(
     inference: Inference, request: HttpRequest, model: ModelSpec, body: Prompted, prompt: str
 ) -> HttpResponse:
-    """One text as events. Raises NeuronpipeError for what is wrong before its first token."""
+    """Answers with one text as events. Raises NeuronpipeError for an error before the first token."""
     input = read_one_prompt(prompt, body, model)
-    input.text_generation.options.top_logprobs = 0  # of each token its own
+    input.text_generation.options.top_logprobs = 0  # the log probability of each token
     events = await inference.stream(request.call, request.model(model.name), input, one_text_fields(body))
     return event_response(_values(events, prompt, body), TGI_ERROR)
 
@@ -208,12 +182,18 @@ async def answer_tokens(
 async def _values(
     events: AsyncGenerator[TextEvent, None], prompt: str, body: Prompted
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """A value for each token; the last one has the whole text, too. Of tokens that become text together, one has it."""
+    """Yields a value for each token; the last value also has the whole text."""
     index, last = 0, dict[str, Any]()
     async with aclosing(events):
         async for event in events:
             if isinstance(event, GeneratedPart):
-                values = [_value(number, token) for number, token in enumerate(_tokens(event), index + 1)]
+                # Tokens that become text together: the last of them has the text.
+                tokens = [_token(token, "") for token in event.logprobs]
+                tokens[-1]["text"] = event.text
+                values = [
+                    {"index": number, "token": token, "generated_text": None, "details": None}
+                    for number, token in enumerate(tokens, index + 1)
+                ]
                 index += len(values)
                 if event.is_last:
                     last = values.pop()
@@ -228,12 +208,5 @@ async def _values(
                 yield last | {"generated_text": whole, "details": details}
 
 
-def _tokens(part: GeneratedPart) -> list[dict[str, Any]]:
-    """The tokens of a part."""
-    tokens = [{"id": one.token_id, "text": "", "logprob": one.logprob, "special": False} for one in part.logprobs]
-    tokens[-1]["text"] = part.text
-    return tokens
-
-
-def _value(index: int, token: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "token": token, "generated_text": None, "details": None}
+def _token(token: tasks.TokenLogprob, text: str) -> dict[str, Any]:
+    return {"id": token.token_id, "text": text, "logprob": token.logprob, "special": False}

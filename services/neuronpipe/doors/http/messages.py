@@ -1,4 +1,4 @@
-"""Bodies in the JSON of our own protobuf messages: their types, made of the messages and of the comments in the protos.
+"""Types of bodies in the JSON of our own protobuf messages, made of the messages and of the comments in the protos.
 
 https://protobuf.dev/programming-guides/json/. Names may be snake_case or lowerCamelCase.
 """
@@ -17,7 +17,7 @@ _MAX_UINT64 = (1 << 64) - 1
 
 
 class MessageBody(Body):
-    """A message. All fields that it does not have are refused, as gRPC's tools do. `one_of`: of these, one at most."""
+    """A message, which refuses unknown fields as gRPC's tools do. `one_of`: fields that exclude each other."""
 
     harmless = frozenset()
     one_of: ClassVar[frozenset[str]] = frozenset()
@@ -30,12 +30,12 @@ class MessageBody(Body):
         return self
 
     def arguments(self) -> dict[str, Any]:
-        """What makes the message: arguments of its class."""
+        """Returns the arguments with which its class makes the message."""
         return self.model_dump(exclude_unset=True)
 
 
 def _read_uint64(value: object) -> int:
-    if type(value) is int:  # as callers write small ones
+    if type(value) is int:  # callers write small numbers so
         value = str(value)
     if not isinstance(value, str) or not (value.isascii() and value.isdigit()):
         raise ValueError("must be a string of digits")
@@ -53,7 +53,7 @@ _KINDS: Mapping[int, Any] = {
         WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
     ],
     FieldDescriptor.TYPE_UINT32: Annotated[int, Field(ge=0, lt=1 << 32), WHOLE],
-    # Beyond what a number in JSON can be.
+    # A string, because readers of JSON lose digits of large numbers.
     FieldDescriptor.TYPE_UINT64: Annotated[
         int, BeforeValidator(_read_uint64), WithJsonSchema({"type": "string", "pattern": r"^\d+$"})
     ],
@@ -64,29 +64,19 @@ _KINDS: Mapping[int, Any] = {
 
 @lru_cache
 def message_body(message: Descriptor) -> type[MessageBody]:
-    """The type of a message's JSON."""
+    """Returns the type of a message's JSON."""
     comments = field_comments()
     fields: dict[str, Any] = {}
     for field in message.fields:
         names = AliasChoices(field.name, field.json_name)
         text = comments[f"{message.name}.{field.name}"]
-        fields[field.name] = (
-            _kind(field),
-            Field(default_factory=lambda: None, validation_alias=names, description=text),
-        )
+        kind: Any = message_body(field.message_type) if field.message_type else _KINDS.get(field.type)
+        if field.enum_type:
+            kind = Literal[tuple(value.name for value in field.enum_type.values)]
+        declared = Field(default_factory=lambda: None, validation_alias=names, description=text)
+        fields[field.name] = (Many[kind] if field.is_repeated else kind, declared)
     body = create_model(message.name, __base__=MessageBody, **fields)
     # An optional field is in a oneof of its own.
-    several = (one_of for one_of in message.oneofs if len(one_of.fields) > 1)
-    body.one_of = frozenset(field.name for one_of in several for field in one_of.fields)
+    oneofs = (oneof for oneof in message.oneofs if len(oneof.fields) > 1)
+    body.one_of = frozenset(field.name for oneof in oneofs for field in oneof.fields)
     return body
-
-
-def _kind(field: FieldDescriptor) -> Any:
-    one: Any
-    if field.message_type:
-        one = message_body(field.message_type)
-    elif field.enum_type:
-        one = Literal[tuple(value.name for value in field.enum_type.values)]
-    else:
-        one = _KINDS[field.type]
-    return Many[one] if field.is_repeated else one

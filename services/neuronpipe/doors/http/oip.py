@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,37 +11,20 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import (
-    Answer,
-    Body,
-    Many,
-    check_body,
-    read_base64,
-    read_json,
-    without_nulls,
-    write_body,
-)
-from neuronpipe.doors.http.exchange import JSON, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.problems import OIP_ERROR, Refused
-from neuronpipe.doors.oip.service import (
-    NO_SHARED_MEMORY,
-    SETTINGS_OF_LOGS,
-    SETTINGS_OF_TRACES,
-    RowSpans,
-    TensorRequest,
-    TensorResponse,
-    TensorService,
-)
+from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
+from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
+from neuronpipe.doors.oip import service as oip
+from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
 from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
 HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
-# Elements of all outputs, which a thread writes.
+# Most elements of all outputs that are written on the event loop.
 _LARGE = 1 << 16
 # Largest JSON before binary tensors.
 _MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
-# Parameters of tensors.
 _DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
 _UNSUPPORTED = ("shared_memory_region", "classification")
 
@@ -71,21 +54,6 @@ class Infer(Body):
     outputs: Annotated[Many[Output], Field(max_length=MAX_TENSORS)] | None = None
 
 
-class GivenOutput(Answer):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: _Parameters = _NO_PARAMETERS
-    data: list[Any] | None = None
-
-
-class Inferred(Answer):
-    model_name: str
-    model_version: str
-    id: str = ""
-    outputs: list[GivenOutput]
-
-
 class Index(Body):
     ready: bool = False
 
@@ -95,143 +63,100 @@ class Control(Body):
 
 
 _INFER, _INDEX, _CONTROL = TypeAdapter(Infer), TypeAdapter(Index), TypeAdapter(Control)
-# NAME/raw is two segments.
-_MODEL = "/v2/models/{model}{/form}"
-_VERSIONED = _MODEL + "/versions/{version}"
-
-
-def _of_model(method: str, end: str, summary: str, gives: Any = dict[str, Any], **fields: Any) -> tuple[Route, Route]:
-    """The routes with and without a version. The former goes first, because a model's name may have a slash."""
-    one, other = (
-        Route(method, path + end, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR, **fields)
-        for path in (_VERSIONED, _MODEL)
-    )
-    return one, other
-
-
-def _get(path: str, summary: str, gives: Any = dict[str, Any]) -> Route:
-    return Route("GET", path, f"OIP: {summary}", gives=gives, error_form=OIP_ERROR)
-
-
-SERVER = _get("/v2", "the server")
-STATISTICS = _get("/v2/models/stats", "statistics of all models")
-READY = _of_model("GET", "/ready", "200 while the model can be run")
-CONFIG = _of_model("GET", "/config", "the model in Triton's words")
-MODEL_STATISTICS = _of_model("GET", "/stats", "statistics of the model")
-INFER = _of_model("POST", "/infer", "run rows", Inferred, takes=Infer, is_raw=True, takes_media=(_BINARY,))
-METADATA = _of_model("GET", "", "the model's inputs and outputs")
-INDEX = Route("POST", "/v2/repository/index", "OIP: the models", None, list[Any], OIP_ERROR, is_raw=True)
-LOAD, UNLOAD = (
-    Route("POST", f"/v2/repository/models/{{model}}{{/form}}/{verb}", f"OIP: {told}", error_form=OIP_ERROR, is_raw=True)
-    for verb, told in (("load", "serve the model"), ("unload", "serve the model no more"))
-)
-# Paths that only Triton has, and the reasons why this door lacks them.
+_OUTPUT = {"name": str, "shape": list[int], "datatype": str, "parameters?": dict[str, Any], "data?": list[Any]}
+_INFERRED = {"model_name": str, "model_version": str, "id?": str, "outputs": [_OUTPUT]}
+# Paths that only Triton has, and the reasons why this door does not serve them.
 _MISSING = {
-    "/v2/systemsharedmemory/status": NO_SHARED_MEMORY,
-    "/v2/cudasharedmemory/status": NO_SHARED_MEMORY,
-    "/v2/trace/setting": SETTINGS_OF_TRACES,
-    "/v2/logging": SETTINGS_OF_LOGS,
+    "/v2/systemsharedmemory/status": oip.NO_SHARED_MEMORY,
+    "/v2/cudasharedmemory/status": oip.NO_SHARED_MEMORY,
+    "/v2/trace/setting": oip.SETTINGS_OF_TRACES,
+    "/v2/logging": oip.SETTINGS_OF_LOGS,
 }
 
 
-class OipHttpDoor:
-    """Converts the protocol's bodies to calls of the service and back."""
-
-    def __init__(self, service: TensorService) -> None:
-        self._service = service
-
-    def handlers(self) -> HttpHandlers:
-        """The routes with their handlers."""
-        return [
-            (SERVER, self.server),
-            (STATISTICS, self.statistics),
-            *((route, self.ready) for route in READY),
-            *((route, self.config) for route in CONFIG),
-            *((route, self.model_statistics) for route in MODEL_STATISTICS),
-            *((route, self.infer) for route in INFER),
-            *((route, self.metadata) for route in METADATA),
-            (INDEX, self.index),
-            (LOAD, self.load),
-            (UNLOAD, self.unload),
-            *((_missing(path), _refuse(reason)) for path, reason in _MISSING.items()),
-        ]
-
-    async def server(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2."""
-        return _json(self._service.server_metadata())
-
-    async def statistics(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2/models/stats."""
-        return _json(self._service.statistics("", ""))
-
-    async def index(self, request: HttpRequest) -> HttpResponse:
-        """POST /v2/repository/index."""
-        asked = check_body(_INDEX, read_json(request.body or b"{}"))
-        return _json(self._service.index(only_ready=asked.ready))
-
-    async def load(self, request: HttpRequest) -> HttpResponse:
-        """POST /v2/repository/models/…/load."""
-        asked = check_body(_CONTROL, read_json(request.body or b"{}"))
-        await self._service.load(_model(request)[0], asked.parameters, request.call)
-        return HttpResponse(b"")
-
-    async def unload(self, request: HttpRequest) -> HttpResponse:
-        """POST /v2/repository/models/…/unload."""
-        await self._service.unload(_model(request)[0], request.call)
-        return HttpResponse(b"")
-
-    async def ready(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2/models/…/ready."""
-        name, version = _model(request)
-        is_ready = self._service.is_model_ready(name, version)
-        return HttpResponse(write_body({"name": name, "ready": is_ready}), status=200 if is_ready else 503)
-
-    async def config(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2/models/…/config."""
-        return _json(self._service.model_config(*_model(request)))
-
-    async def model_statistics(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2/models/…/stats."""
-        return _json(self._service.statistics(*_model(request)))
-
-    async def metadata(self, request: HttpRequest) -> HttpResponse:
-        """GET /v2/models/…."""
-        return _json(self._service.model_metadata(*_model(request)))
-
-    async def infer(self, request: HttpRequest) -> HttpResponse:
-        """POST /v2/models/…/infer."""
-        body, inputs = await request.make(partial(_read, request))
-        outputs = [output.name for output in body.outputs or ()]
-        asked = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
-        response = await self._service.infer(asked, request.call, _SPANS)
-        if sum(math.prod(tensor.shape) for tensor in response.outputs) > _LARGE:
-            return await asyncio.to_thread(_answer, body, response)
-        return _answer(body, response)
+def _json(value: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(write_body(value), status=status)
 
 
-def _missing(path: str) -> Route:
-    return Route("GET", path, "OIP: not served", error_form=OIP_ERROR, is_raw=True)
+async def _tell(service: TensorService, request: HttpRequest, fact: Callable[..., Any]) -> HttpResponse:
+    """Answers with a fact about a model. `fact`: a method of the service, for the name and the version of the model."""
+    return _json(fact(service, *_model(request)))
 
 
-def _refuse(reason: str) -> HttpHandler:
-    async def refuse(request: HttpRequest) -> HttpResponse:
-        raise Refused(501, "not_implemented", f"not served: {reason}")
+async def _ready(service: TensorService, request: HttpRequest) -> HttpResponse:
+    name, version = _model(request)
+    is_ready = service.is_model_ready(name, version)
+    return _json({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
-    return refuse
+
+async def _index(service: TensorService, request: HttpRequest) -> HttpResponse:
+    body: Index = check_body(_INDEX, read_json(request.body or b"{}"))
+    return _json(service.index(only_ready=body.ready))
+
+
+async def _load(service: TensorService, request: HttpRequest) -> HttpResponse:
+    body: Control = check_body(_CONTROL, read_json(request.body or b"{}"))
+    await service.load(_model(request)[0], body.parameters, request.call)
+    return HttpResponse(b"")
+
+
+async def _unload(service: TensorService, request: HttpRequest) -> HttpResponse:
+    await service.unload(_model(request)[0], request.call)
+    return HttpResponse(b"")
+
+
+async def _refuse(service: TensorService, request: HttpRequest, reason: str) -> HttpResponse:
+    raise RequestRefused(501, "not_implemented", f"not served: {reason}")
+
+
+async def _infer(service: TensorService, request: HttpRequest) -> HttpResponse:
+    body, inputs = await request.make(partial(_read, request))
+    outputs = [output.name for output in body.outputs or ()]
+    tensors = TensorRequest(*_model(request), body.id, body.parameters, inputs, outputs)
+    response = await service.infer(tensors, request.call, _SPANS)
+    if sum(math.prod(tensor.shape) for tensor in response.outputs) > _LARGE:
+        return await asyncio.to_thread(_answer, body, response)
+    return _answer(body, response)
+
+
+_get = partial(Route, "GET", gives=dict[str, Any], error_form=OIP_ERROR)
+_post = partial(Route, "POST", error_form=OIP_ERROR, is_raw=True)
+_run = partial(_post, takes=Infer, gives=_INFERRED, takes_media=(_BINARY,))
+# The name of a model may have two segments, as NAME/raw.
+_MODEL, _CONTROLLED = "/v2/models/{model}{/form}", "/v2/repository/models/{model}{/form}"
+ANSWERS: Answers[TensorService] = [
+    (_get("/v2", "OIP: the server"), partial(_tell, fact=lambda service, *_: service.server_metadata())),
+    (_get("/v2/models/stats", "OIP: statistics of all models"), partial(_tell, fact=TensorService.statistics)),
+    # The path with a version goes first, because a model's name may have a slash.
+    *(
+        (make(path + end, summary), answer)
+        for make, end, summary, answer in (
+            (_get, "/ready", "OIP: 200 while the model can be run", _ready),
+            (_get, "/config", "OIP: the model in Triton's words", partial(_tell, fact=TensorService.model_config)),
+            (_get, "/stats", "OIP: statistics of the model", partial(_tell, fact=TensorService.statistics)),
+            (_run, "/infer", "OIP: run rows", _infer),
+            (_get, "", "OIP: the model's inputs and outputs", partial(_tell, fact=TensorService.model_metadata)),
+        )
+        for path in (f"{_MODEL}/versions/{{version}}", _MODEL)
+    ),
+    (_post("/v2/repository/index", "OIP: the models", gives=list[Any]), _index),
+    (_post(f"{_CONTROLLED}/load", "OIP: serve the model"), _load),
+    (_post(f"{_CONTROLLED}/unload", "OIP: serve the model no more"), _unload),
+    *(
+        (Route("GET", path, "OIP: not served", error_form=OIP_ERROR, is_raw=True), partial(_refuse, reason=reason))
+        for path, reason in _MISSING.items()
+    ),
+]
 
 
 def _model(request: HttpRequest) -> tuple[str, str]:
-    """The name and the version in a path."""
-    names = request.names
-    return f"{names['model']}/{names['form']}" if names.get("form") else names["model"], names.get("version") or ""
-
-
-def _json(value: Any) -> HttpResponse:
-    return HttpResponse(write_body(value))
+    """Returns the name and the version of a model in a path; empty if the path has none."""
+    name, form, version = (request.names.get(part) or "" for part in ("model", "form", "version"))
+    return f"{name}/{form}" if form else name, version
 
 
 def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
-    """The body's JSON, checked, and the tensors. Raises InvalidInput."""
+    """Returns the body's JSON, checked, and the tensors. Raises InvalidInput."""
     data: bytes = request.body
     length = request.headers.get(HEADER_LENGTH)
     if length is None and request.media_type == _BINARY:
@@ -243,34 +168,34 @@ def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
         raise InvalidInput(HEADER_LENGTH.decode(), f"{end} bytes of JSON, the limit is {_MAX_HEAD_BYTES}")
     body: Infer = check_body(_INFER, read_json(data[:end]))
     inputs = []
-    for place, one in enumerate(body.inputs):
-        field = f"inputs[{place}]"
-        size = one.parameters.get(_DATA_SIZE)
-        if any(name in one.parameters for name in _UNSUPPORTED):
+    for index, tensor in enumerate(body.inputs):
+        field = f"inputs[{index}]"
+        if any(name in tensor.parameters for name in _UNSUPPORTED):
             raise InvalidInput(f"{field}.parameters", "shared memory is not supported")
+        described = tensor.name, tensor.datatype, tuple(tensor.shape)
+        size, left = tensor.parameters.get(_DATA_SIZE), len(data) - end
         if size is None:
-            if one.data is None:
+            if tensor.data is None:
                 raise InvalidInput(field, f"has neither data nor parameters.{_DATA_SIZE}")
-            inputs.append(GivenTensor(one.name, one.datatype, tuple(one.shape), values=_values(field, one)))
+            inputs.append(GivenTensor(*described, values=_values(field, tensor)))
             continue
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(data) - end:
-            left = len(data) - end
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= left:
             raise InvalidInput(f"{field}.parameters.{_DATA_SIZE}", f"must be a number of bytes, {left} are left")
-        if one.data is not None:
+        if tensor.data is not None:
             raise InvalidInput(field, f"has both data and parameters.{_DATA_SIZE}")
-        inputs.append(GivenTensor(one.name, one.datatype, tuple(one.shape), data[end : end + size]))
+        inputs.append(GivenTensor(*described, data[end : end + size]))
         end += size
     if end != len(data):
         raise InvalidInput("body", f"{len(data) - end} bytes more than its inputs take")
-    if any(name in one.parameters for one in body.outputs or () for name in _UNSUPPORTED):
+    if any(name in output.parameters for output in body.outputs or () for name in _UNSUPPORTED):
         raise InvalidInput("outputs", f"{' and '.join(_UNSUPPORTED)} are not supported")
     return body, inputs
 
 
-def _values(field: str, one: Input) -> list[Any]:
-    """The elements in JSON. Bytes that are no text come in Base64."""
-    values = one.data or []
-    if one.datatype != BYTES or one.parameters.get("content_type") != "base64":
+def _values(field: str, tensor: Input) -> list[Any]:
+    """Returns the elements in JSON. Bytes that are no text come in Base64."""
+    values = tensor.data or []
+    if tensor.datatype != BYTES or tensor.parameters.get("content_type") != "base64":
         return values
     try:
         return [read_base64(value) for value in values]
@@ -279,7 +204,7 @@ def _values(field: str, one: Input) -> list[Any]:
 
 
 def _answer(body: Infer, response: TensorResponse) -> HttpResponse:
-    wishes = {one.name: one.parameters.get(_IS_BINARY) for one in body.outputs or ()}
+    wishes = {output.name: output.parameters.get(_IS_BINARY) for output in body.outputs or ()}
     outputs, tensors = [], []
     for tensor in response.outputs:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}

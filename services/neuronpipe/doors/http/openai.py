@@ -1,7 +1,7 @@
 """OpenAI's embeddings and list of models."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -10,139 +10,102 @@ from pydantic import AliasChoices, Field
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Answer, Body, Count, KeptTokens, Many, TokenIds, only, write_body
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.bodies import Count, KeptTokens, ModelBody, TextsOrTokens, fixed, only, write_body
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice, kept_tokens, of_results
+from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
 from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
-from neuronpipe.gateway.catalog import Catalog
 
 
-class EmbeddingsRequest(Body):
-    """OpenAI's, with fields of vLLM, Voyage and Jina."""
+@with_fields(
+    fixed(add_special_tokens=True, output_dtype="float", embedding_type="float", embed_dtype="float32")
+    | fixed(late_chunking=False, return_multivector=False, modality="text")
+)
+class EmbeddingsRequest(ModelBody):
+    """OpenAI's fields, and fields of vLLM, Voyage and Jina."""
 
-    model: str | None = None
-    input: Annotated[
-        str | Many[str] | TokenIds | Many[TokenIds],
-        Field(description="a text or texts; or instead of each the ids of the model's own tokenizer"),
-    ]
+    input: TextsOrTokens
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(
         None,
         validation_alias=AliasChoices("dimensions", "output_dimension"),
-        description="only the first this many numbers, scaled to length one",
+        description="number of the first dimensions that are kept, scaled to unit length",
     )
     truncate: bool | None = Field(
         None,
         validation_alias=AliasChoices("truncate", "truncation"),
-        description="TEI's, Voyage's: a text that is too long loses its end, else it is an error",
+        description="TEI's, Voyage's: whether a text that is too long loses its end; default: it is an error",
     )
-    truncate_prompt_tokens: KeptTokens | None = Field(None, description="vLLM's: of a text; -1: the same as truncate")
+    truncate_prompt_tokens: KeptTokens | None = Field(
+        None, description="vLLM's: tokens that are kept of a text; -1: the same as truncate"
+    )
     truncation_side: Literal["left", "right"] | None = None
     normalize: bool = Field(
         True,
         validation_alias=AliasChoices("normalize", "normalized", "use_activation"),
-        description="whether vectors have length one",
+        description="whether vectors are scaled to unit length",
     )
-    prompt_name: str | None = Field(None, description="one of the model's prompts instead of its default")
-    input_type: str | None = Field(None, description="Voyage's, Cohere's: a prompt of the model that stands for it")
-    task: str | None = Field(None, description="Jina's: the same")
-    add_special_tokens: Annotated[Any, only(True)] = None
-    output_dtype: Annotated[Any, only("float")] = None
-    embedding_type: Annotated[Any, only("float")] = None
-    embed_dtype: Annotated[Any, only("float32")] = None
+    prompt_name: str | None = Field(None, description="a prompt of the model instead of its default prompt")
+    input_type: str | None = Field(None, description="Voyage's, Cohere's word for a prompt of the model")
+    task: str | None = Field(None, description="Jina's word for a prompt of the model")
     endianness: Annotated[Any, only("native", "little")] = None
-    late_chunking: Annotated[Any, only(False)] = None
-    return_multivector: Annotated[Any, only(False)] = None
-    modality: Annotated[Any, only("text")] = None
 
 
-class Embedding(Answer):
-    object: Literal["embedding"]
-    index: int
-    embedding: Annotated[list[float] | str, Field(description="numbers, or float32 little-endian in Base64")]
-
-
-class EmbeddingsUsage(Answer):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsResponse(Answer):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingsUsage
-
-
-class ModelEntry(Answer):
-    """`root`: the model that an alias stands for."""
-
-    id: str
-    root: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelList(Answer):
-    object: Literal["list"]
-    data: list[ModelEntry]
-
-
-EMBEDDINGS = Route(
-    "POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, EmbeddingsResponse, OPENAI_ERROR
-)
-MODELS = Route("GET", "/v1/models", "OpenAI: the models", gives=ModelList, error_form=OPENAI_ERROR)
-MODEL = Route("GET", "/v1/models/{name}", "OpenAI: one model", gives=ModelEntry, error_form=OPENAI_ERROR)
-_CUTS = {"truncation": "truncate"}
-# Names of prompts in the words of Voyage, Cohere and Jina: for a text to find others by, and for a text to be found.
+# The embedding is numbers, or float32 little-endian in Base64. The root of a model is the model of an alias.
+_EMBEDDINGS = {
+    "object": Literal["list"],
+    "data": [{"object": Literal["embedding"], "index": int, "embedding": list[float] | str}],
+    "model": str,
+    "usage": {"prompt_tokens": int, "total_tokens": int},
+}
+_MODEL = {"id": str, "root": str, "object": Literal["model"], "created": int, "owned_by": str}
+EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, _EMBEDDINGS, OPENAI_ERROR)
+_get = partial(Route, "GET", error_form=OPENAI_ERROR)
+MODELS = _get("/v1/models", "OpenAI: the models", gives={"object": Literal["list"], "data": [_MODEL]})
+MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
+_FIELDS = {"text": "input…", "token_ids": "input…", "truncation": "truncate"}
+# The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
 _QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
 _DOCUMENT = ("document", "passage", "corpus")
 _FOUND = (*_DOCUMENT, "search_document", "retrieval.passage")
 
 
-def openai_handlers(
-    inference: Inference, choice: ModelChoice, catalog: Catalog, aliases: Mapping[str, str]
-) -> HttpHandlers:
-    """The routes with their handlers. `aliases`: names that are listed beside the names of models."""
+async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse:
+    """Answers POST /v1/embeddings."""
+    body: EmbeddingsRequest = request.body
+    model = inference.choose(request.model(body.model), "sentence_embedding")
+    values, is_list = listed(body.input)
+    options = _options(body, inference.catalog.spec(*model).told_facts.get("prompt_names", ()))
+    inputs = Inputs("input", values, partial(embedding_input, **options), _FIELDS, is_list)
+    results = await inference.each(request.call, model, inputs)
 
-    async def embeddings(request: HttpRequest) -> HttpResponse:
-        body: EmbeddingsRequest = request.body
-        model = choice.choose(request.model(body.model), "sentence_embedding")
-        given, is_list = listed(body.input)
-        results = await inference.each(
-            request.call,
-            model,
-            given,
-            partial(embedding_input, **_options(body, catalog.spec(*model).told_facts.get("prompt_names", ()))),
-            "input",
-            lambda index: dict.fromkeys(("text", "token_ids"), f"input[{index}]" if is_list else "input") | _CUTS,
-        )
+    def write() -> bytes:
+        vectors = [result.result.message.sentence_embedding for result in results]
+        tokens = sum(result.usage.tokens for result in results)
+        return write_body(embeddings_answer(body, model.name, vectors, tokens))
 
-        def write() -> bytes:
-            vectors = [result.result.message.sentence_embedding for result in results]
-            tokens = sum(result.usage.tokens for result in results)
-            return write_body(embeddings_answer(body, model.name, vectors, tokens))
+    return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
 
-        return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
 
-    async def models(request: HttpRequest) -> HttpResponse:
-        newest = {model.name: model for model in catalog.list_models().models if model.is_default}
-        named = {alias: newest[name] for alias, name in aliases.items() if name in newest and alias not in newest}
-        data = [_entry(name, model) for name, model in (newest | named).items()]
-        return HttpResponse(write_body({"object": "list", "data": data}))
+async def _models(inference: Inference, request: HttpRequest) -> HttpResponse:
+    newest = {model.name: model for model in inference.catalog.list_models().models if model.is_default}
+    named = {alias: newest[name] for alias, name in inference.aliases.items() if name in newest and alias not in newest}
+    data = [_entry(name, model) for name, model in (newest | named).items()]
+    return HttpResponse(write_body({"object": "list", "data": data}))
 
-    async def model(request: HttpRequest) -> HttpResponse:
-        asked = request.model(request.names["name"])
-        found = catalog.get_model(GetModelRequest(**asked._asdict())).model
-        return HttpResponse(write_body(_entry(asked.name, found)))
 
-    return [(EMBEDDINGS, embeddings), (MODELS, models), (MODEL, model)]
+async def _model(inference: Inference, request: HttpRequest) -> HttpResponse:
+    named = request.model(request.names["name"])
+    described = inference.catalog.get_model(GetModelRequest(**named._asdict())).model
+    return HttpResponse(write_body(_entry(named.name, described)))
+
+
+ANSWERS: Answers[Inference] = [(EMBEDDINGS, embeddings), (MODELS, _models), (MODEL, _model)]
 
 
 def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> list[TaskInput]:
-    """The inputs of a request to a model with these prompts. Raises InvalidInput."""
+    """Returns the inputs of a request to a model with these prompts. Raises InvalidInput."""
     options = _options(body, prompt_names)
     return [embedding_input(text, **options) for text in listed(body.input)[0]]
 
@@ -154,9 +117,9 @@ def _options(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> dict[str, 
 
 
 def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
-    """The prompt that a request asks for in one way or another; empty for the model's default. As with
-    sentence-transformers, a document of a model that has a prompt for queries alone has the default.
+    """Returns the name of the prompt that a request asks for; empty for the model's default prompt.
 
+    As with sentence-transformers, a document gets the default prompt of a model that has a prompt for queries alone.
     Raises InvalidInput.
     """
     given = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
@@ -165,10 +128,10 @@ def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
     if given[1:]:
         raise InvalidInput(given[1], f"says the same as {given[0]}; send one of them")
     word = getattr(body, given[0])
-    wanted = (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),)))
     known = {name.lower(): name for name in names}
-    if found := next((known[one.lower()] for one in wanted if one.lower() in known), None):
-        return found
+    for candidate in (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),))):
+        if candidate.lower() in known:
+            return known[candidate.lower()]
     if word in _FOUND and any("query" in name for name in known):
         return ""
     raise InvalidInput(given[0], f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
@@ -177,17 +140,16 @@ def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
 def embeddings_answer(
     body: EmbeddingsRequest, model: str, vectors: Sequence[SentenceEmbeddingResult], tokens: int
 ) -> dict[str, Any]:
-    """The answer to a request, for write_body. `model`: as the caller names it. `tokens`: of all inputs."""
-    is_base64 = body.encoding_format == "base64"
+    """Returns the answer for write_body. `model`: the caller's name of the model. `tokens`: tokens of all inputs."""
+
+    def written(result: SentenceEmbeddingResult) -> Any:
+        return b64encode(float32_bytes(result)).decode() if body.encoding_format == "base64" else vector(result)
+
     return {
         "object": "list",
         "data": [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": b64encode(float32_bytes(one)).decode() if is_base64 else vector(one),
-            }
-            for index, one in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": written(result)}
+            for index, result in enumerate(vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -195,6 +157,6 @@ def embeddings_answer(
 
 
 def _entry(name: str, model: Model) -> dict[str, Any]:
-    # When a bundle was made is not in its manifest.
+    # No manifest says when its bundle was made.
     owner = {"created": 0, "owned_by": "neuronpipe"}
     return {"id": name, "root": model.name, "object": "model", **owner, "tasks": list(model.tasks)}

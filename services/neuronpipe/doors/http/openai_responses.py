@@ -10,42 +10,29 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from neuronpipe.api.v1.inference_pb2 import Usage
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    GenerationOptions,
-    TaskInput,
-    TextGenerationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http import openai_text_bodies as bodies
 from neuronpipe.doors.http.bodies import (
     HARMLESS,
-    Answer,
     Body,
     Count,
     Many,
+    ModelBody,
     Role,
+    fixed,
     only,
     option_field,
     write_body,
 )
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.openai_text_bodies import (
-    Effort,
-    FunctionName,
-    Parameters,
-    RefusalPart,
-    SaidMessage,
-    StreamOptions,
-    Verbosity,
-)
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
-from neuronpipe.doors.inference import Inference, ModelChoice
-from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.doors.inference import Inference
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -58,45 +45,37 @@ _FIELDS = {
 }
 
 
-# Fields of an answer that a client sends again.
-_ANSWERED = HARMLESS | {"id", "status", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
+class AnsweredBody(Body):
+    """A part of an answer that a client may send again, with fields that only answers have."""
+
+    harmless = HARMLESS | {"id", "status", "annotations", "logprobs", "phase", "parsed", "parsed_arguments"}
 
 
-class SaidPart(Body):
-    harmless = _ANSWERED
-
+class SaidPart(AnsweredBody):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
 Parts = Many[SaidPart | RefusalPart]
-
-
-# With store, clients such as the AI SDK send references to items.
+# Clients such as the AI SDK send references to items if the request has `store`.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
 _NONE_STORED = "send the whole conversation, as none is stored"
 
 
-class SaidItem(Body):
-    harmless = _ANSWERED
-
+class SaidItem(AnsweredBody):
     type: Annotated[str, only("message", advice=_ITEMS)] = "message"
     role: Role
     content: str | Parts
 
 
-class CallItem(Body):
-    harmless = _ANSWERED
-
+class CallItem(AnsweredBody):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
 
-class CallOutputItem(Body):
-    harmless = _ANSWERED
-
+class CallOutputItem(AnsweredBody):
     type: Literal["function_call_output"]
     call_id: str
     output: str | Parts
@@ -117,9 +96,9 @@ InputItem = Annotated[
 
 class FunctionTool(Body):
     type: Literal["function"]
-    name: FunctionName
+    name: bodies.FunctionName
     description: str | None = None
-    parameters: Parameters = None
+    parameters: bodies.Parameters = None
     strict: bool | None = None
 
 
@@ -135,7 +114,7 @@ class AllowedFunctions(Body):
 
 
 class Reasoning(Body):
-    effort: Effort | None = Field(None, description="a variable of the model's template: reasoning_effort")
+    effort: bodies.Effort | None = Field(None, description="a variable of the model's template: reasoning_effort")
     summary: Annotated[Any, only("auto", "concise", "detailed")] = None
     generate_summary: Annotated[Any, only("auto", "concise", "detailed")] = None
 
@@ -150,19 +129,21 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
-    verbosity: Verbosity | None = Field(None, description="a variable of the model's template")
+    verbosity: bodies.Verbosity | None = Field(None, description="a variable of the model's template")
 
 
-@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
-class ResponsesRequest(Body):
-    harmless = HARMLESS | {"max_tool_calls"}  # of OpenAI's own tools
+@with_fields(
+    {name: option_field(OPTIONS[name]) for name in _DRAWING}
+    | fixed(background=False, top_logprobs=0, truncation="disabled")
+)
+class ResponsesRequest(ModelBody):
+    harmless = HARMLESS | {"max_tool_calls"}  # a limit of OpenAI's own tools
 
-    model: str | None = None
     input: str | Annotated[Many[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: bodies.StreamOptions | None = None
     text: TextOptions = TextOptions()
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
@@ -171,68 +152,55 @@ class ResponsesRequest(Body):
     # Fields that need stored responses or thoughts, which are not supported.
     previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
     conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
-    background: Annotated[Any, only(False)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
     reasoning: Reasoning = Reasoning()
-    top_logprobs: Annotated[Any, only(0)] = None
-    truncation: Annotated[Any, only("disabled")] = None
 
 
-class Response(Answer):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    model: str
-    status: Literal["completed", "incomplete", "in_progress"]
-    output: list[dict[str, Any]]
-    usage: dict[str, Any] | None
+_RESPONSE = {
+    **dict.fromkeys(("id", "model"), str),
+    "object": Literal["response"],
+    "created_at": int,
+    "status": Literal["completed", "incomplete", "in_progress"],
+    "output": list[dict[str, Any]],
+    "usage": dict[str, Any] | None,
+}
+_SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
+RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, OPENAI_ERROR)
 
 
-RESPONSES = Route(
-    "POST",
-    "/v1/responses",
-    "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events",
-    ResponsesRequest,
-    Response,
-    OPENAI_ERROR,
-)
+async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:
+    body: ResponsesRequest = request.body
+    model = inference.choose(request.model(body.model), "text_generation")
+    tools, options = _tool_use(body), _options(body)
+    tools.force(options)
+    said, fields = _said(body)
+    messages = [message.message() for message in said]
+    input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
+    variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
+    if any(variables.values()):
+        input.template_arguments = json.dumps({name: value for name, value in variables.items() if value})
+    given = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
+
+    def new_writer() -> _ResponseWriter:
+        """Makes the writer once the model has answered, which only a model that generates does."""
+        template = GenerationFacts.of(inference.catalog.spec(*model)).chat_template if tools.tools else ""
+        return _ResponseWriter(request.call.request_id, model.name, body, tools.reader(template))
+
+    if body.stream:
+        events = await inference.stream(*given)
+        writer = new_writer()
+        return event_response(writer.events(events), replace(OPENAI_ERROR, write=writer.error))
+    result = await inference.one(*given)
+    return HttpResponse(write_body(new_writer().whole(result)))
 
 
-def openai_responses_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
-    """The route with its handler."""
-
-    async def responses(request: HttpRequest) -> HttpResponse:
-        body: ResponsesRequest = request.body
-        model = models.choose(request.model(body.model), "text_generation")
-        tools, options = _tool_use(body), _options(body)
-        tools.force(options)
-        said, fields = _said(body)
-        messages = [one.message() for one in said]
-        variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
-        given = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
-        if any(variables.values()):
-            given.template_arguments = json.dumps({name: value for name, value in variables.items() if value})
-        asked = request.call, model, TaskInput(text_generation=given), _FIELDS | fields | tools.fields("parameters")
-
-        def answer() -> _Answer:
-            """For a model that was found to write texts."""
-            template = GenerationFacts.of(catalog.spec(*model)).chat_template if tools.tools else ""
-            return _Answer(request.call.request_id, model.name, body, tools.reader(template))
-
-        if body.stream:
-            parts = await inference.stream(*asked)
-            told = answer()
-            return event_response(told.events(parts), replace(OPENAI_ERROR, write=told.error))
-        result = await inference.one(*asked)
-        return HttpResponse(write_body(answer().whole(result)))
-
-    return [(RESPONSES, responses)]
+ANSWERS: Answers[Inference] = [(RESPONSES, _responses)]
 
 
 def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
-    """The messages of a chat, and the request's names of their fields.
+    """Returns the messages of a chat, and the request's names of their fields.
 
-    Calls belong to the assistant's message before them, as it was answered.
+    Calls belong to the assistant's message before them, as in the answer.
     """
     said: list[dict[str, Any]] = []
     fields: dict[str, str] = {}
@@ -257,18 +225,17 @@ def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
                 say({"role": "assistant"}, place)
             function = {"name": item.name, "arguments": item.arguments}
             said[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    return [SaidMessage.model_validate(one) for one in said], fields
+    return [SaidMessage.model_validate(message) for message in said], fields
 
 
 def _tool_use(body: ResponsesRequest) -> ToolUse:
-    """Raises InvalidInput."""
-    functions = [one.model_dump(exclude_unset=True, exclude={"type"}) for one in body.tools or ()]
-    tools = [{"type": "function", "function": one} for one in functions]
+    functions = [tool.model_dump(exclude_unset=True, exclude={"type"}) for tool in body.tools or ()]
+    tools = [{"type": "function", "function": function} for function in functions]
     choice, several = body.tool_choice, body.parallel_tool_calls is not False
     if isinstance(choice, NamedFunction):
         return ToolUse.of(tools, None, choice.name, "tool_choice.name", several)
     if isinstance(choice, AllowedFunctions):
-        allowed = [one.name for one in choice.tools]
+        allowed = [tool.name for tool in choice.tools]
         return ToolUse.of(tools, choice.mode, None, "tool_choice.tools", several, allowed)
     return ToolUse.of(tools, choice, None, "tool_choice", several)
 
@@ -278,7 +245,6 @@ def _text(content: str | list[SaidPart | RefusalPart]) -> str:
 
 
 def _options(body: ResponsesRequest) -> GenerationOptions:
-    """Raises InvalidInput."""
     given = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
     form = body.text.format
     if form and form.schema_ is not None:
@@ -292,62 +258,62 @@ def _options(body: ResponsesRequest) -> GenerationOptions:
     return GenerationOptions(**message_fields(given), max_new_tokens=body.max_output_tokens)
 
 
-class _Answer:
-    """Writes one response."""
+class _ResponseWriter:
+    """Writes one response, whole or as events. A whole response is the end of its events."""
 
     def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
         choice, form = body.tool_choice, body.text.format or TextFormat(type="text")
-        self._head = {
+        self._head = body.model_dump(include={"instructions", "max_output_tokens", *_DRAWING}) | {
             "id": f"resp_{request_id}",
             "object": "response",
             "created_at": int(time.time()),
             "error": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "model": model,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": getattr(body, "temperature"),  # noqa: B009, a field that is made
             "text": {"format": form.model_dump(by_alias=True, exclude_unset=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
-            "tools": [one.model_dump() for one in body.tools or ()],
-            "top_p": getattr(body, "top_p"),  # noqa: B009
+            "tools": [tool.model_dump() for tool in body.tools or ()],
             "truncation": "disabled",
         }
         self._request_id, self._reader = request_id, reader
-        self._output: list[dict[str, Any]] = []  # the last one is open: its text or arguments are in the pieces
+        # The last item is open until it is closed; its text or arguments are in the pieces.
+        self._output: list[dict[str, Any]] = []
         self._pieces: list[str] = []
         self._number = -1
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
-        """The response with its items."""
-        response: dict[str, Any] = [*self._ended(result, _text_of(result).text)][-1]["response"]
+        """Returns the response with its items."""
+        *_, completed = self._ended(result, _text_of(result).text)
+        response: dict[str, Any] = completed["response"]
         return response
 
     async def events(self, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[dict[str, Any], None]:
-        """OpenAI's events of a text."""
+        """Yields OpenAI's events of a text."""
         began = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         yield self._event("created", response=began)
         yield self._event("in_progress", response=began)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, GeneratedPart):
-                    for told in self._read(event.text):
-                        yield told
+                    written = self._read(event.text)
                 elif isinstance(event, InferenceResult):
-                    for told in self._ended(event, ""):
-                        yield told
+                    written = self._ended(event, "")
+                else:
+                    continue
+                for part in written:
+                    yield part
 
     def error(self, problem: Problem) -> dict[str, Any]:
-        """The event of an error. OpenAI's clients raise it for `error`; its fields are there, and beside it."""
+        """Returns the event of an error. OpenAI's clients read its fields in `error`, or beside it."""
         self._number += 1
-        told = OPENAI_ERROR.write(problem)
-        return {**told["error"], **told, "type": "error", "sequence_number": self._number}
+        written = OPENAI_ERROR.write(problem)
+        return {**written["error"], **written, "type": "error", "sequence_number": self._number}
 
     def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
-        """The events of a part of the text."""
+        """Yields the events of a part of the text."""
         for part in self._reader.read(text, is_last=is_last):
             if isinstance(part, str):
                 yield from self._said(part)
@@ -373,7 +339,7 @@ class _Answer:
         yield self._event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
     def _closed(self, status: str) -> Iterator[dict[str, Any]]:
-        """The events of the open item's end, if there is one."""
+        """Yields the events that close the open item."""
         if not self._output:
             return
         item, text, place = self._output[-1], "".join(self._pieces), self._place()
@@ -381,15 +347,15 @@ class _Answer:
             part = _part(text)
             yield self._event("output_text.done", **place, content_index=0, text=text, logprobs=[])
             yield self._event("content_part.done", **place, content_index=0, part=part)
-            told: dict[str, Any] = {"content": [part]}
+            content: dict[str, Any] = {"content": [part]}
         else:
             yield self._event("function_call_arguments.done", **place, name=item["name"], arguments=text)
-            told = {"arguments": text}
-        self._output[-1], self._pieces = item | told | {"status": status}, []
+            content = {"arguments": text}
+        self._output[-1], self._pieces = item | content | {"status": status}, []
         yield self._event("output_item.done", output_index=place["output_index"], item=self._output[-1])
 
     def _ended(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
-        """The events of the rest of the text; the last one has the response."""
+        """Yields the events of the rest of the text; the last event has the response."""
         is_cut = _text_of(result).finish_reason == FinishReason.FINISH_REASON_LENGTH
         status = "incomplete" if is_cut else "completed"
         yield from self._read(rest, is_last=True)

@@ -13,45 +13,46 @@ from neuronpipe.core.parsing import check_depth
 from neuronpipe.doors.http.bodies import (
     HARMLESS,
     WHOLE,
-    Answer,
     Body,
     Count,
     KeptTokens,
     Many,
+    ModelBody,
     Role,
     TokenIds,
     Whole,
+    fixed,
     only,
     option_field,
 )
 
 
 class TextPart(Body):
-    harmless = HARMLESS | {"annotations", "logprobs", "id", "index"}  # of what was answered, also LangChain's
+    harmless = HARMLESS | {"annotations", "logprobs", "id", "index"}  # fields of answers, also LangChain's
 
     type: Literal["text"]
     text: str
 
 
 class RefusalPart(Body):
-    """Of the history: a model said it in place of a text, so it is a text."""
+    """A part of an earlier message, which a model said instead of a text. The template gets it as a text."""
 
     type: Literal["refusal"]
     text: str = Field(alias="refusal")
 
 
-class _Open(Body):
-    """What a template gets as it is, with fields that we do not know."""
+class OpenBody(Body):
+    """An object that a template gets as it is, with any further fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class CalledFunction(_Open):
+class CalledFunction(OpenBody):
     name: str
     arguments: Annotated[str | dict[str, Any], Field(description="JSON, which the template gets as an object")]
 
 
-class ToolCall(_Open):
+class ToolCall(OpenBody):
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -71,15 +72,15 @@ Parameters = Annotated[
 ]
 
 
-class Function(_Open):
-    """In the order in which models learn it: templates write it as it is."""
+class Function(OpenBody):
+    """A function. The fields are in the order in which models learn them, because templates write it as it is."""
 
     name: FunctionName
     description: str | None = None
     parameters: Parameters = None
 
 
-class Tool(_Open):
+class Tool(OpenBody):
     type: Literal["function"]
     function: Function
 
@@ -99,18 +100,18 @@ class AllowedTools(Body):
 
 
 class AllowedChoice(Body):
-    """OpenAI's: the template gets all tools, of which these may be called."""
+    """OpenAI's choice of some tools that may be called. The template gets all tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-# What models of OpenAI know; templates of others, such as GPT-OSS, some of it.
+# Words for models of OpenAI. Templates of other models, such as GPT-OSS, know some of them.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
 
 
-class SaidMessage(_Open):
+class SaidMessage(OpenBody):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
     role: Role
@@ -118,20 +119,20 @@ class SaidMessage(_Open):
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
-    refusal: Annotated[str | None, Field(description="of the history: the content, where there is none")] = None
+    refusal: Annotated[str | None, Field(description="content of an earlier message that has no other content")] = None
     audio: Annotated[Any, only()] = None
 
     def message(self) -> ChatMessage:
-        """The message for a template: further fields as JSON, and arguments of calls parsed if they are JSON."""
+        """Returns the message for a template: further fields as JSON, and arguments of calls that are JSON parsed."""
         fields = self.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
         calls = fields.pop("tool_calls", None)
         for call in calls or ():
             if isinstance(arguments := call["function"]["arguments"], str):
                 check_depth("messages.tool_calls.function.arguments", arguments.encode())
-                with contextlib.suppress(ValueError):  # of no arguments some clients make an empty text
+                with contextlib.suppress(ValueError):  # some clients write no arguments as an empty text
                     call["function"]["arguments"] = json.loads(arguments or "{}")
         if calls:
-            # As transformers gives it: some templates tell calls by a content that is none.
+            # transformers gives no content either, by which some templates recognise calls.
             fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})
         content = self.content or self.refusal or ""
         return ChatMessage(
@@ -156,7 +157,7 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's, TGI's with a `value`, and that of llama.cpp and others with a `schema`."""
+    """The format of OpenAI. A format of TGI has a `value`, a format of llama.cpp and others a `schema`."""
 
     type: Literal["text", "json_object", "json_schema", "json", "regex"]
     json_schema: NamedSchema | None = None
@@ -165,7 +166,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's. One of the fields is set."""
+    """vLLM's format, with one field."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -174,36 +175,33 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-@with_fields({one.openai: option_field(one) for one in OPTIONS.values() if one.openai})
-class CompletionOptions(Body):
-    """What both have. The other options of generation are made of their declarations. Of these fields, those after
-    `stream_options` are vLLM's.
+@with_fields(
+    {option.openai: option_field(option) for option in OPTIONS.values() if option.openai}
+    | fixed(use_beam_search=False, include_stop_str_in_output=False, allowed_token_ids=[], bad_words=[])
+    | fixed(logits_processors=[], return_tokens_as_token_ids=False, detokenize=True, include_reasoning=True)
+)
+class CompletionOptions(ModelBody):
+    """Fields of chats and completions, and the options of generation, which are made of their declarations.
+
+    The fields after `stream_options` are vLLM's.
     """
 
-    model: str | None = None
     max_tokens: Count | None = None
     seed: Annotated[int, WHOLE] | None = None
     n: Annotated[Count | None, Field(description="N texts, drawn at random")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32, description="0 and -1: all"), WHOLE] | None = None
-    # What SGLang and vLLM have, and we have not.
+    # Fields of SGLang and vLLM that are not supported.
     regex: Annotated[Any, only(advice="use guided_regex")] = None
     ebnf: Annotated[Any, only(advice="use guided_grammar")] = None
-    use_beam_search: Annotated[Any, only(False)] = None
     ignore_eos: bool | None = Field(None, description="vLLM's: the text has max_tokens, unless a stop string ends it")
-    include_stop_str_in_output: Annotated[Any, only(False)] = None
-    allowed_token_ids: Annotated[Any, only([])] = None
-    bad_words: Annotated[Any, only([])] = None
-    logits_processors: Annotated[Any, only([])] = None
     return_token_ids: bool | None = Field(None, description="vLLM's: `token_ids` in each choice")
-    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    detokenize: Annotated[Any, only(True)] = None
-    include_reasoning: Annotated[Any, only(True)] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
+@with_fields(fixed(modalities=["text"], echo=False, add_special_tokens=False, documents=[]))
 class ChatRequest(CompletionOptions):
     messages: Annotated[Many[SaidMessage], Field(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -214,18 +212,15 @@ class ChatRequest(CompletionOptions):
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([], advice="use tools")] = None
     function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
-    modalities: Annotated[Any, only(["text"])] = None
     reasoning_effort: Effort | None = Field(None, description="a variable of the model's template")
     verbosity: Verbosity | None = Field(None, description="a variable of the model's template")
-    # vLLM's.
-    echo: Annotated[Any, only(False)] = None
+    # Fields of vLLM.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = Field(None, description="whether the text continues the last message")
-    add_special_tokens: Annotated[Any, only(False)] = None
-    documents: Annotated[Any, only([])] = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables of the model's template")
 
 
+@with_fields(fixed(suffix="", add_special_tokens=True))
 class CompletionRequest(CompletionOptions):
     prompt: Annotated[
         str | Many[str] | TokenIds | Many[TokenIds],
@@ -233,59 +228,7 @@ class CompletionRequest(CompletionOptions):
     ]
     logprobs: Whole | None = None
     echo: Annotated[bool | None, Field(description="the prompt before the text")] = None
-    best_of: Count | None = Field(None, description="as many as n")
+    best_of: Count | None = Field(None, description="number of texts to choose from: the same as n")
     truncate_prompt_tokens: KeptTokens | None = Field(
-        None, description="vLLM's: of the end of a prompt; -1: as many as there is room for"
+        None, description="vLLM's: tokens that are kept of the end of a prompt; -1: as many as there is room for"
     )
-    suffix: Annotated[Any, only("")] = None
-    add_special_tokens: Annotated[Any, only(True)] = None
-
-
-class Answered(Answer):
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    tool_calls: list[dict[str, Any]] | None = None
-
-
-class ChatChoice(Answer):
-    index: int
-    message: Answered
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
-
-
-class CompletionChoice(Answer):
-    index: int
-    text: str
-    logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
-
-
-class CachedTokens(Answer):
-    cached_tokens: int
-
-
-class TextUsage(Answer):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-
-
-class ChatCompletion(Answer):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: TextUsage
-
-
-class Completion(Answer):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: TextUsage

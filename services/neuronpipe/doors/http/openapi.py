@@ -15,6 +15,8 @@ from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIEL
 
 OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
 
+# The kinds of shapes of answers; see Route.
+_SHAPES = (dict, list, tuple)
 _TEXT: dict[str, Any] = {"type": "string"}
 _MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -29,7 +31,7 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def openapi_handlers(routes: Sequence[Route]) -> HttpHandlers:
-    """The route with its handler. The first request makes the document, as that takes a start 0.2 s of CPU time."""
+    """Returns the route with its handler. The first request makes the document, which takes 0.2 s of CPU time."""
     turn, document = asyncio.Lock(), b""
 
     async def openapi_json(request: HttpRequest) -> HttpResponse:
@@ -42,15 +44,20 @@ def openapi_handlers(routes: Sequence[Route]) -> HttpHandlers:
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """OpenAPI 3.1 of the routes, with the schemas of pydantic's types."""
+    """Returns the document of the routes in OpenAPI 3.1, with the schemas of pydantic's types."""
     routes = list(routes)
-    bodies = [(route.key, side) for route in routes for side in ("takes", "gives") if getattr(route, side) is not None]
-    by_key = {route.key: route for route in routes}
-    kinds = [(body, "validation", TypeAdapter(getattr(by_key[body[0]], body[1]))) for body in bodies]
-    schemas, shared = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    kinds: list[Any] = [
+        ((route.key, side), "validation", TypeAdapter(kind))
+        for route in routes
+        for side, kind in (("takes", route.takes), ("gives", route.gives))
+        if kind is not None and not isinstance(kind, _SHAPES)
+    ]
+    schemas, shared = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for route in routes:
         takes, gives = (schemas.get(((route.key, side), "validation")) for side in ("takes", "gives"))
+        if isinstance(route.gives, _SHAPES):
+            gives = _schema(route.gives)
         paths.setdefault(route.shown_path, {})[route.method.lower()] = _operation(route, takes, gives)
     return {
         "openapi": "3.1.0",
@@ -60,6 +67,19 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
+def _schema(shape: Any) -> dict[str, Any]:
+    """Returns the JSON Schema of an answer's shape. Objects may have more fields."""
+    if isinstance(shape, dict):
+        properties = {name.removesuffix("?"): _schema(part) for name, part in shape.items()}
+        required = [name for name in shape if not name.endswith("?")]
+        return {"type": "object", "properties": properties, "required": required}
+    if isinstance(shape, list):
+        return {"type": "array", "items": _schema(shape[0])}
+    if isinstance(shape, tuple):
+        return {"anyOf": [_schema(part) for part in shape]}
+    return TypeAdapter(shape).json_schema()
+
+
 def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     parameters = [
         _parameter(name, "path", _TEXT, "", is_required=True) for name in re.findall(r"\{(\w+)\}", route.path)
@@ -67,26 +87,21 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     parameters += [_parameter(name, "query", _TEXT, text) for name, text in route.query.items()]
     if route.is_counted:
         parameters += [_parameter(name, "header", schema, text) for name, (schema, text) in _HEADERS.items()]
+    error = {route.error_form.media_type: {"schema": _schema(route.error_form.shape)}}
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
         "summary": route.summary,
         "parameters": parameters,
         "responses": {
-            "200": {
-                "description": "the answer",
-                **({"content": {JSON: {"schema": gives}}} if gives is not None else {}),
-            }
+            "200": {"description": "the answer"},
+            "default": {"description": "an error; docs/http.md lists the status codes", "content": error},
         },
     }
+    if gives is not None:
+        operation["responses"]["200"]["content"] = {JSON: {"schema": gives}}
     if takes is not None:
         content = {JSON: {"schema": takes}} | {media: {} for media in route.takes_media}
         operation["requestBody"] = {"required": True, "content": content}
-    error = route.error_form
-    content = {error.media_type: {"schema": dict(error.schema)}}
-    operation["responses"]["default"] = {
-        "description": "an error; docs/http.md lists the status codes",
-        "content": content,
-    }
     return operation
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from neuronpipe.core import errors
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unauthenticated, Unavailable
 
-# What a caller shall wait where the server stops or starts: another one answers, or this one does soon.
+# Time that a caller should wait if the server stops or starts: then it answers, or another server does.
 _UNAVAILABLE_RETRY_S = 1.0
 
 
@@ -39,11 +39,8 @@ CODES: dict[type[NeuronpipeError], ErrorCodes] = {
 }
 
 
-class Refused(Exception):
-    """A request that HTTP itself is enough to refuse: `status` is 4xx or 501, `title` its name.
-
-    `headers`: what the status prescribes.
-    """
+class RequestRefused(Exception):
+    """A request that the door refuses. `status`: 4xx or 501. `title`: its name. `headers`: its prescribed headers."""
 
     def __init__(self, status: int, title: str, message: str, *headers: tuple[bytes, bytes]) -> None:
         super().__init__(message)
@@ -55,9 +52,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as all forms need it.
+    """The description of an error, from which every protocol writes its form.
 
-    `field`: the part of the body at fault, or empty. `retry_after_s`: None where it makes no sense.
+    `field`: the part of the body at fault, or empty. `retry_after_s`: None if the caller need not try again.
     """
 
     codes: ErrorCodes
@@ -70,16 +67,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How a protocol writes errors. `schema`: JSON Schema of the bodies."""
+    """The form of a protocol's errors. `shape`: the shape of the bodies; see Route."""
 
     write: Callable[[Problem], dict[str, Any]]
-    schema: Mapping[str, Any]
+    shape: Mapping[str, Any]
     media_type: str = "application/json"
 
 
-def problem_of(error: NeuronpipeError | Refused) -> Problem:
-    """The description of an error for callers."""
-    if isinstance(error, Refused):
+def problem_of(error: NeuronpipeError | RequestRefused) -> Problem:
+    """Returns the description of an error for callers."""
+    if isinstance(error, RequestRefused):
         codes = ErrorCodes(error.status, "invalid_request_error", error.title, "Validation")
         return Problem(codes, error.title.upper(), error.message, headers=error.headers)
     retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
@@ -91,10 +88,11 @@ def problem_of(error: NeuronpipeError | Refused) -> Problem:
 
 
 def _problem_details(problem: Problem) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    title, status = problem.codes.openai_code.replace("_", " "), problem.codes.status
+    body = {
         "type": "about:blank",
-        "title": problem.codes.openai_code.replace("_", " "),
-        "status": problem.codes.status,
+        "title": title,
+        "status": status,
         "detail": problem.message,
         "reason": problem.reason,
     }
@@ -102,50 +100,32 @@ def _problem_details(problem: Problem) -> dict[str, Any]:
 
 
 def _openai_error(problem: Problem) -> dict[str, Any]:
-    codes = problem.codes
-    error = {
-        "message": problem.message,
-        "type": codes.openai_type,
-        "param": problem.field or None,
-        "code": codes.openai_code,
-    }
-    return {"error": error}
+    kind, code = problem.codes.openai_type, problem.codes.openai_code
+    return {"error": {"message": problem.message, "type": kind, "param": problem.field or None, "code": code}}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties}
-
-
-_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
-
-# RFC 9457, with our reason and, of an input, the field at fault as extensions.
+# RFC 9457, with our reason and the field at fault as extensions.
 PROBLEM_DETAILS = ErrorForm(
     _problem_details,
-    _object(type=_TEXT, title=_TEXT, status=_NUMBER, detail=_TEXT, reason=_TEXT, field=_TEXT),
+    {"type": str, "title": str, "status": int, "detail": str, "reason": str, "field?": str},
     "application/problem+json",
 )
-OPENAI_ERROR = ErrorForm(
-    _openai_error, _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_TEXT))
-)
-# Of a path that no protocol has here. OpenAI's clients tell nothing but what is in `error`.
+OPENAI_ERROR = ErrorForm(_openai_error, {"error": {"message": str, "type": str, "param": str | None, "code": str}})
+# The error for a path that no protocol has here. OpenAI's clients show only `error`.
 UNKNOWN_PATH = replace(PROBLEM_DETAILS, write=lambda problem: _problem_details(problem) | _openai_error(problem))
-# Hugging Face's servers have `error`, too.
+# Hugging Face's servers also have `error`.
 TEI_ERROR = ErrorForm(
     lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
-    _object(error=_TEXT, error_type=_TEXT),
+    {"error": str, "error_type": str},
 )
+# TGI's words, by which huggingface_hub chooses the class to raise.
 _TGI_TYPES = {"Validation": "validation", "Overloaded": "overloaded"}
-# Its words, by which huggingface_hub chooses the class to raise.
 TGI_ERROR = ErrorForm(
-    lambda problem: {
-        "error": problem.message,
-        "error_type": _TGI_TYPES.get(problem.codes.tei_type, "generation"),
-    },
-    _object(error=_TEXT, error_type=_TEXT),
+    lambda problem: {"error": problem.message, "error_type": _TGI_TYPES.get(problem.codes.tei_type, "generation")},
+    {"error": str, "error_type": str},
 )
 # Cohere has `message`, Jina `detail`.
 COHERE_ERROR = ErrorForm(
-    lambda problem: {"message": problem.message, "detail": problem.message}, _object(message=_TEXT, detail=_TEXT)
+    lambda problem: {"message": problem.message, "detail": problem.message}, {"message": str, "detail": str}
 )
-# The Open Inference Protocol's.
-OIP_ERROR = ErrorForm(lambda problem: {"error": problem.message}, _object(error=_TEXT))
+OIP_ERROR = ErrorForm(lambda problem: {"error": problem.message}, {"error": str})

@@ -1,5 +1,7 @@
-"""SageMaker's invocations: bodies of Hugging Face, OpenAI or Cohere in JSON, whole or as events, texts as CSV or JSON
-Lines for batch transforms, or our own InferRequest as protobuf, which is answered by an InferResponse.
+"""SageMaker's invocations, in JSON, as CSV or JSON Lines for batch transforms, or as protobuf.
+
+Bodies in JSON have the form of Hugging Face, OpenAI or Cohere, whole or as events. A protobuf body is our own
+InferRequest, which an InferResponse answers.
 """
 
 import csv
@@ -18,16 +20,14 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.parsing import parse
 from neuronpipe.doors.http.bodies import LINE_BYTES, check_body, check_values, read_json, without_nulls, write_body
-from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse
+from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, answer_request, post
 from neuronpipe.doors.http.native import response_message, to_inference_request
-from neuronpipe.doors.http.openai import EMBEDDINGS
-from neuronpipe.doors.http.openai_text import CHAT, COMPLETIONS
+from neuronpipe.doors.http.openai import EMBEDDINGS, embeddings
+from neuronpipe.doors.http.openai_text import CHAT, COMPLETIONS, chat, completions
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.http.rerank import V2
-from neuronpipe.doors.inference import Inference, ModelChoice
-from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.doors.http.rerank import V2, cohere
+from neuronpipe.doors.inference import Inference
 
 _CSV = "text/csv"
 _LINES = ("application/jsonlines", "application/x-ndjson")
@@ -36,64 +36,64 @@ _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
 _PROTOBUF = "application/x-protobuf"
 # Most columns of CSV: more fields than any input has.
 _MAX_COLUMNS = 64
-# A field that only one protocol's body has, and the route that it is for.
-_OTHERS = {"messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "documents": V2}
+# A field that only one protocol's body has → the type of the body, and the function that answers it.
+_OTHERS = {
+    field: (TypeAdapter[Any](route.takes), answer)
+    for field, route, answer in (
+        ("messages", CHAT, chat),
+        ("prompt", COMPLETIONS, completions),
+        ("input", EMBEDDINGS, embeddings),
+        ("documents", V2, cohere),
+    )
+}
 _MARK = re.compile(rb'"(?:%s)"\s*:' % "|".join(_OTHERS).encode())
-_MEDIA = (*IMAGES, _CSV, *_LINES, _PROTOBUF)
-INVOCATIONS = post("/invocations", "SageMaker: a model's task", _MEDIA, TEI_ERROR, query=MODEL_PARAMETER)
-# As clients of SageMaker call an endpoint; SageMaker itself calls the container's /invocations.
-ENDPOINT = post(
-    "/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so", _MEDIA, TEI_ERROR
-)
+_post = partial(post, takes_media=(*IMAGES, _CSV, *_LINES, _PROTOBUF), error_form=TEI_ERROR)
+INVOCATIONS = _post("/invocations", "SageMaker: a model's task", query=MODEL_PARAMETER)
+# Clients of SageMaker call an endpoint by this path; SageMaker itself calls the container's /invocations.
+ENDPOINT = _post("/endpoints/{name}/invocations", "SageMaker's runtime: the task of the model called so")
 
 
-def sagemaker_handlers(
-    inference: Inference,
-    models: ModelChoice,
-    catalog: Catalog,
-    pipeline: Pipeline,
-    others: HttpHandlers,
-) -> HttpHandlers:
-    """The routes with their handlers. `others`: OpenAI's and Cohere's routes with theirs."""
-    handlers = {route.key: handler for route, handler in others}
-    kinds = {route.key: TypeAdapter[Any](route.takes) for route in _OTHERS.values()}
+async def _invocations(inference: Inference, request: HttpRequest) -> HttpResponse:
+    if request.media_type == _PROTOBUF:
+        message = await request.make(partial(_read_message, request.body))
+        result = await inference.pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
+        return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
+    name = request.headers.get(_TARGET_HEADER, b"").decode("latin-1") or request.names.get("name", "")
+    if request.media_type in ("", JSON) and _MARK.search(request.body):
+        read = partial(_read_other, request.body, name, inference.settings.max_input_bytes)
+        if other := await request.make(read):
+            answer_other, body = other
+            response: HttpResponse = await answer_other(inference, replace(request, body=body))
+            return response
+    spec = inference.catalog.spec(*inference.choose(request.model(name)))
+    if request.media_type != _CSV and request.media_type not in _LINES:
+        return await answer_request(inference, request, spec)
+    read_rows = _read_csv if request.media_type == _CSV else _read_lines
+    value = await request.make(partial(read_rows, request.body, inference.settings.max_http_inputs))
+    if value.get("stream"):
+        raise InvalidInput("stream", "is for one text, whose body is JSON")
+    answers = await answer_body(inference, request, spec, value)
+    accepted = request.headers.get(b"accept", b"").decode("latin-1")
+    if request.media_type in _LINES or any(media in accepted for media in _LINES):
+        return HttpResponse(b"".join(write_body(answer) + b"\n" for answer in answers), _LINES[0])
+    return HttpResponse(write_body(answers))
 
-    def other_body(data: bytes, model: str) -> tuple[str, Any] | None:
-        """The route that a body is for, and its value; None for one of Hugging Face. Raises InvalidInput."""
-        value = read_json(data, inference.max_input_bytes)
-        if not isinstance(value, dict) or "inputs" in value:
-            return None
-        key = next((route.key for field, route in _OTHERS.items() if field in value), None)
-        return (key, check_body(kinds[key], value | ({"model": model} if model else {}))) if key else None
 
-    async def invocations(request: HttpRequest) -> HttpResponse:
-        if request.media_type == _PROTOBUF:
-            message = await request.make(partial(_read_message, request.body))
-            result = await pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
-            return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
-        name = request.headers.get(_TARGET_HEADER, b"").decode("latin-1") or request.names.get("name", "")
-        may_be_other = request.media_type in ("", JSON) and _MARK.search(request.body)
-        if may_be_other and (other := await request.make(partial(other_body, request.body, name))):
-            key, body = other
-            return await handlers[key](replace(request, body=body))
-        spec = catalog.spec(*models.choose(request.model(name)))
-        if request.media_type != _CSV and request.media_type not in _LINES:
-            return await answer_request(inference, request, spec)
-        read = _read_csv if request.media_type == _CSV else _read_lines
-        value = await request.make(partial(read, request.body, inference.max_inputs))
-        if value.get("stream"):
-            raise InvalidInput("stream", "is for one text, whose body is JSON")
-        answer = await answer_body(inference, request, spec, value)
-        accepted = request.headers.get(b"accept", b"").decode("latin-1")
-        if request.media_type in _LINES or any(media in accepted for media in _LINES):
-            return HttpResponse(b"".join(write_body(one) + b"\n" for one in answer), _LINES[0])
-        return HttpResponse(write_body(answer))
+ANSWERS: Answers[Inference] = [(INVOCATIONS, _invocations), (ENDPOINT, _invocations)]
 
-    return [(INVOCATIONS, invocations), (ENDPOINT, invocations)]
+
+def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any] | None:
+    """Returns the function for a body, and its value; None for a body of Hugging Face. Raises InvalidInput."""
+    value = read_json(data, max_input_bytes)
+    if not isinstance(value, dict) or "inputs" in value:
+        return None
+    for field, (takes, answer) in _OTHERS.items():
+        if field in value:
+            return answer, check_body(takes, value | ({"model": model} if model else {}))
+    return None
 
 
 def _read_message(data: bytes) -> InferRequest:
-    """Raises InvalidInput."""
     try:
         return parse(InferRequest, data)
     except DecodeError:
@@ -101,7 +101,7 @@ def _read_message(data: bytes) -> InferRequest:
 
 
 def _read_csv(data: bytes, max_inputs: int) -> Any:
-    """The rows under a heading: a column `inputs`, or one for each field of an input (question, context).
+    """Returns the rows below a heading: a column `inputs`, or a column for each field of an input (question, context).
 
     Raises InvalidInput.
     """
@@ -112,7 +112,7 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
             raise InvalidInput(
                 "body", f"its heading has {len(reader.fieldnames or ())} columns, at most {_MAX_COLUMNS}"
             )
-        rows = list(islice(reader, max_inputs + 1))  # one more is one too many
+        rows = list(islice(reader, max_inputs + 1))  # a row above the limit, for the error
     except UnicodeDecodeError:
         raise InvalidInput("body", "is no UTF-8") from None
     except csv.Error:
@@ -126,7 +126,7 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
 
 
 def _read_lines(data: bytes, max_inputs: int) -> Any:
-    """The inputs of all lines, each {"inputs": …}, and the parameters of the first, which all must share.
+    """Returns the inputs of all lines, each {"inputs": …}, and the parameters, which all lines must share.
 
     Raises InvalidInput.
     """
@@ -136,7 +136,7 @@ def _read_lines(data: bytes, max_inputs: int) -> Any:
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
-        if len(inputs) > max_inputs:  # one too many
+        if len(inputs) > max_inputs:  # for the error
             break
         try:
             value = without_nulls(read_json(line))

@@ -1,67 +1,42 @@
 """The HTTP API of text-generation-inference: /generate and /generate_stream.
 
-Its /v1/chat/completions is OpenAI's, and its / is Hugging Face's.
+The files of OpenAI and Hugging Face have its /v1/chat/completions and its /.
 """
 
+from functools import partial
 from typing import Any
 
-from pydantic import Field
-
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Answer, Body, write_body
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.huggingface_bodies import GenerateParameters
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference, ModelChoice
-from neuronpipe.gateway.catalog import Catalog
+from neuronpipe.doors.inference import Inference
 
-_MODEL_PARAMETER = {"model": "the model, where the body names none and several generate text"}
-
-
-class Generate(Body):
-    model: str | None = None
-    inputs: str
-    parameters: GenerateParameters = GenerateParameters()
-    stream: bool | None = Field(None, description="whether the path is /generate_stream")
+_TEXT = {"generated_text": str, "details?": dict[str, Any] | None}
+_TOKEN = {"index": int, "token": dict[str, Any], "generated_text": str | None, "details": dict[str, Any] | None}
+_QUERY = {"model": "the model, where the body names none and several generate text"}
+_post = partial(Route, "POST", takes=TgiGenerate, error_form=TGI_ERROR, query=_QUERY)
+GENERATE = _post("/generate", "TGI: continues a text", gives=_TEXT)
+GENERATE_STREAM = _post("/generate_stream", "TGI: the same as events, one for each token", gives=_TOKEN)
 
 
-class Generated(Answer):
-    generated_text: str
-    details: dict[str, Any] | None = None
+async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
+    body: TgiGenerate = request.body
+    if body.stream:
+        raise InvalidInput("stream", "is not supported; use /generate_stream")
+    model = inference.choose(request.model(body.model), "text_generation")
+    input = read_one_prompt(body.inputs, body, inference.catalog.spec(*model))
+    result = await inference.one(request.call, model, input, one_text_fields(body))
+    text = result.result.message.text_generation.sequences[0]
+    return HttpResponse(write_body(write_text(text, body.inputs, body)))
 
 
-class GeneratedToken(Answer):
-    index: int
-    token: dict[str, Any]
-    generated_text: str | None
-    details: dict[str, Any] | None
+async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
+    body: TgiGenerate = request.body
+    spec = inference.catalog.spec(*inference.choose(request.model(body.model), "text_generation"))
+    return await answer_tokens(inference, request, spec, body, body.inputs)
 
 
-def _post(path: str, summary: str, gives: Any) -> Route:
-    return Route("POST", path, f"TGI: {summary}", Generate, gives, TGI_ERROR, query=_MODEL_PARAMETER)
-
-
-GENERATE = _post("/generate", "continues a text", Generated)
-GENERATE_STREAM = _post("/generate_stream", "the same as events, one for each token", GeneratedToken)
-
-
-def tgi_handlers(inference: Inference, models: ModelChoice, catalog: Catalog) -> HttpHandlers:
-    """The routes with their handlers."""
-
-    async def generate(request: HttpRequest) -> HttpResponse:
-        body: Generate = request.body
-        if body.stream:
-            raise InvalidInput("stream", "is not supported; use /generate_stream")
-        model = models.choose(request.model(body.model), "text_generation")
-        input = read_one_prompt(body.inputs, body, catalog.spec(*model))
-        result = await inference.one(request.call, model, input, one_text_fields(body))
-        text = result.result.message.text_generation.sequences[0]
-        return HttpResponse(write_body(write_text(text, body.inputs, body)))
-
-    async def generate_stream(request: HttpRequest) -> HttpResponse:
-        body: Generate = request.body
-        spec = catalog.spec(*models.choose(request.model(body.model), "text_generation"))
-        return await answer_tokens(inference, request, spec, body, body.inputs)
-
-    return [(GENERATE, generate), (GENERATE_STREAM, generate_stream)]
+ANSWERS: Answers[Inference] = [(GENERATE, _generate), (GENERATE_STREAM, _generate_stream)]

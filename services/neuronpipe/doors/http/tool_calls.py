@@ -1,4 +1,4 @@
-"""OpenAI's tools: the form of texts that must call one, and calls found in texts as they come."""
+"""OpenAI's tools: the form of texts that must call a tool, and the calls in texts that come in parts."""
 
 import json
 import re
@@ -17,18 +17,18 @@ _MARK, _MARK_IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'"|\\.', re.DOTAL
 _JSON_HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
-# The beginning of an object, as far as it is there, that may still be a call.
+# The beginning of an object that may become a call when the rest of the text comes.
 _JSON_BEGIN = re.compile(r'\{\s*(?:$|"(?:$|(?P<key>[^"\\]*)(?:$|"\s*(?:$|:\s*(?:$|(?:"(?P<value>[^"\\]*)")?)))))')
 _CALL_KEYS = {"name", "arguments", "parameters", "type", "id", "function"}
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a model writes calls: JSON with a tool's name and its arguments or parameters.
+    """The form in which a model writes calls: JSON with a tool's name and its arguments or parameters.
 
-    `opening`, `closing`: before and after a call. Where they are special tokens, no text has them: so JSON that begins
-    a text, or follows a call, is a call in every format, and lists of calls are calls. `has_name_first`: a call may
-    also be a name with an object behind it. `id_length`: of the ids of calls that the template takes; 0: any.
+    `opening`, `closing`: texts before and after a call. If they are special tokens, no text has them: so in every
+    format, JSON that begins a text or follows a call is a call, and so are the items of a list. `has_name_first`: a
+    call may also be a name with an object behind it. `id_length`: length of the ids that the template takes; 0: any.
     """
 
     opening: str = ""
@@ -37,9 +37,9 @@ class CallFormat:
     id_length: int = 0
 
 
-# By what the template of a model says. The first one is the format of Hermes and Qwen.
+# A word in the template of a model → the format.
 _FORMATS = {
-    "<tool_call>": CallFormat("<tool_call>", "</tool_call>"),
+    "<tool_call>": CallFormat("<tool_call>", "</tool_call>"),  # Hermes, Qwen
     "[TOOL_CALLS]": CallFormat("[TOOL_CALLS]", has_name_first=True, id_length=9),
     "<|python_tag|>": CallFormat("<|python_tag|>"),  # Llama 3
 }
@@ -47,9 +47,10 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a request uses tools. `must_call`: a text is nothing but calls. `function`: the only one that may be called.
+    """The use of tools by a request. `must_call`: a text consists of calls. `function`: the function that it must call.
 
-    `has_several`: whether a text may have several calls. `allowed`: the names of those that may be called; none: all.
+    `has_several`: whether a text may have several calls. `allowed`: names of the functions that may be called; empty
+    for all functions.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -68,14 +69,16 @@ class ToolUse:
         has_several: bool,
         allowed: Sequence[str] = (),
     ) -> Self:
-        """The use by a request's `tool_choice`: none, auto or required, or else a function that is `chosen` by its name
-        in this field. Raises InvalidInput.
+        """Returns the use of tools by a request. Raises InvalidInput.
+
+        `choice`: the request's `tool_choice` if it is none, auto or required. `chosen`: the name of the function that
+        the request chooses instead. `field`: the field that names functions.
         """
         if not tools and (chosen is not None or choice == "required" or allowed):
             raise InvalidInput("tool_choice", "has an effect only with tools")
         if choice == "none":
             return cls(())
-        names = [one["function"]["name"] for one in tools]
+        names = [tool["function"]["name"] for tool in tools]
         for name in allowed if chosen is None else (chosen,):
             if name not in names:
                 raise InvalidInput(field, f"{name[:64]!r} is not among the tools")
@@ -84,8 +87,8 @@ class ToolUse:
     @property
     def functions(self) -> Sequence[Mapping[str, Any]]:
         """The functions that may be called."""
-        every = [one["function"] for one in self.tools]
-        return [one for one in every if not self.allowed or one["name"] in self.allowed]
+        functions = [tool["function"] for tool in self.tools]
+        return [function for function in functions if not self.allowed or function["name"] in self.allowed]
 
     @property
     def for_template(self) -> str:
@@ -93,25 +96,26 @@ class ToolUse:
         return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
 
     def force(self, options: GenerationOptions) -> None:
-        """Gives a text that must call its form. Raises InvalidInput."""
+        """Sets the form of a text that must call. Raises InvalidInput."""
         if schema := self.schema():
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
 
     def fields(self, parameters: str) -> dict[str, str]:
-        """The name of the field that forces the form. `parameters`: its name in a tool."""
+        """Returns the name of the field that sets the form. `parameters`: the path of parameters in a tool."""
         if not (self.must_call or self.function):
             return {}
-        names = [one["function"]["name"] for one in self.tools]
-        wanted = [self.function] if self.function else [one["name"] for one in self.functions]
-        places = [place for place, name in enumerate(names) if name in wanted]
-        # Of several functions, whose is wrong is not known.
-        return {"options.json_schema": f"tools[{places[0]}].{parameters}" if len(places) == 1 else "tools"}
+        names = [self.function] if self.function else [function["name"] for function in self.functions]
+        indices = [index for index, tool in enumerate(self.tools) if tool["function"]["name"] in names]
+        # An error in the form of several functions does not tell which of them is wrong.
+        return {"options.json_schema": f"tools[{indices[0]}].{parameters}" if len(indices) == 1 else "tools"}
 
     def schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of texts that must call: the arguments of the one function, or a list of calls."""
-        arguments = {one["name"]: (one.get("parameters") or {}) | {"type": "object"} for one in self.functions}
+        """Returns the JSON Schema of texts that must call: arguments of the chosen function, or a list of calls."""
+        arguments = {
+            function["name"]: (function.get("parameters") or {}) | {"type": "object"} for function in self.functions
+        }
         if self.function:
             return arguments[self.function]
         if not self.must_call:
@@ -119,63 +123,63 @@ class ToolUse:
         calls, defined = [], {}
         for number, (name, schema) in enumerate(arguments.items()):
             properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}}
-            calls.append({"type": "object", "properties": properties, "additionalProperties": False})
-            calls[-1]["required"] = [*properties]
-            # A document of its own, in which its references are resolved. Older drafts know no such documents, or only
-            # without a reference beside the name.
+            call = {"type": "object", "properties": properties, "additionalProperties": False}
+            calls.append(call | {"required": [*properties]})
+            # Each schema is a document in which its own references are resolved. Older drafts lack such documents, or
+            # have them only without a reference beside the name.
             defined[str(number)] = {"$id": f"https://{number}.invalid", **schema, "$schema": _DRAFT}
         most = {} if self.has_several else {"maxItems": 1}
         return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": defined}
 
     def reader(self, template: str) -> "CallReader":
-        """Reads a text of a model with this template for chats."""
+        """Returns a reader for a text of a model with this template for chats."""
         form = next((form for word, form in _FORMATS.items() if word in template), CallFormat())
         return CallReader(self, form)
 
 
 class CallReader:
-    """Divides a text that comes in parts into what it says and its calls. The parts may be cut anywhere."""
+    """Divides a text that comes in parts into words and calls. The parts may be cut anywhere."""
 
     def __init__(self, use: ToolUse, form: CallFormat) -> None:
         self._function, self._must_call, self._has_several = use.function, use.must_call, use.has_several
         self._form = form
-        self._names = {one["name"] for one in use.functions}
+        self._names = {function["name"] for function in use.functions}
         names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
-        # The id of a call may be behind its name, whose own marks are special tokens.
+        # The id of a call may follow its name; the marks around the id are special tokens.
         self._name_head = re.compile(rf"({names})(?:[a-zA-Z0-9]{{9}})?\s*(?=\{{)")
         self._name_begin = re.compile(rf"(?:{names})[a-zA-Z0-9]{{0,9}}\s*$")
         self._before = re.compile(
             rf"(?P<end>\s*(?:{re.escape(form.closing)})?[\s,;\]]*)(?P<begin>(?:{re.escape(form.opening)})?[\s\[]*)"
         )
-        self._rest = ""  # what is not told yet
-        self._may_begin = True  # whether a call without an opening may begin here
+        self._rest = ""  # text that is not divided yet
+        self._may_begin = True  # whether a call without an opening may begin at the rest
         self._calls = 0
-        self._depth = 0  # in JSON of a call: open braces before the rest
-        self._base = 0  # of these, those before the arguments
-        self._is_quoted = self._has_arguments = False
+        self._depth = 0  # number of open braces before the rest, in the JSON of a call
+        self._base = 0  # number of open braces before the arguments
+        self._is_quoted = self._has_arguments = False  # whether the rest begins in a string, and in arguments
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether the model has chosen to call: not a function that the caller chose, as OpenAI has it."""
+        """Whether the model chose to call. As with OpenAI, calls of a function that the caller chose do not count."""
         return self._calls > 0 and not self._function
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
-        """The parts that are now known: of what is said, and of `tool_calls` as OpenAI's streams have them.
+        """Yields the known parts of the words, and of `tool_calls` in the form of OpenAI's streams.
 
-        The arguments of a call are as the model writes them.
+        The arguments of a call stay as the model writes them.
         """
         if not self._names:
             yield from [text] if text else []
             return
         self._rest += text
         for part in self._parts(is_last=is_last):
-            # What is said where the text must call is the beginning of a call that was cut.
-            is_told = not self._must_call if isinstance(part, str) else self._has_several or not part["index"]
-            if is_told:
+            # Words of a text that must call are the beginning of a call that was cut.
+            is_shown = not self._must_call if isinstance(part, str) else self._has_several or not part["index"]
+            if is_shown:
                 yield part
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """What a whole text says, and its calls."""
+        """Returns the words of a whole text, and its calls."""
         said, calls = "", list[dict[str, Any]]()
         for part in self.read(text, is_last=True):
             if isinstance(part, str):
@@ -195,8 +199,8 @@ class CallReader:
             if self._has_arguments:
                 arguments, self._has_arguments = self._taken(self._base, is_last=is_last)
                 if arguments:
-                    yield self._called(arguments)
-            elif self._depth:  # what else is in the JSON of the call
+                    yield self._delta({"function": {"arguments": arguments}})
+            elif self._depth:  # the rest of the JSON of the call
                 self._taken(0, is_last=is_last)
             elif self._function:
                 self._rest = ""
@@ -206,9 +210,9 @@ class CallReader:
                 yield from self._said(is_last=is_last)
 
     def _at_begin(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
-        """Where the rest may be a call, or what stands before one."""
+        """Divides a rest that may be a call, or text before a call."""
         before = self._before.match(self._rest)
-        assert before  # noqa: S101 (it matches an empty text, too)
+        assert before  # noqa: S101 (it also matches an empty text)
         body = self._rest[before.end() :]
         head = _JSON_HEAD.match(body)
         if head and head[1] in self._names:
@@ -221,7 +225,7 @@ class CallReader:
             name, arguments, end = call
             self._rest = body[end:]
             yield self._begun(name, base=0)
-            yield self._called(arguments)
+            yield self._delta({"function": {"arguments": arguments}})
             self._has_arguments = False
         elif is_last or not self._may_become_call(body, self._rest[before.end("end") :]):
             self._may_begin = False
@@ -230,22 +234,20 @@ class CallReader:
                 yield said
 
     def _may_become_call(self, body: str, begin: str) -> bool:
-        """Whether what follows can make a call of it. `begin`: with what stands before the JSON."""
+        """Tells whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
         if not body or any(tag.startswith(begin) for tag in (self._form.opening, self._form.closing)):
             return True
-        if self._form.has_name_first and (
-            self._name_begin.match(body) or any(one.startswith(body) for one in self._names)
-        ):
+        if self._form.has_name_first and (self._name_begin.match(body) or _begins_any(body, self._names)):
             return True
-        if not (found := _JSON_BEGIN.match(body)) or _value_at(body):
+        if not (match := _JSON_BEGIN.match(body)) or _value_at(body):
             return False
-        key, is_whole_key = found["key"], found.end("key") < len(body)
-        if key == "name" and found["value"] is not None:
-            return found["value"] in self._names
-        return key is None or (key in _CALL_KEYS if is_whole_key else any(one.startswith(key) for one in _CALL_KEYS))
+        key, is_whole_key = match["key"], match.end("key") < len(body)
+        if key == "name" and match["value"] is not None:
+            return match["value"] in self._names
+        return key is None or (key in _CALL_KEYS if is_whole_key else _begins_any(key, _CALL_KEYS))
 
     def _said(self, *, is_last: bool) -> Iterator[str]:
-        """Text up to the next opening, without the white space before it."""
+        """Yields the text up to the next opening, without the white space before it."""
         opening, text = self._form.opening, self._rest
         end = len(text)
         if opening and (at := text.find(opening)) >= 0:
@@ -258,42 +260,38 @@ class CallReader:
             yield text[:end]
 
     def _taken(self, depth: int, *, is_last: bool) -> tuple[str, bool]:
-        """The rest up to the brace behind which so many are open, and whether that is still to come."""
+        """Takes the rest up to the brace behind which `depth` are open. Tells whether that brace is still to come."""
         at = 0
-        while found := (_MARK_IN_STRING if self._is_quoted else _MARK).search(self._rest, at):
-            at, mark = found.end(), found[0]
+        while match := (_MARK_IN_STRING if self._is_quoted else _MARK).search(self._rest, at):
+            at, mark = match.end(), match[0]
             self._is_quoted ^= mark == '"'
             self._depth += (mark in ("{", "[")) - (mark in ("}", "]"))
             if self._depth == depth and mark in ("}", "]"):
                 break
         else:
-            # Not within an escape.
+            # An escape stays whole.
             at = len(self._rest) - (self._is_quoted and not is_last and self._rest.endswith("\\", at))
         taken, self._rest = self._rest[:at], self._rest[at:]
-        return taken, not found
+        return taken, not match
 
     def _begun(self, name: str, *, base: int) -> dict[str, Any]:
         self._calls += 1
         self._depth = self._base = base
         self._has_arguments = self._may_begin = True
         length = self._form.id_length
-        return self._delta(
-            {
-                "id": token_hex(12)[:length] if length else f"call_{token_hex(12)}",
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-        )
-
-    def _called(self, arguments: str) -> dict[str, Any]:
-        return self._delta({"function": {"arguments": arguments}})
+        id = token_hex(12)[:length] if length else f"call_{token_hex(12)}"
+        return self._delta({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
 
     def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._calls - 1, **call}
 
 
+def _begins_any(beginning: str, words: set[str]) -> bool:
+    return any(word.startswith(beginning) for word in words)
+
+
 def _value_at(text: str) -> tuple[Any, int] | None:
-    """The JSON that a text begins with, and its end."""
+    """Returns the JSON that a text begins with, and its end."""
     try:
         return _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -301,10 +299,10 @@ def _value_at(text: str) -> tuple[Any, int] | None:
 
 
 def _whole_call(text: str, names: set[str]) -> tuple[str, str, int] | None:
-    """The call that a text begins with, with its fields in any order: the name, the arguments in JSON, and its end."""
-    if not text.startswith("{") or not (found := _value_at(text)):
+    """Returns the call that a text begins with, with fields in any order: its name, arguments in JSON, and end."""
+    if not text.startswith("{") or not (value := _value_at(text)):
         return None
-    call, end = found
+    call, end = value
     call = call.get("function", call) if isinstance(call.get("function"), dict) else call
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):

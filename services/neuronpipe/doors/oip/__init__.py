@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2: tensors in, tensors out. What gRPC and HTTP have in common is in service.py."""
+"""The Open Inference Protocol v2: tensors in, tensors out. gRPC and HTTP share the service in service.py."""

@@ -1,26 +1,18 @@
 """The Open Inference Protocol over gRPC: its messages to tensors and back."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sized
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
 
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.json_format import ParseDict
 
 from neuronpipe.api.oip.v2 import open_inference_pb2 as messages
 from neuronpipe.core.calls import Call, told_error
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.oip.service import (
-    NO_SHARED_MEMORY,
-    SETTINGS_OF_LOGS,
-    SETTINGS_OF_TRACES,
-    RowSpans,
-    TensorRequest,
-    TensorResponse,
-    TensorService,
-)
+from neuronpipe.doors.oip import service as oip
+from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
 from neuronpipe.doors.oip.tensors import MAX_TENSORS, GivenTensor, Parameter, shown
 from neuronpipe.gateway.many import answer_stream
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, message_classes
@@ -29,23 +21,15 @@ from neuronpipe.rpc.transport import CallEnd
 OIP_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _UNIMPLEMENTED = 12  # google.rpc.Code
 _WORK = ("ModelInfer", "ModelStreamInfer")
-# Rpcs of Triton's that are not in our proto, and why.
+_MEMORY = [f"{kind}SharedMemory{verb}" for kind in ("System", "Cuda") for verb in ("Status", "Register", "Unregister")]
+# Rpcs that only Triton has, and the reasons why this door does not serve them.
 _MISSING = {
-    "TraceSetting": SETTINGS_OF_TRACES,
-    "LogSettings": SETTINGS_OF_LOGS,
-    **{
-        f"{kind}SharedMemory{verb}": NO_SHARED_MEMORY
-        for kind in ("System", "Cuda")
-        for verb in ("Status", "Register", "Unregister")
-    },
+    "TraceSetting": oip.SETTINGS_OF_TRACES,
+    "LogSettings": oip.SETTINGS_OF_LOGS,
+    **dict.fromkeys(_MEMORY, oip.NO_SHARED_MEMORY),
 }
-# The fields of InferTensorContents by datatype; the other datatypes of our inputs have none.
-_CONTENTS = {
-    "BYTES": "bytes_contents",
-    "INT64": "int64_contents",
-    "INT32": "int_contents",
-    "UINT8": "uint_contents",
-}
+# Datatypes → their fields of InferTensorContents, which the other datatypes of our inputs do not have.
+_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents", "UINT8": "uint_contents"}
 _SHARED_MEMORY, _CLASSIFICATION = "shared_memory_region", "classification"
 _INFER = RowSpans(Spans.OIP_INFER, Spans.OIP_INFER)
 _STREAM = RowSpans(Spans.OIP_STREAM, Spans.OIP_STREAM)
@@ -55,13 +39,19 @@ class OipDoor:
     """Converts messages to calls of the service and back."""
 
     def __init__(self, service: TensorService, max_stream_in_flight: int) -> None:
-        self._service = service
-        self._max_stream_in_flight = max_stream_in_flight
+        self._service, self._max_stream_in_flight = service, max_stream_in_flight
 
     def handlers(self) -> RpcHandlers:
-        """The service, and Triton's rpcs that it lacks, whose handlers say why."""
+        """Returns the rpcs of the protocol, and Triton's rpcs that are not served, whose handlers say why."""
         service = self._service
-        told: dict[str, Callable[[Any], Any]] = {
+
+        def load(message: messages.RepositoryModelLoadRequest, call: Call) -> Awaitable[None]:
+            return service.load(message.model_name, message.parameters, call)
+
+        def unload(message: messages.RepositoryModelUnloadRequest, call: Call) -> Awaitable[None]:
+            return service.unload(message.model_name, call)
+
+        facts: dict[str, Callable[[Any], Any]] = {
             "ServerLive": lambda message: {"live": True},
             "ServerReady": lambda message: {"ready": service.is_ready()},
             "ModelReady": lambda message: {"ready": service.is_model_ready(message.name, message.version)},
@@ -73,11 +63,11 @@ class OipDoor:
         }
         methods = OIP_SERVICE.methods_by_name
         handlers: dict[str, RpcHandler] = {
-            "ModelInfer": self.model_infer,
-            "ModelStreamInfer": self.model_stream_infer,
-            "RepositoryModelLoad": self.load,
-            "RepositoryModelUnload": self.unload,
-            **{name: _told(methods[name], tell) for name, tell in told.items()},
+            "ModelInfer": self._model_infer,
+            "ModelStreamInfer": self._model_stream_infer,
+            "RepositoryModelLoad": partial(_control, load, messages.RepositoryModelLoadResponse()),
+            "RepositoryModelUnload": partial(_control, unload, messages.RepositoryModelUnloadResponse()),
+            **{name: partial(_answer_fact, fact, message_classes(methods[name])[1]) for name, fact in facts.items()},
         }
         return [
             *handlers_of(OIP_SERVICE, handlers, lambda method: Rpc.of(method, is_work=method.name in _WORK)),
@@ -87,38 +77,20 @@ class OipDoor:
             ),
         ]
 
-    async def model_infer(self, message: messages.ModelInferRequest, context: Context) -> messages.ModelInferResponse:
-        """ModelInfer."""
+    async def _model_infer(self, message: messages.ModelInferRequest, context: Context) -> messages.ModelInferResponse:
         response = messages.ModelInferResponse()
         _write(await self._service.infer(_read(message), call_of(context), _INFER), response)
         return response
 
-    async def model_stream_infer(
+    def _model_stream_infer(
         self, requests: AsyncIterable[messages.ModelInferRequest], context: Context
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        """ModelStreamInfer."""
-        answer = partial(self._answers, call_of(context))
-        async for response in answer_stream(requests, answer, self._max_stream_in_flight):
-            yield response
-
-    async def load(
-        self, message: messages.RepositoryModelLoadRequest, context: Context
-    ) -> messages.RepositoryModelLoadResponse:
-        """RepositoryModelLoad."""
-        await self._service.load(message.model_name, message.parameters, call_of(context))
-        return messages.RepositoryModelLoadResponse()
-
-    async def unload(
-        self, message: messages.RepositoryModelUnloadRequest, context: Context
-    ) -> messages.RepositoryModelUnloadResponse:
-        """RepositoryModelUnload."""
-        await self._service.unload(message.model_name, call_of(context))
-        return messages.RepositoryModelUnloadResponse()
+        return answer_stream(requests, partial(self._answers, call_of(context)), self._max_stream_in_flight)
 
     async def _answers(
         self, call: Call, message: messages.ModelInferRequest
     ) -> AsyncIterator[messages.ModelStreamInferResponse]:
-        """The responses to one request of a stream. An error of its own does not end the stream."""
+        """Yields the responses to one request of a stream. An error of the request does not end the stream."""
         try:
             async with aclosing(self._service.stream(_read(message), call, _STREAM)) as answers:
                 async for answer in answers:
@@ -133,13 +105,15 @@ class OipDoor:
             yield response
 
 
-def _told(method: MethodDescriptor, tell: Callable[[Any], Any]) -> RpcHandler:
-    _, response = message_classes(method)
+async def _answer_fact(fact: Callable[[Any], Any], response: type[Any], message: Any, context: Context) -> Any:
+    return ParseDict(fact(message), response())
 
-    async def answer(message: Any, context: Context) -> Any:
-        return ParseDict(tell(message), response())
 
-    return answer
+async def _control(
+    control: Callable[[Any, Call], Awaitable[None]], response: Any, message: Any, context: Context
+) -> Any:
+    await control(message, call_of(context))
+    return response
 
 
 async def _refuse(reason: str, message: bytes, context: Context) -> NoReturn:
@@ -147,18 +121,14 @@ async def _refuse(reason: str, message: bytes, context: Context) -> NoReturn:
 
 
 def _read(message: messages.ModelInferRequest) -> TensorRequest:
-    """A request. Raises InvalidInput."""
-    for name, count in (
-        ("inputs", len(message.inputs)),
-        ("outputs", len(message.outputs)),
-        ("parameters", len(message.parameters)),
-    ):
-        if count > MAX_TENSORS:
-            raise InvalidInput(name, f"{count} of them, the limit is {MAX_TENSORS}")
+    parts: dict[str, Sized] = {"inputs": message.inputs, "outputs": message.outputs, "parameters": message.parameters}
+    for name, part in parts.items():
+        if len(part) > MAX_TENSORS:
+            raise InvalidInput(name, f"{len(part)} of them, the limit is {MAX_TENSORS}")
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput("raw_input_contents", f"{len(raw)} entries, there are {len(message.inputs)} inputs")
-    inputs = [_given(tensor, raw[place] if raw else None) for place, tensor in enumerate(message.inputs)]
+    inputs = [_given(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)]
     for output in message.outputs:
         if _SHARED_MEMORY in output.parameters or _CLASSIFICATION in output.parameters:
             raise InvalidInput("outputs", f"{_SHARED_MEMORY} and {_CLASSIFICATION} are not supported")
@@ -166,7 +136,7 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
         message.model_name,
         message.model_version,
         message.id,
-        {name: _value(name, one) for name, one in message.parameters.items()},
+        {name: _value(name, parameter) for name, parameter in message.parameters.items()},
         inputs,
         [output.name for output in message.outputs],
     )
@@ -175,7 +145,7 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
 def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> GivenTensor:
     name, shape = tensor.name, tuple(tensor.shape)
     if _SHARED_MEMORY in tensor.parameters:
-        raise InvalidInput("inputs", NO_SHARED_MEMORY)
+        raise InvalidInput("inputs", oip.NO_SHARED_MEMORY)
     if raw is None:
         field = _CONTENTS.get(tensor.datatype)
         return GivenTensor(name, tensor.datatype, shape, values=getattr(tensor.contents, field) if field else ())
@@ -193,7 +163,7 @@ def _value(name: str, parameter: messages.InferParameter) -> Parameter:
 
 
 def _write(answer: TensorResponse, response: messages.ModelInferResponse) -> None:
-    """In place: a message that is handed to another's constructor would be serialized and parsed once more."""
+    """Writes in place: a message that is passed to another's constructor would be serialized and parsed again."""
     response.model_name, response.model_version, response.id = answer.model, answer.version, answer.request_id
     for tensor in answer.outputs:
         output = response.outputs.add()

@@ -1,4 +1,4 @@
-"""The parameters of a request: those of the protocol, and the options of the model's task."""
+"""Reads the parameters of a request: the protocol's own parameters, and the options of the model's task."""
 
 import math
 import time
@@ -12,11 +12,8 @@ from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.oip.tensors import Parameter, shown
 
 CACHE_CONTROL = "cache_control"
-_CACHE_CONTROLS = {
-    "bypass": CacheControl.CACHE_CONTROL_BYPASS,
-    "refresh": CacheControl.CACHE_CONTROL_REFRESH,
-}
-# What clients may send of which there is nothing to do here. Triton keeps the prefix for itself.
+_CACHE_CONTROLS = {"bypass": CacheControl.CACHE_CONTROL_BYPASS, "refresh": CacheControl.CACHE_CONTROL_REFRESH}
+# Parameters of clients that change nothing here. Triton reserves the prefix.
 _IGNORED, _IGNORED_PREFIX = frozenset({"headers", "binary_data_output"}), "triton_"
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _PRIORITIES = {0: Priority.PRIORITY_UNSPECIFIED, 1: Priority.PRIORITY_INTERACTIVE}
@@ -26,7 +23,7 @@ _MICROSECONDS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A request's parameters; `of_task`: those that the model's task has."""
+    """A request's parameters. `of_task`: the options of the model's task."""
 
     priority: "Priority.ValueType" = Priority.PRIORITY_INTERACTIVE
     timeout_s: float | None = None
@@ -34,7 +31,7 @@ class Options:
     of_task: Mapping[str, Parameter] = field(default_factory=dict)
 
     def call_for(self, call: Call, request_id: str) -> Call:
-        """The call as the request gets it: with its id, or a new one, and the sooner deadline."""
+        """Returns the call of the request, with the request's id or a new id, and the sooner deadline."""
         own = call.for_request(request_id or call.request_id or new_request_id(), self.priority)
         if self.timeout_s is None:
             return own
@@ -45,13 +42,13 @@ _NONE = Options()
 
 
 def read_options(parameters: Mapping[str, Parameter], of_task: Mapping[str, str]) -> Options:
-    """Reads the parameters of a request for a model that has those of `of_task`. Raises InvalidInput."""
+    """Reads the parameters of a request. `of_task`: the parameters of the model's task. Raises InvalidInput."""
     if not parameters:
         return _NONE
-    found: dict[str, Parameter] = {}
+    task_options: dict[str, Parameter] = {}
     for name, value in parameters.items():
         if name in of_task:
-            found[name] = value
+            task_options[name] = value
         elif name in _SEQUENCE:
             if value:
                 raise InvalidInput(name, "there are no sequences: requests do not depend on each other")
@@ -63,7 +60,7 @@ def read_options(parameters: Mapping[str, Parameter], of_task: Mapping[str, str]
         _PRIORITIES.get(_whole("priority", parameters), Priority.PRIORITY_BULK),
         _whole("timeout", parameters) / _MICROSECONDS or None,
         _cache_control(parameters.get(CACHE_CONTROL)),
-        found,
+        task_options,
     )
 
 

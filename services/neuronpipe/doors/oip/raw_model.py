@@ -11,18 +11,18 @@ from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Array
-from neuronpipe.doors.oip.tensors import Parameter, RowInput, Tensor, TensorSpec, row_field
+from neuronpipe.doors.oip.tensors import NamedTensor, Parameter, RowInput, TensorSpec, padded, row_field
 from neuronpipe.gateway.inference import InferenceResult
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _OPTIONAL = (_MASK, _TYPES)
-# Most models have these two. An id that a model has no vector for could end the whole batch.
+# Most models have the types 0 and 1. A type without a vector in the model could end the whole batch.
 _MAX_TYPE = 1
 _MAX_INT32 = (1 << 31) - 1
 
 
 class RawModel:
-    """See TaskModel. A row of tokens ends where its mask does; outputs beyond are zero."""
+    """See TaskModel. A row of tokens ends where its mask does; its outputs are zero beyond this end."""
 
     parameters: Mapping[str, str] = {}
 
@@ -33,38 +33,38 @@ class RawModel:
         else:
             self.inputs = [TensorSpec(name, "INT64", (-1,), name in _OPTIONAL, also=("INT32",)) for name in spec.inputs]
         self.outputs = [
-            TensorSpec(one.name, "FP32", tuple(-1 if axis == "tokens" else axis for axis in one.axes))
-            for one in spec.outputs
+            TensorSpec(output.name, "FP32", tuple(-1 if axis == "tokens" else axis for axis in output.axes))
+            for output in spec.outputs
         ]
 
     def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
+        self, tensors: Mapping[str, NamedTensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
         """See TaskModel."""
-        arrays = {name: one.values for name, one in tensors.items()}
+        arrays = {name: tensor.values for name, tensor in tensors.items()}
         if self._spec.image:
             sequences = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
         else:
             sequences = self._sequences(arrays, rows)
-        empty = pack_input(TaskInput())
-        return [(empty, EncodedInput(TensorSets(arrays=[one]), tokens=self._spec.tokens_of(one))) for one in sequences]
+        empty, tokens_of = pack_input(TaskInput()), self._spec.tokens_of
+        return [(empty, EncodedInput(TensorSets(arrays=[arrays]), tokens=tokens_of(arrays))) for arrays in sequences]
 
     def write(
         self,
         results: Sequence[InferenceResult],
         wanted: Sequence[TensorSpec],
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, NamedTensor],
         max_bytes: int,
-    ) -> list[Tensor]:
+    ) -> list[NamedTensor]:
         """See TaskModel."""
-        outputs = [one.outputs.arrays[0] for one in results]
+        outputs = [result.outputs.arrays[0] for result in results]
         tokens = 0 if self._spec.image else tensors[_IDS].shape[1]
         for spec in wanted:
             spec.check_size(_shape(spec, len(outputs), tokens), max_bytes)
-        return [_stacked(spec, [one[spec.name] for one in outputs], tokens) for spec in wanted]
+        return [_stacked(spec, [arrays[spec.name] for arrays in outputs], tokens) for spec in wanted]
 
     def _sequences(self, arrays: Mapping[str, Array], rows: int) -> list[dict[str, Array]]:
-        """Each row's arrays, int32 [tokens], without what its mask leaves out. Raises InvalidInput."""
+        """Returns each row's arrays, int32 [tokens], up to the end of its mask. Raises InvalidInput."""
         width = arrays[_IDS].shape[1]
         for name, array in arrays.items():
             if array.shape[1] != width:
@@ -73,7 +73,7 @@ class RawModel:
             if array.size and (array.min() < 0 or array.max() > highest):
                 raise InvalidInput(name, f"values from {array.min()} to {array.max()}, must be from 0 to {highest}")
         lengths = _lengths(arrays[_MASK], rows) if _MASK in arrays else [width] * rows
-        # Without types that are all zero, as the tokenizer leaves them out: equal sequences are then equal.
+        # Types that are all zero are left out, as by the tokenizer, so that equal sequences are equal.
         taken = {
             name: array.astype(np.int32)
             for name, array in arrays.items()
@@ -83,7 +83,7 @@ class RawModel:
 
 
 def _lengths(mask: Array, rows: int) -> list[int]:
-    """The tokens of each row. Raises InvalidInput for a mask that is not ones and then zeros."""
+    """Returns the number of tokens of each row. Raises InvalidInput for a mask that is not 1 and then 0."""
     lengths = mask.sum(axis=1)
     for row, wrong in enumerate((mask != (np.arange(mask.shape[1]) < lengths[:, None])).any(axis=1)):
         if wrong:
@@ -96,12 +96,8 @@ def _shape(spec: TensorSpec, rows: int, tokens: int) -> tuple[int, ...]:
     return rows, *(tokens if dim == -1 else dim for dim in spec.dims)
 
 
-def _stacked(spec: TensorSpec, arrays: Sequence[Any], tokens: int) -> Tensor:
+def _stacked(spec: TensorSpec, arrays: Sequence[Any], tokens: int) -> NamedTensor:
     shape = _shape(spec, len(arrays), tokens)
-    if all(one.shape == shape[1:] for one in arrays):
-        values = np.stack(arrays)
-    else:
-        values = np.zeros(shape, np.float32)
-        for row, one in enumerate(arrays):
-            values[row, : len(one)] = one
-    return Tensor(spec.name, spec.datatype, shape, values)
+    if all(array.shape == shape[1:] for array in arrays):
+        return NamedTensor(spec.name, spec.datatype, shape, np.stack(arrays))
+    return padded(spec, shape, arrays)

@@ -1,4 +1,4 @@
-"""The part of the protocol that gRPC and HTTP share. Answers are the messages of oip/v2 as JSON, tensors apart.
+"""The part of the protocol that gRPC and HTTP share. Answers are the messages of oip/v2 as JSON, except tensors.
 
 ModelControl loads and unloads models by the registry.
 """
@@ -30,14 +30,10 @@ from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, statistics_of
 from neuronpipe.doors.oip.options import Options, read_options
 from neuronpipe.doors.oip.task_model import STREAM
-from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, Parameter, RowInput, Tensor
+from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, NamedTensor, Parameter, RowInput
 from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.inference import (
-    GeneratedPart,
-    InferenceRequest,
-    InferenceResult,
-)
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.routing import GatewayModel, Router
 from neuronpipe.gateway.settings import PipelineSettings
@@ -52,12 +48,10 @@ class ModelControl:
     """
 
     def __init__(self, repository: Repository, tenants: Tenants | None, router: Router) -> None:
-        self._repository = repository
-        self._tenants = tenants
-        self._router = router
+        self._repository, self._tenants, self._router = repository, tenants, router
 
     async def load(self, name: str, limit_s: float | None) -> None:
-        """Has a model served, and returns when every version that its names and shares need is ready here."""
+        """Loads a model, and returns when every version that its names and shares need is ready here."""
         registry = await self._change(name, is_unloaded=False)
         keys = [ModelKey(name, version) for version in sorted(registry.models[name].declared.versions)]
         loading = {VersionState.VERSION_STATE_LOADING, VersionState.VERSION_STATE_DRAINING}
@@ -71,7 +65,7 @@ class ModelControl:
                 raise ChangeRefused(f"model {name!r} version {model.version} cannot be loaded: {model.problem}")
 
     async def unload(self, name: str, limit_s: float | None) -> None:
-        """Has no version of a model served, and returns when new requests do not get it any more."""
+        """Unloads every version of a model, and returns when new requests do not get the model any more."""
         registry = await self._change(name, is_unloaded=True)
         await self._wait(registry.revision, lambda: name not in self._router.served, limit_s)
 
@@ -90,7 +84,7 @@ class ModelControl:
         return await registry_of(change)
 
     async def _wait(self, revision: int, is_done: Callable[[], bool], limit_s: float | None) -> None:
-        """Waits until this gateway follows a revision, and something is done."""
+        """Waits until this gateway follows a revision of the registry, and `is_done`."""
         changed = asyncio.Event()
         unwatch = self._router.watch(changed.set)
         try:
@@ -104,21 +98,19 @@ class ModelControl:
             unwatch()
 
 
-# The protocol's names of what is here.
+# The protocol's names of the extensions that are supported.
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
-
-# The extension of loading and unloading, where it is on.
+# The extension for loading and unloading, if callers may do so.
 _CONTROL = "model_repository"
 _FIXED_MODELS = (
     "models are loaded as the registry of the repository says: use `neuronpipe registry`, or start the gateway with "
     "--model-control"
 )
-# Why Triton's other methods are not here.
+# Reasons why Triton's other methods are not served.
 NO_SHARED_MEMORY = "there is no shared memory: send tensors in the request"
 SETTINGS_OF_TRACES = "traces are set up by the server's options"
 SETTINGS_OF_LOGS = "logs are set up by the server's options"
-
-# The others are READY: a model that is loaded on demand takes requests.
+# Versions in other states are READY: a model that is loaded on demand takes requests.
 _STATES = {
     VersionState.VERSION_STATE_LOADING: "LOADING",
     VersionState.VERSION_STATE_DRAINING: "UNLOADING",
@@ -128,7 +120,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """Rows for one model; `outputs`: the names of those that are wanted, all for none."""
+    """Rows for one model. `outputs`: the names of the wanted outputs; empty for all outputs."""
 
     model: str
     version: str
@@ -145,16 +137,16 @@ class TensorResponse:
     model: str
     version: str
     request_id: str
-    outputs: list[Tensor]
+    outputs: list[NamedTensor]
     is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpans:
-    """The names of spans: of a request with one row, of one with many, and of each of these."""
+    """The names of spans for a request with a single row, for a request with several rows, and for each of its rows."""
 
-    one: Name
-    many: Name
+    single: Name
+    several: Name
     row: Name = Spans.REQUEST
 
 
@@ -171,12 +163,9 @@ class TensorService:
     ) -> None:
         """`control`: None where callers may not load models."""
         self.is_ready = is_ready
-        self._pipeline = gateway.pipeline
-        self._settings = settings
-        self._meters = meters
-        self._catalog = gateway.catalog
-        self._control = control
-        # By what a caller may use, as long as that stays.
+        self._pipeline, self._catalog = gateway.pipeline, gateway.catalog
+        self._settings, self._meters, self._control = settings, meters, control
+        # Models that a caller may use → their names in the protocol, as long as the models stay the same.
         self._tables: WeakKeyDictionary[ModelTable[ServedModel[GatewayModel]], ModelTable[NamedModel]]
         self._tables = WeakKeyDictionary()
 
@@ -188,46 +177,46 @@ class TensorService:
         return self._tables[served]
 
     def server_metadata(self) -> dict[str, Any]:
-        """ServerMetadataResponse."""
+        """Returns a ServerMetadataResponse."""
         extensions = [*EXTENSIONS, _CONTROL] if self._control else list(EXTENSIONS)
         return {"name": PLATFORM, "version": __version__, "extensions": extensions}
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether requests for a model make sense now. Raises ModelNotFound for one that could not be loaded either."""
-        index = {(one["name"], one["version"]): one["state"] for one in self.index()}
+        """Tells whether a model answers requests now. Raises ModelNotFound for a model that cannot be loaded either."""
+        index = {(row["name"], row["version"]): row["state"] for row in self.index()}
         try:
-            found = self._models.find(name, version)
-            name, version = found.name, found.version
+            model = self._models.find(name, version)
+            name, version = model.name, model.version
         except ModelNotFound:
             if not any(name == known and version in ("", number) for known, number in index):
                 raise
         return self.is_ready() and index.get((name, version)) == "READY"
 
     def model_metadata(self, name: str, version: str) -> dict[str, Any]:
-        """ModelMetadataResponse."""
+        """Returns a ModelMetadataResponse."""
         model = self._models.find(name, version)
-        return model.metadata([one.version for one in self._models if one.name == model.name])
+        return model.metadata([other.version for other in self._models if other.name == model.name])
 
     def model_config(self, name: str, version: str) -> dict[str, Any]:
-        """ModelConfig."""
+        """Returns a ModelConfig."""
         return self._models.find(name, version).config(self._settings.max_batch_items)
 
     def statistics(self, name: str, version: str) -> dict[str, Any]:
-        """ModelStatisticsResponse: of one model; or of all that are served, under their own names."""
-        models = (
-            [self._models.find(name, version)] if name else [one for one in self._models if one.name == one.spec.name]
-        )
+        """Returns a ModelStatisticsResponse for one model, or without a name for all models under their own names."""
+        models = [model for model in self._models if model.name == model.spec.name]
+        if name:
+            models = [self._models.find(name, version)]
         counted = [
-            {"name": one.name, "version": one.version}
-            | statistics_of(self._meters, ModelKey(one.spec.name, one.spec.version))
-            for one in models
+            {"name": model.name, "version": model.version}
+            | statistics_of(self._meters, ModelKey(model.spec.name, model.spec.version))
+            for model in models
         ]
         return {"model_stats": counted}
 
     def index(self, *, only_ready: bool = False) -> list[dict[str, Any]]:
-        """The models of RepositoryIndexResponse: those that are served, being loaded, or unloaded."""
-        states = {(one.name, one.version): _state_of(one) for one in self._catalog.list_models().models}
-        rows = {(one.name, one.version): states[one.spec.name, one.version] for one in self._models}
+        """Returns the models of a RepositoryIndexResponse, which are served, being loaded, or unloaded."""
+        states = {(model.name, model.version): _state_of(model) for model in self._catalog.list_models().models}
+        rows = {(model.name, model.version): states[model.spec.name, model.version] for model in self._models}
         unloaded = {(key.name, str(key.version)): ("UNAVAILABLE", "unloaded") for key in self._catalog.unloaded}
         return [
             {"name": name, "version": version, "state": state, "reason": reason}
@@ -236,13 +225,13 @@ class TensorService:
         ]
 
     async def load(self, name: str, parameters: Mapping[str, Any], call: Call) -> None:
-        """RepositoryModelLoad."""
+        """Loads a model, as RepositoryModelLoad does."""
         if parameters:
             raise InvalidInput("parameters", "there are none: bundles are served as they were compiled")
         await self._controlled.load(name, call.remaining_s)
 
     async def unload(self, name: str, call: Call) -> None:
-        """RepositoryModelUnload."""
+        """Unloads a model, as RepositoryModelUnload does."""
         await self._controlled.unload(name, call.remaining_s)
 
     @property
@@ -252,7 +241,7 @@ class TensorService:
         return self._control
 
     async def infer(self, request: TensorRequest, call: Call, spans: RowSpans) -> TensorResponse:
-        """Runs all rows of a request; the first that fails ends the others."""
+        """Runs all rows of a request. The first row that fails ends the other rows."""
         model = self._find(request, call)
         wanted = model.wanted(request.outputs)
         options = read_options(request.parameters, model.model.parameters)
@@ -260,21 +249,17 @@ class TensorService:
         inputs = await self._read_rows(model, tensors, rows, options)
         own = options.call_for(call, request.request_id)
         if rows == 1:
-            results = [await self._infer_row(own, model, options, inputs[0], spans.one)]
+            results = [await self._infer_row(own, model, options, inputs[0], spans.single)]
         else:
-            runs = [
-                partial(
-                    self._infer_row, model=model, options=options, input=one, span=spans.row, row=row, inputs=tensors
-                )
-                for row, one in enumerate(inputs)
-            ]
-            results = await infer_together(self._pipeline, own, runs, spans.many, at_once=rows)
+            run = partial(self._infer_row, model=model, options=options, span=spans.row, inputs=tensors)
+            runs = [partial(run, input=input, row=row) for row, input in enumerate(inputs)]
+            results = await infer_together(self._pipeline, own, runs, spans.several, at_once=rows)
             self._check_size(results)
         outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
         return TensorResponse(model.name, model.version, request.request_id, outputs)
 
     async def stream(self, request: TensorRequest, call: Call, spans: RowSpans) -> AsyncGenerator[TensorResponse, None]:
-        """The response of `infer`; with the parameter `stream`, the parts of a text as they come, and then its end."""
+        """Yields the response of `infer`, or with the parameter `stream` the parts of a text, and then its end."""
         model = self._find(request, call)
         if STREAM not in model.model.parameters or request.parameters.get(STREAM) is not True:
             yield await self.infer(request, call, spans)
@@ -289,8 +274,8 @@ class TensorService:
             raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
         ((packed, _),) = await self._read_rows(model, tensors, rows, options)
         own = options.call_for(call, request.request_id)
-        asked = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
-        async with aclosing(self._pipeline.generate(asked, spans.one)) as events:
+        row_request = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
+        async with aclosing(self._pipeline.generate(row_request, spans.single)) as events:
             async for event in events:
                 if isinstance(event, GenerateStart):
                     continue
@@ -301,7 +286,7 @@ class TensorService:
                 yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
 
     async def _read_rows(
-        self, model: NamedModel, tensors: Mapping[str, Tensor], rows: int, options: Options
+        self, model: NamedModel, tensors: Mapping[str, NamedTensor], rows: int, options: Options
     ) -> list[RowInput]:
         read = partial(model.model.read_rows, tensors, rows, options.of_task, self._settings.max_input_bytes)
         texts = (tensor.values for tensor in tensors.values() if tensor.datatype == BYTES)
@@ -310,7 +295,7 @@ class TensorService:
         return await asyncio.to_thread(read)
 
     def _find(self, request: TensorRequest, call: Call) -> NamedModel:
-        """The model of a request; of several versions the one that its key chooses."""
+        """Returns the model of a request, in the version that the key of the request chooses."""
         key = call.route_key or request.request_id or call.request_id or new_request_id()
         return self._models.find(request.model, request.version, key)
 
@@ -322,9 +307,9 @@ class TensorService:
         input: RowInput,
         span: Name,
         row: int = 0,
-        inputs: Mapping[str, Tensor] | None = None,
+        inputs: Mapping[str, NamedTensor] | None = None,
     ) -> InferenceResult:
-        """One row's result. `inputs`: in a request of several rows, whose errors name the row."""
+        """Returns the result of a row. `inputs`: the inputs of a request of several rows, whose errors name the row."""
         packed, encoded = input
         request = InferenceRequest(call, model.spec.name, model.version, packed, options.cache_control, encoded)
         try:
@@ -336,7 +321,7 @@ class TensorService:
 
     def _check_size(self, results: list[InferenceResult]) -> None:
         limit = self._settings.max_batch_response_bytes
-        if sum(one.value.size_bytes for one in results) > limit:
+        if sum(result.value.size_bytes for result in results) > limit:
             problem = (
                 f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
                 "max_batch_response_bytes); send fewer rows at once"
@@ -344,14 +329,14 @@ class TensorService:
             raise InvalidInput("inputs", problem)
 
 
-def _in_row(path: str, row: int, inputs: Mapping[str, Tensor]) -> str:
-    """The path of a field in a request of several rows, whose tensors are named by the last word of the path."""
+def _in_row(path: str, row: int, inputs: Mapping[str, NamedTensor]) -> str:
+    """Returns the path of a field in a request of several rows, whose tensors have the last word of the path."""
     name, bracket, index = path.partition("[")
     return f"{name}[{row}]{bracket}{index}" if name.rpartition(".")[2] in inputs else path
 
 
 def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel) -> InferenceResult:
-    """A part of a text as a result, or its end without the text that was in the parts."""
+    """Returns a part of a text as a result, or the end of the text without the text itself."""
     if isinstance(event, GeneratedPart):
         text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
     else:
@@ -365,6 +350,6 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
 
 
 def _state_of(model: Model) -> tuple[str, str]:
-    """The state in the protocol's words, and the reason for it."""
+    """Returns the state of a version in the protocol's words, and the reason for the state."""
     state = _STATES.get(model.state, "READY")
     return state, model.problem if state == "UNAVAILABLE" else ""

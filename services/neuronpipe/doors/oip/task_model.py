@@ -1,5 +1,7 @@
-"""A task as a model of tensors, made of the task's messages (tasks.proto): texts, lists of texts and images are inputs
-of BYTES, every other field is a parameter of the request, and each field of the result is an output.
+"""A task as a model of tensors, made of the task's messages (tasks.proto).
+
+Texts, lists of texts and images are inputs of BYTES. Every other field of an input is a parameter of the request, and
+each field of the result is an output.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +16,17 @@ from neuronpipe.core.packed import pack_input
 from neuronpipe.core.parsing import too_long
 from neuronpipe.core.task_inputs import FIELDS, NEEDED
 from neuronpipe.core.tensors import Array
-from neuronpipe.doors.oip.tensors import BYTES, DTYPES, Parameter, RowInput, Tensor, TensorSpec, row_field, shown
+from neuronpipe.doors.oip.tensors import (
+    BYTES,
+    DTYPES,
+    NamedTensor,
+    Parameter,
+    RowInput,
+    TensorSpec,
+    padded,
+    row_field,
+    shown,
+)
 from neuronpipe.doors.vectors import token_vectors, vector
 from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.tasks import TASKS
@@ -23,15 +35,16 @@ COUNT = "count"
 # The parameter of a request for a text as it comes.
 STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-# A text that is the same for all rows.
-_PARAMETERS = frozenset(name for name, one in FIELDS.items() if one.kind == "text" and one.is_option)
-# Outputs have one datatype, and token ids are the input of MODEL/raw; the others are messages.
+# Texts that are the same for all rows.
+_PARAMETERS = frozenset(name for name, field in FIELDS.items() if field.kind == "text" and field.is_option)
+# Fields that are no parameters: outputs have one datatype, token ids are the input of MODEL/raw, and the others are
+# messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
-# Of chats and of prompts as token ids, which are not taken.
+# Fields of chats and of prompts as token ids, which are not supported.
 _UNKNOWN = frozenset(
     {"tools", "template_arguments", "continue_final_message", "prompt_token_ids", "prompt_logprobs", "utf8"}
 )
-# Outputs of log probabilities, whose messages have fields of the same names as others, and the way to each.
+# Outputs of log probabilities → the way to each. Their messages share names of fields with other messages.
 _LOGPROBS = "logprobs"
 _OF_LOGPROBS = {"logprobs": ("logprob",), "top_token_ids": ("top", "token_id"), "top_logprobs": ("top", "logprob")}
 _DATATYPES = {
@@ -41,8 +54,15 @@ _DATATYPES = {
     FieldDescriptor.TYPE_UINT32: "UINT32",
     FieldDescriptor.TYPE_ENUM: "UINT32",
 }
-_MAX_UINT32, _MAX_UINT64 = (1 << 32) - 1, (1 << 64) - 1
-# The first field of a result → the output of its vectors, which are bytes already, or nearly so.
+# The type of a field → the words for a parameter's values, their types in Python, and the largest whole number.
+_WHOLE: tuple[str, Any, int | None] = ("a whole number", int, (1 << 32) - 1)
+_KINDS: Mapping[int, tuple[str, Any, int | None]] = {
+    FieldDescriptor.TYPE_BOOL: ("a boolean", bool, None),
+    FieldDescriptor.TYPE_STRING: ("a text", str, None),
+    FieldDescriptor.TYPE_DOUBLE: ("a number", float | int, None),
+    FieldDescriptor.TYPE_UINT64: ("a whole number", int, (1 << 64) - 1),
+}
+# The first field of a result with vectors → the name of the output. The vectors are copied as bytes.
 _VECTOR, _TOKEN_VECTORS = "embedding", "vectors"
 _VECTORS = {"embedding": _VECTOR, "data": _TOKEN_VECTORS}
 
@@ -51,48 +71,50 @@ _Path = tuple[str, ...]
 
 
 class TaskModel:
-    """The inputs, outputs and parameters of a model; `parameters`: what each may be, by its name.
+    """The inputs, outputs and parameters of a model. `parameters`: the values that each parameter may have, by name.
 
-    An output has an axis for each repeated field on its way. Rows that have fewer elements than others are filled up
-    with zeros and empty strings; `count` says how many of the first axis are real.
+    An output has an axis for each repeated field on its way. Zeros and empty strings fill rows that have fewer elements
+    than others. The output `count` has the number of real elements on the first axis.
     """
 
     def __init__(self, task: str) -> None:
         self._task = task
         fields = _fields(TaskInput.DESCRIPTOR.fields_by_name[task])
-        self._texts = [one for one in fields if one.type in _TEXTS and one.name not in _PARAMETERS]
-        self._options = {one.name: one for one in fields if one not in self._texts and one.name not in _LEFT_OUT}
-        nested = [one for field in fields if field.name == "options" for one in _fields(field)]
-        self._nested = {one.name: one for one in nested if not one.is_repeated}
-        self.parameters = {name: _described(one) for name, one in (self._options | self._nested).items()}
+        self._texts = [field for field in fields if field.type in _TEXTS and field.name not in _PARAMETERS]
+        self._options = {
+            field.name: field for field in fields if field not in self._texts and field.name not in _LEFT_OUT
+        }
+        options = next((_fields(field) for field in fields if field.name == "options"), [])
+        self._nested = {field.name: field for field in options if not field.is_repeated}
+        self.parameters = {name: _described(field) for name, field in (self._options | self._nested).items()}
         if TASKS[task].generates:
             self.parameters[STREAM] = "a boolean, for ModelStreamInfer"
         self.inputs = [
-            TensorSpec(one.name, BYTES, (-1,) if one.is_repeated else (1,), one.name not in NEEDED[task])
-            for one in self._texts
+            TensorSpec(field.name, BYTES, (-1,) if field.is_repeated else (1,), field.name not in NEEDED[task])
+            for field in self._texts
         ]
         self._paths: dict[str, _Path] = {}
+        self.outputs: list[TensorSpec] = []
         result = TaskResult.DESCRIPTOR.fields_by_name[task]
         self._vectors = _VECTORS.get(_fields(result)[0].name)
         if self._vectors:
             dims = (-1, -1) if self._vectors == _TOKEN_VECTORS else (-1,)
             self.outputs = [TensorSpec(self._vectors, "FP32", dims)]
         else:
-            leaves = list(_leaves(result, ()))
-            self._paths = {name: path for name, _, path in leaves}
-            self.outputs = [
-                TensorSpec(name, _DATATYPES[leaf.type], (-1,) * _axes(leaf, path)) for name, leaf, path in leaves
-            ]
+            for name, leaf, path in _leaves(result, ()):
+                axes = len(path) - 1 + leaf.is_repeated  # every field on the way to a leaf is repeated
+                self._paths[name] = path
+                self.outputs.append(TensorSpec(name, _DATATYPES[leaf.type], (-1,) * axes))
         self._first = next((path[0] for path in self._paths.values() if len(path) > 1), "")
         if self._first or self._vectors == _TOKEN_VECTORS:
             self.outputs.append(TensorSpec(COUNT, "UINT32", (1,)))
 
     def read_rows(
-        self, tensors: Mapping[str, Tensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
+        self, tensors: Mapping[str, NamedTensor], rows: int, parameters: Mapping[str, Parameter], max_input_bytes: int
     ) -> list[RowInput]:
-        """An input of the pipeline for each row. `parameters` has known names only. `max_input_bytes`: of a text.
+        """Returns an input of the pipeline for each row. `parameters`: values with known names only.
 
-        Raises InvalidInput.
+        Raises InvalidInput, also for a text of more than `max_input_bytes`.
         """
         inputs = [TaskInput() for _ in range(rows)]
         for row, input in enumerate(inputs):
@@ -122,140 +144,117 @@ class TaskModel:
         self,
         results: Sequence[InferenceResult],
         wanted: Sequence[TensorSpec],
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, NamedTensor],
         max_bytes: int,
-    ) -> list[Tensor]:
-        """The outputs that are wanted, from the results of all rows. `tensors`: the inputs. Raises InvalidInput for an
-        output of more than `max_bytes`.
+    ) -> list[NamedTensor]:
+        """Returns the wanted outputs of the results of all rows. `tensors`: the inputs.
+
+        Raises InvalidInput for an output of more than `max_bytes`.
         """
-        messages = [one.result.body for one in results]
+        messages = [result.result.body for result in results]
         return [self._output(spec, messages, max_bytes) for spec in wanted]
 
-    def _output(self, spec: TensorSpec, messages: list[Any], max_bytes: int) -> Tensor:
+    def _output(self, spec: TensorSpec, messages: list[Any], max_bytes: int) -> NamedTensor:
         if self._vectors == _VECTOR:
-            vectors = np.stack([vector(one) for one in messages])
-            return Tensor(spec.name, spec.datatype, vectors.shape, vectors)
+            vectors = np.stack([vector(message) for message in messages])
+            return NamedTensor(spec.name, spec.datatype, vectors.shape, vectors)
         if self._vectors == _TOKEN_VECTORS:
-            arrays = [np.atleast_2d(token_vectors(one)) for one in messages]
-            return _padded(spec, arrays, max_bytes) if spec.name != COUNT else _counts([len(one) for one in arrays])
+            arrays = [np.atleast_2d(token_vectors(message)) for message in messages]
+            if spec.name == COUNT:
+                return _counts(list(map(len, arrays)))
+            shape: tuple[int, ...] = len(arrays), max(map(len, arrays)), arrays[0].shape[1]
+            spec.check_size(shape, max_bytes)
+            return padded(spec, shape, arrays)
         if spec.name == COUNT:
-            return _counts([len(getattr(one, self._first)) for one in messages])
-        values = [_values(one, self._paths[spec.name]) for one in messages]
+            return _counts([len(getattr(message, self._first)) for message in messages])
+        values = [_values(message, self._paths[spec.name]) for message in messages]
         shape = _shape(values, 1 + len(spec.dims))
         spec.check_size(shape, max_bytes)
         if spec.datatype == BYTES:
             texts = np.full(shape, "", object)
             _fill(texts, values)
-            return Tensor(spec.name, spec.datatype, shape, texts.ravel().tolist())
+            return NamedTensor(spec.name, spec.datatype, shape, texts.ravel().tolist())
         numbers = np.zeros(shape, DTYPES[spec.datatype])
         _fill(numbers, values)
-        return Tensor(spec.name, spec.datatype, shape, numbers)
+        return NamedTensor(spec.name, spec.datatype, shape, numbers)
 
 
 def _fields(field: FieldDescriptor) -> list[FieldDescriptor]:
     fields = field.message_type.fields if field.message_type else ()
-    return [one for one in fields if one.name not in _UNKNOWN]
+    return [inner for inner in fields if inner.name not in _UNKNOWN]
 
 
 def _leaves(field: FieldDescriptor, path: _Path) -> Iterator[tuple[str, FieldDescriptor, _Path]]:
-    """The outputs: the name, the field and the way to it."""
-    for one in _fields(field):
-        if one.name == _LOGPROBS:
+    """Yields the outputs below a field: the name, the field and the way to it."""
+    for inner in _fields(field):
+        if inner.name == _LOGPROBS:
             for name, way in _OF_LOGPROBS.items():
-                yield name, _leaf(one, way), (*path, one.name, *way)
-        elif one.message_type:
-            yield from _leaves(one, (*path, one.name))
+                leaf = inner
+                for step in way:
+                    (leaf,) = (part for part in _fields(leaf) if part.name == step)
+                yield name, leaf, (*path, inner.name, *way)
+        elif inner.message_type:
+            yield from _leaves(inner, (*path, inner.name))
         else:
-            yield one.name, one, (*path, one.name)
-
-
-def _leaf(field: FieldDescriptor, way: _Path) -> FieldDescriptor:
-    for name in way:
-        (field,) = (one for one in _fields(field) if one.name == name)
-    return field
-
-
-def _axes(leaf: FieldDescriptor, path: _Path) -> int:
-    """Every field on the way to a leaf is repeated; whether the leaf is, too, it says itself."""
-    return len(path) - 1 + leaf.is_repeated
+            yield inner.name, inner, (*path, inner.name)
 
 
 def _values(message: Any, path: _Path) -> Any:
-    """The elements of a leaf, in as many lists within lists as it has axes."""
+    """Returns the elements of a leaf, in lists within lists, with a level for each axis."""
     value = getattr(message, path[0])
-    return value if len(path) == 1 else [_values(one, path[1:]) for one in value]
+    return value if len(path) == 1 else [_values(inner, path[1:]) for inner in value]
 
 
 def _shape(values: Sequence[Any], axes: int) -> tuple[int, ...]:
-    """The smallest shape that holds lists of different lengths."""
+    """Returns the smallest shape that holds lists of different lengths."""
     if axes == 1:
         return (len(values),)
-    inner = [_shape(one, axes - 1) for one in values] or [(0,) * (axes - 1)]
-    return len(values), *(max(sizes) for sizes in zip(*inner, strict=True))
+    shapes = [_shape(inner, axes - 1) for inner in values] or [(0,) * (axes - 1)]
+    return len(values), *map(max, zip(*shapes, strict=True))
 
 
 def _fill(target: Array, values: Sequence[Any]) -> None:
-    """Puts the elements into an array, of which the rest stays as it is."""
+    """Puts the elements at the beginning of an array, whose other elements do not change."""
     if target.ndim == 1:
         target[: len(values)] = values
     else:
-        for part, one in zip(target, values, strict=False):
-            _fill(part, one)
+        for part, inner in zip(target, values, strict=False):
+            _fill(part, inner)
 
 
-def _padded(spec: TensorSpec, arrays: Sequence[Any], max_bytes: int) -> Tensor:
-    shape = len(arrays), max(len(one) for one in arrays), arrays[0].shape[1]
-    spec.check_size(shape, max_bytes)
-    padded = np.zeros(shape, np.float32)
-    for row, one in enumerate(arrays):
-        padded[row, : len(one)] = one
-    return Tensor(spec.name, spec.datatype, shape, padded)
-
-
-def _counts(counts: list[int]) -> Tensor:
-    return Tensor(COUNT, "UINT32", (len(counts), 1), np.array(counts, DTYPES["UINT32"])[:, None])
+def _counts(counts: list[int]) -> NamedTensor:
+    return NamedTensor(COUNT, "UINT32", (len(counts), 1), np.array(counts, DTYPES["UINT32"])[:, None])
 
 
 def _decoded(field: str, elements: list[bytes], max_bytes: int) -> list[str]:
-    if any(len(one) > max_bytes for one in elements):
+    if any(len(element) > max_bytes for element in elements):
         raise too_long(field, max_bytes)
     try:
-        return [one.decode() for one in elements]
+        return [element.decode() for element in elements]
     except UnicodeDecodeError:
         raise InvalidInput(field, "is not UTF-8") from None
 
 
 def _words(kind: EnumDescriptor) -> dict[str, int]:
-    """The short names of an enumeration's values: that of TRUNCATION_RIGHT is right."""
+    """Returns the short names of an enumeration's values, such as right for TRUNCATION_RIGHT, with their numbers."""
     prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return {one.name.removeprefix(prefix).lower(): one.number for one in kind.values if one.number}
+    return {value.name.removeprefix(prefix).lower(): value.number for value in kind.values if value.number}
 
 
 def _described(field: FieldDescriptor) -> str:
-    if field.enum_type:
-        return " or ".join(_words(field.enum_type))
-    words = {"TYPE_BOOL": "a boolean", "TYPE_STRING": "a text", "TYPE_DOUBLE": "a number"}
-    return {getattr(FieldDescriptor, name): word for name, word in words.items()}.get(field.type, "a whole number")
+    """Returns the values that a parameter may have, in words."""
+    return " or ".join(_words(field.enum_type)) if field.enum_type else _KINDS.get(field.type, _WHOLE)[0]
 
 
 def _read(field: FieldDescriptor, value: Parameter) -> Parameter:
-    """A parameter as its field takes it. Raises InvalidInput."""
+    """Returns a parameter as its field takes it. Raises InvalidInput."""
     if field.enum_type:
         words = _words(field.enum_type)
         if (word := str(value).lower()) in words:  # a boolean is the word true or false
             return words[word]
-    elif field.type == FieldDescriptor.TYPE_BOOL:
-        if isinstance(value, bool):
-            return value
-    elif field.type == FieldDescriptor.TYPE_STRING:
-        if isinstance(value, str):
-            return value
-    elif field.type == FieldDescriptor.TYPE_DOUBLE:
-        if isinstance(value, float | int) and not isinstance(value, bool):
-            return float(value)
-    elif field.type == FieldDescriptor.TYPE_UINT64:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_UINT64:
-            return value
-    elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_UINT32:
-        return value
+    else:
+        _, kinds, most = _KINDS.get(field.type, _WHOLE)
+        is_kind = isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
+        if is_kind and (most is None or (isinstance(value, int) and 0 <= value <= most)):
+            return float(value) if field.type == FieldDescriptor.TYPE_DOUBLE else value
     raise InvalidInput(field.name, f"{shown(value)}, must be {_described(field)}")

@@ -14,9 +14,9 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.core.tensors import Array
 
 BYTES = "BYTES"
-# Inputs, outputs and parameters of one request, each; more than any model has. They are read one by one.
+# Most inputs, outputs, or parameters of one request: more than any model has, because each is read alone.
 MAX_TENSORS = 64
-# The datatypes of our inputs and outputs. The protocol is little-endian whatever the machine is.
+# The datatypes of our inputs and outputs. The protocol is little-endian on every machine.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "UINT8": np.dtype("u1"),
     "INT32": np.dtype("<i4"),
@@ -25,20 +25,20 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-# In one row: as many as a request for reranking may have.
+# Most strings in one row: the limit of texts in a request for reranking.
 _MAX_STRINGS = 1024
-# Of a tensor of strings; they are read one by one.
+# Most elements of a tensor of strings, because each is read alone.
 _MAX_ELEMENTS = 1 << 16
-# In one row, padding included, which costs memory while the row is in flight; longer than any model takes.
+# Most tokens in one row, including padding, which costs memory while the row is in flight; no model takes more.
 _MAX_TOKENS = 1 << 16
 _LENGTH_BYTES = 4
-# What one takes in this process while it is written, empty or short.
+# Memory of an empty or short string while it is written.
 _STRING_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """`values`: an array of the shape; of BYTES a list of all elements, row-major: bytes of inputs, str of outputs."""
+class NamedTensor:
+    """An input or output. `values`: an array, or for BYTES a row-major list: bytes for an input, str for an output."""
 
     name: str
     datatype: str
@@ -46,12 +46,12 @@ class Tensor:
     values: Any
 
     def raw(self) -> bytes:
-        """The elements as bytes, little-endian; each of BYTES after its length."""
+        """Returns the elements as bytes, little-endian; each element of BYTES follows its length."""
         if self.datatype != BYTES:
             data: bytes = self.values.tobytes()
             return data
-        encoded = [one.encode() for one in self.values]
-        return b"".join([part for one in encoded for part in (len(one).to_bytes(_LENGTH_BYTES, "little"), one)])
+        encoded = [element.encode() for element in self.values]
+        return b"".join([part for data in encoded for part in (len(data).to_bytes(_LENGTH_BYTES, "little"), data)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,7 @@ class GivenTensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or an output of a model. `dims`: the shape of a row, -1 for any length. `also`: other datatypes that an
-    input may have.
-    """
+    """An input or output of a model. `dims`: shape of a row, -1 for any size. `also`: further datatypes of an input."""
 
     name: str
     datatype: str
@@ -77,7 +75,7 @@ class TensorSpec:
     is_optional: bool = False
     also: Sequence[str] = field(default=())
 
-    def read(self, given: GivenTensor, max_rows: int) -> Tensor:
+    def read(self, given: GivenTensor, max_rows: int) -> NamedTensor:
         """Checks an input and reads its elements. Raises InvalidInput, which names it."""
         if given.datatype not in (self.datatype, *self.also):
             raise InvalidInput(self.name, f"its datatype must be {' or '.join((self.datatype, *self.also))}")
@@ -95,10 +93,11 @@ class TensorSpec:
         if -1 in self.dims and shape[1] > longest:
             raise InvalidInput(self.name, f"{shape[1]} elements in a row, the limit is {longest}")
         read = self._read_bytes if self.datatype == BYTES else self._read_numbers
-        return Tensor(self.name, given.datatype, shape, read(given, shape))
+        return NamedTensor(self.name, given.datatype, shape, read(given, shape))
 
     def check_size(self, shape: tuple[int, ...], max_bytes: int) -> None:
-        """Checks how large an output would be before it is made: padding makes all rows as long as the longest one.
+        """Checks the size of an output before it is made, because padding makes all rows as long as the longest row.
+
         Raises InvalidInput.
         """
         item_bytes = _STRING_BYTES if self.datatype == BYTES else DTYPES[self.datatype].itemsize
@@ -116,7 +115,7 @@ class TensorSpec:
         if given.raw is None:
             elements = _flat(self.name, given.values, len(shape) - 1)
             self._check_count(len(elements), count, "elements")
-            return [_bytes_of(self.name, one) for one in elements]
+            return [_bytes_of(self.name, element) for element in elements]
         data, elements, end = given.raw, [], 0
         for number in range(count):
             begin = end + _LENGTH_BYTES
@@ -134,7 +133,7 @@ class TensorSpec:
             self._check_count(len(given.raw), math.prod(shape) * dtype.itemsize, "bytes")
             return np.frombuffer(given.raw, dtype).reshape(shape)
         values: Any = given.values
-        if not isinstance(values, list):  # those of a message are numbers
+        if not isinstance(values, list):  # the values of a message are numbers
             self._check_count(len(values), math.prod(shape), "elements")
             values = np.fromiter(values, np.int64, len(values))
         try:
@@ -149,18 +148,26 @@ class TensorSpec:
             raise InvalidInput(self.name, f"has elements that are not {given.datatype}")
         return array.astype(dtype).reshape(shape)
 
-    def _check_count(self, count: int, expected: int, what: str) -> None:
+    def _check_count(self, count: int, expected: int, unit: str) -> None:
         if count != expected:
-            raise InvalidInput(self.name, f"{count} {what}, its shape takes {expected}")
+            raise InvalidInput(self.name, f"{count} {unit}, its shape takes {expected}")
+
+
+def padded(spec: TensorSpec, shape: tuple[int, ...], rows: Sequence[Any]) -> NamedTensor:
+    """Returns an output with rows of different lengths, which end in zeros."""
+    values = np.zeros(shape, np.float32)
+    for number, row in enumerate(rows):
+        values[number, : len(row)] = row
+    return NamedTensor(spec.name, spec.datatype, shape, values)
 
 
 def _flat(name: str, values: Sequence[Any], depth: int) -> Sequence[Any]:
     for _ in range(depth):
         if not (values and isinstance(values[0], list)):
             break
-        if not all(isinstance(one, list) for one in values):
+        if not all(isinstance(value, list) for value in values):
             raise InvalidInput(name, "its lists have different depths")
-        values = [one for many in values for one in many]
+        values = [inner for value in values for inner in value]
     return values
 
 
@@ -174,16 +181,16 @@ def _bytes_of(name: str, element: Any) -> bytes:
 
 # The value of a request's parameter.
 Parameter = bool | int | float | str
-# An input of the pipeline: a task's, or one that a caller encoded.
+# An input of the pipeline: the input of a task, or an input that a caller encoded.
 RowInput = tuple[Packed[TaskInput], EncodedInput | None]
 
 
 def row_field(name: str, row: int, rows: int) -> str:
-    """How an error names a row's part of an input."""
+    """Returns the name of a row's part of an input, for errors."""
     return f"{name}[{row}]" if rows > 1 else name
 
 
 def shown(word: Any) -> str:
-    """A caller's word as an error repeats it."""
+    """Returns a caller's word in the form in which an error repeats it."""
     text = f"{word!r}"
     return text if len(text) <= 66 else f"{text[:64]}…"

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from neuronpipe import __version__
-from neuronpipe.bundles.repository import newest_bundle
+from neuronpipe.bundles.writing import newest_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.matrix import BenchmarkModel
 from neuronpipe.measure.load.inputs import builtin_texts

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from neuronpipe.bundles.repository import Bundle, default_name, read_repository
+from neuronpipe.bundles.repository import Bundle, read_repository
+from neuronpipe.bundles.writing import default_name
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.load.request import check_range
 from neuronpipe.stages.settings import MAX_CORES

@@ -25,7 +25,6 @@ from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer, truncation_tokens
-from neuronpipe.tasks.inputs import images
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 # Between the stages a tensor always has a type. A tensor without a type is packed.
@@ -163,6 +162,8 @@ def _readers(
     """
     spec, readers, traits = bundle.spec, dict[Reads, TextTokenizer | ImageReader | Readers](), tuple[str, ...]()
     if spec.image:
+        from neuronpipe.tasks.inputs import images  # tokenizers of texts alone need no Pillow
+
         readers["images"] = read_image = partial(images.read_pixels, spec=spec.image, turn=image_turn)
         traits = (images.LIBRARY_VERSION,)
     if spec.takes_texts:

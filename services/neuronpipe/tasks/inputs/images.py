@@ -55,11 +55,7 @@ _FILTERS = {name: Image.Resampling[name.upper()] for name in get_args(Resampling
 
 
 def read_pixels(data: bytes, spec: ImageSpec, turn: AbstractContextManager[object] | None = None) -> Array:
-    """Decodes a JPEG, PNG or WebP file to pixels: uint8 [3, height, width].
-
-    `turn`: entered while an image that is not small is in memory. Raises InvalidInput for other files and for images
-    that are too large.
-    """
+    """Decodes a file to pixels: uint8 [3, height, width]. `turn`: entered for a large image. Raises InvalidInput."""
     image, size_bytes = _open(data, spec)
     with turn if turn and size_bytes > _SMALL_BYTES else nullcontext():
         return _fit(_decode(image, spec), spec)
@@ -71,10 +67,7 @@ def to_pixels(levels: Array, spec: ImageSpec) -> Array:
 
 
 def whiten(image: Image.Image) -> Image.Image:
-    """Replaces the transparent colour of an image by white, in RGB.
-
-    Equals convert_to_rgb in transformers/image_transforms.py.
-    """
+    """Replaces the transparent colour by white, in RGB, as convert_to_rgb of transformers/image_transforms.py does."""
     if image.info.get("transparency") is None:
         return image
     with_alpha = image.convert("RGBA")
@@ -107,18 +100,15 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidInput("image", f"more pixels than the limit of {_MAX_PIXELS:,}") from error
     except Exception as error:  # for a damaged header, each format raises other exceptions
-        raise InvalidInput(
-            "image", f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged"
-        ) from error
+        problem = f"is not a {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file, or its header is damaged"
+        raise InvalidInput("image", problem) from error
     if image.width * image.height > _MAX_PIXELS:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit is {_MAX_PIXELS:,} in all")
     if spec.resize is not None:
         height, width = _resized(image.height, image.width, spec)
         if width * height > _MAX_PIXELS:
-            raise InvalidInput(
-                "image",
-                f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}",
-            )
+            problem = f"{image.width} x {image.height} pixels, too long to be scaled to a shorter side of {spec.resize}"
+            raise InvalidInput("image", problem)
     if max(image.size) > _MAX_SIDE:
         raise InvalidInput("image", f"{image.width} x {image.height} pixels, the limit of a side is {_MAX_SIDE:,}")
     frames = getattr(image, "n_frames", 1)
@@ -134,9 +124,8 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
         size_bytes = kept_bytes + _decoding_bytes(image, data, spec)  # a JPEG file, half as wide and half as high
     if size_bytes > _MAX_DECODING_BYTES:
         description = f"{size[0]} x {size[1]} pixels of a {image.format} file in mode {image.mode}"
-        raise InvalidInput(
-            "image", f"{description} take {size_bytes:,} bytes of memory, the limit is {_MAX_DECODING_BYTES:,}"
-        )
+        problem = f"{description} take {size_bytes:,} bytes of memory, the limit is {_MAX_DECODING_BYTES:,}"
+        raise InvalidInput("image", problem)
     return image, size_bytes
 
 
@@ -175,10 +164,7 @@ def _resized(height: int, width: int, spec: ImageSpec) -> tuple[int, int]:
 
 
 def _crop(pixels: Array, height: int, width: int) -> Array:
-    """The centre of uint8 [3, any, any], with black beyond the edges of a smaller image.
-
-    Rounds as center_crop in transformers/image_transforms.py does.
-    """
+    """The centre of uint8 [3, any, any], black beyond its edges, rounded as center_crop of transformers does."""
     (rows, kept_rows), (columns, kept_columns) = _middle(pixels.shape[1], height), _middle(pixels.shape[2], width)
     cropped: np.ndarray[Any, Any] = np.zeros((3, height, width), np.uint8)
     cropped[:, rows, columns] = pixels[:, kept_rows, kept_columns]

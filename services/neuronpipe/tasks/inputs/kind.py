@@ -40,7 +40,6 @@ class InputKind(Protocol):
 
 
 def input_kind(spec: ModelSpec) -> InputKind:
-    """The kind of a model's inputs."""
     if spec.image is None:
         return Tokens(spec)
     return TokensAndPixels(spec, spec.image) if spec.takes_texts else Pixels(spec.inputs[0], spec.image)
@@ -65,10 +64,8 @@ class Tokens:
         if not 1 <= len(token_ids) <= spec.max_tokens:
             raise InvalidInput("input_ids", f"{len(token_ids)} tokens, the model takes 1 to {spec.token_limit}")
         if token_ids.view(np.uint32).max() >= spec.vocabulary_size:  # as unsigned numbers, negative ids are large
-            raise InvalidInput(
-                "input_ids",
-                f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}",
-            )
+            problem = f"ids from {token_ids.min()} to {token_ids.max()}, the vocabulary has {spec.vocabulary_size}"
+            raise InvalidInput("input_ids", problem)
 
     def tokens_of(self, arrays: Arrays) -> int:
         return len(arrays["input_ids"])
@@ -93,7 +90,6 @@ class Tokens:
         return rows, tokens
 
     def shortest(self, padded_tokens: int = 1) -> Arrays:
-        """See InputKind: one token."""
         return {"input_ids": np.full(1, self._spec.pad_token_id, np.int32)}
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
@@ -101,10 +97,7 @@ class Tokens:
 
 
 class Pixels:
-    """Images: uint8 [3, height, width] each, all of one size; uint8 [batch, 3, height, width] together.
-
-    `name`: the name of the model's only input.
-    """
+    """Images: uint8 [3, height, width] each, all of one size; `name`: the model's only input."""
 
     def __init__(self, name: str, image: ImageSpec) -> None:
         self._name = name
@@ -119,7 +112,6 @@ class Pixels:
             raise InvalidInput(self._name, f"{array.dtype}{list(array.shape)}, expected uint8{list(self._shape)}")
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """See InputKind: the same number for every image."""
         return self._tokens
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
@@ -130,7 +122,6 @@ class Pixels:
         return len(batch[self._name]), self._tokens
 
     def shortest(self, padded_tokens: int = 1) -> Arrays:
-        """See InputKind: a black image."""
         return {self._name: np.zeros(self._shape, np.uint8)}
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
@@ -153,15 +144,12 @@ class TokensAndPixels:
         self._max_tokens, self._image_length = spec.max_tokens, spec.image_length
 
     def check(self, arrays: Arrays) -> None:
-        """See InputKind."""
         (self._pixels if _PIXELS in arrays else self._tokens).check(arrays)
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """See InputKind."""
         return self._image_length if _PIXELS in arrays else self._tokens.tokens_of(arrays)
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
-        """See InputKind."""
         is_image = np.array([_PIXELS in arrays for arrays in sequences])
         images = [arrays for arrays in sequences if _PIXELS in arrays]
         texts = [arrays for arrays in sequences if _PIXELS not in arrays]
@@ -170,7 +158,6 @@ class TokensAndPixels:
         return self._tokens.pad(texts, min(padded_tokens, self._max_tokens)) | pixels | {_PLACES: places}
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
-        """See InputKind."""
         return len(batch[_PLACES]), batch["input_ids"].shape[1]
 
     def shortest(self, padded_tokens: int = 1) -> Arrays:
@@ -178,5 +165,4 @@ class TokensAndPixels:
         return (self._pixels if padded_tokens > self._max_tokens else self._tokens).shortest()
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
-        """See InputKind: shapes of texts."""
         return self._tokens.warm_up_shapes()

@@ -19,7 +19,7 @@ from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandlers
 from neuronpipe.doors.http.handlers import http_handlers
 from neuronpipe.doors.http.openapi import openapi_handlers
-from neuronpipe.doors.inference import Inference, ModelChoice
+from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
@@ -82,10 +82,9 @@ class Browser:
         settings = with_constants(PipelineSettings, **limits)
         catalog = Catalog(models_of(specs, Telemetry(), parse_aliases(settings.model_aliases)))
         gateway = Gateway(self.pipeline, catalog)  # type: ignore[arg-type]
-        inference = Inference(self.pipeline, settings)  # type: ignore[arg-type]
+        inference = Inference(self.pipeline, catalog, settings, default_models)  # type: ignore[arg-type]
         tensors = TensorService(gateway, settings, Meters(), lambda: True)
-        models = ModelChoice(catalog, default_models)
-        own = http_handlers(inference, models, tensors, gateway, settings, Telemetry())
+        own = http_handlers(inference, tensors, Telemetry())
         described = (*HEALTH_ROUTES, *(route for route, _ in own))
         self.handlers: HttpHandlers = [*own, *openapi_handlers(described)]
         self.app = App(self.in_flight, max_body_bytes)

@@ -82,7 +82,7 @@ _BODIES = [
 async def test_what_no_protocol_takes_is_refused_in_the_form_of_each(browser: Browser, route: Route) -> None:
     names = {"name": "small", "task": "feature-extraction", "model": "small", "/form": "", "version": "1"}
     path = re.sub(r"{([\w/]+)}", lambda name: names[name[1]], route.path)
-    keys = set(route.error_form.schema["properties"]) - {"field"}
+    keys = {name for name in route.error_form.shape if not name.endswith("?")}
     for data in _BODIES:
         status, body = await browser.post(path, data)
         assert (status, set(body) - {"field"}) == (400, keys), data
@@ -297,8 +297,12 @@ async def test_what_is_large_is_compressed_for_those_who_take_it(accepted: str, 
     assert browser.headers["vary"] == "accept-encoding"
     sent: list[dict[str, Any]] = []
 
+    parts = [orjson.dumps(body)]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": orjson.dumps(body), "more_body": False}
+        if not parts:  # the caller waits for the answer
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(), "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -451,7 +455,7 @@ class _Listener:
             finally:
                 self.ended.set()
 
-        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, tell=self.tell)
+        return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, last_event=self.tell)
 
     async def _receive(self) -> dict[str, Any]:
         await self.left.wait()
@@ -604,8 +608,12 @@ async def test_of_several_headers_of_a_name_the_first_counts(browser: Browser) -
     fields = [(b"x-request-timeout-ms", b"1000"), (b"x-request-timeout-ms", b"no number")]
     sent: list[dict[str, Any]] = []
 
+    parts = [orjson.dumps(_BODY)]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+        if not parts:  # the caller waits for the answer
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(), "more_body": False}
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.doors.http.caller import Caller
-from neuronpipe.doors.http.connection import Connection, HttpServer
+from neuronpipe.doors.http.caller import RequestCaller
+from neuronpipe.doors.http.connection import HttpConnection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.settings import HttpSettings
@@ -209,7 +209,7 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
         writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await soon(lambda: bool(_server(door).connections))
         (connection,) = _server(door).connections
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, HttpConnection)
         system_socket = connection.transport.get_extra_info("socket")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
@@ -681,7 +681,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         return HttpResponse(b"{}")
 
     def left() -> int:
-        return sum(type(one) in (Caller, Connection) for one in gc.get_objects())
+        return sum(type(one) in (RequestCaller, HttpConnection) for one in gc.get_objects())
 
     async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()

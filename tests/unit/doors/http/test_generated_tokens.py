@@ -18,9 +18,9 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.exchange import HttpRequest
+from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
-from neuronpipe.doors.http.tgi import Generate
-from neuronpipe.doors.inference import Fields, Inference, ModelName
+from neuronpipe.doors.inference import FieldNames, Inference, ModelName
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
 
@@ -42,7 +42,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
 
     class Written:
         async def stream(
-            self, call: Call, model: ModelName, input: TaskInput, fields: Fields
+            self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
         ) -> AsyncGenerator[TextEvent, None]:
             async def events() -> AsyncGenerator[TextEvent, None]:
                 for part in parts:
@@ -51,7 +51,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
 
             return events()
 
-    body = Generate(inputs="Say:")
+    body = TgiGenerate(inputs="Say:")
     request = HttpRequest(Call(), {}, "", {}, "", body)
     response = await answer_tokens(cast(Inference, Written()), request, _SPEC, body, body.inputs)
     assert response.stream

@@ -10,7 +10,8 @@ import pytest
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.bundles.repository import new_bundle, read_bundle, write_manifest
+from neuronpipe.bundles.repository import read_bundle
+from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
-from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.bundles.repository import read_bundle, read_repository
+from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle
 from neuronpipe.core.items import ModelKey, PostprocessItem
@@ -109,7 +110,8 @@ async def test_long_work_of_one_model_does_not_delay_another(tmp_path: Path, mon
             released.wait(10)
         return task.decode(input, *args)
 
-    monkeypatch.setitem(ANSWERED_TASKS, "text_classification", replace(task, decode=decode))
+    tasks = {**ANSWERED_TASKS, task.name: replace(task, decode=decode)}
+    monkeypatch.setattr("neuronpipe.stages.postprocessor.stage.ANSWERED_TASKS", tasks)
     async with running_postprocessor(read_repository(tmp_path)) as stage:
         long = [asyncio.create_task(stage.postprocess(_item("x" * 100_000))) for _ in range(20)]
         await asyncio.to_thread(began.wait, 10)

@@ -23,7 +23,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextGenerationInput,
     Truncation,
 )
-from neuronpipe.bundles.repository import new_bundle, read_bundle, read_repository, write_manifest
+from neuronpipe.bundles.repository import read_bundle, read_repository
+from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle, SetupError
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem

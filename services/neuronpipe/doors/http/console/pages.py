@@ -1,10 +1,11 @@
-"""The console's routes: its files, what they ask, kept traces, and the stream of live figures."""
+"""The console's routes: its files, the state of the server, kept traces, and the stream of live figures."""
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -23,22 +24,17 @@ from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import EVENTS, event
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.problems import Refused
+from neuronpipe.doors.http.problems import RequestRefused
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.tenants.tenants import Shares
 
-# Open as health is: without its files the page cannot ask for a key.
-PAGE = Route("GET", "/", "the console", is_counted=False, service="health")
-FILE = Route("GET", "/console/{file}", "a file of the console", is_counted=False, service="health")
-STATE = Route("GET", "/console/state", "what the console shows of the server", is_counted=False)
-TRACE = Route("GET", "/console/traces/{id}", "a kept trace as OTLP JSON", is_counted=False)
-LIVE = Route(
-    "GET",
-    "/console/live",
-    "live figures as server-sent events; ?model= of one model",
-    is_counted=False,
-    service="metrics",
-)
+_get = partial(Route, "GET", is_counted=False)
+# The files are open as health is: without them the page cannot ask for a key.
+PAGE = _get("/", "the console", service="health")
+FILE = _get("/console/{file}", "a file of the console", service="health")
+STATE = _get("/console/state", "the state of the server for the console")
+TRACE = _get("/console/traces/{id}", "a kept trace as OTLP JSON")
+LIVE = _get("/console/live", "live figures as server-sent events; ?model= of one model", service="metrics")
 
 _PAGE_FILE = "index.html"
 _MEDIA_TYPES = {
@@ -47,8 +43,8 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page runs its own files and asks its own server, and no other page may show it. Pictures that are to be sent are
-# shown from memory (blob:).
+# The page runs its own files and asks its own server, and no other page may show it. It shows pictures that it will
+# send from memory (blob:).
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -69,10 +65,10 @@ def console_handlers(
     grpc_port: int,
     get_trace: Callable[[GetTraceRequest], Awaitable[GetTraceResponse]] | None = None,
 ) -> HttpHandlers:
-    """The routes with their handlers.
+    """Returns the routes with their handlers.
 
-    `grpc_port`: port of the same gateway's gRPC, for examples of calls. `get_trace`: finds a trace, where the server
-    keeps traces.
+    `grpc_port`: the port of the gateway's gRPC, for examples of calls. `get_trace`: finds a trace if the server keeps
+    traces.
     """
     responses = {
         file.name: HttpResponse(file.read_bytes(), _MEDIA_TYPES[f".{file.name.rpartition('.')[2]}"], _HEADERS)
@@ -80,72 +76,79 @@ def console_handlers(
     }
     live = LiveFigures(meters)
 
-    async def page(request: HttpRequest) -> HttpResponse:
-        return responses[_PAGE_FILE]
-
     async def file(request: HttpRequest) -> HttpResponse:
-        if request.names["file"] not in responses:
-            raise Refused(404, "not_found", "the console has no such file")
-        return responses[request.names["file"]]
+        name = request.names.get("file", _PAGE_FILE)
+        if name not in responses:
+            raise RequestRefused(404, "not_found", "the console has no such file")
+        return responses[name]
 
     async def state(request: HttpRequest) -> HttpResponse:
         models = MessageToDict(
             catalog.list_models(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        told = {"version": __version__, "grpc_port": grpc_port, "keeps_traces": get_trace is not None, **models}
-        told["samples"] = SAMPLES
-        return HttpResponse(write_body(told), headers=_HEADERS)
+        facts = {"version": __version__, "grpc_port": grpc_port, "keeps_traces": get_trace is not None}
+        return HttpResponse(write_body(facts | models | {"samples": SAMPLES}), headers=_HEADERS)
 
     async def trace(request: HttpRequest) -> HttpResponse:
         if not get_trace:
-            raise Refused(404, "not_found", "the server keeps no traces (kept_traces)")
-        found = await get_trace(GetTraceRequest(trace_id=request.names["id"]))
-        return HttpResponse(found.otlp_json.encode(), headers=_HEADERS)
+            raise RequestRefused(404, "not_found", "the server keeps no traces (kept_traces)")
+        response = await get_trace(GetTraceRequest(trace_id=request.names["id"]))
+        return HttpResponse(response.otlp_json.encode(), headers=_HEADERS)
 
     async def stream(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
-    return [(PAGE, page), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
+    return [(PAGE, file), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
 
 
 _INTERVAL_S = 1.0
-# Percentiles, means and shares are of this number of intervals, rates of the last one.
+# Number of intervals that percentiles, means and shares cover. Rates cover the last interval.
 _WINDOW = 10
 _MAX_LISTENERS = 16
 _RETRY_S = 5.0
-# A console asks again then.
+# Duration of a stream, after which the console asks again.
 _LONGEST_S = 3600.0
 _PERCENTILES = (50, 95, 99)
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE, Spans.POSTPROCESS)
 _OK = status_name(None)
-_INSTRUMENTS = (
-    *(Metrics.REQUEST_DURATION, Metrics.STAGE_DURATION, Metrics.REQUEST_TOKENS, Metrics.TOKEN_CACHE),
-    *(Metrics.RESULT_CACHE, Metrics.SHED, Metrics.EXPIRED, Metrics.CANCELLED, Metrics.REQUESTS_IN_FLIGHT),
-    *(Metrics.TOKENS_IN_FLIGHT, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.BATCH_SIZE),
-    *(Metrics.BATCH_PADDING, Metrics.CORE_BUSY),
-)
-_NAMES = frozenset(instrument.name for instrument in _INSTRUMENTS)
+# Figures that are rates per second, and figures that are present values.
+_RATES = {
+    "tokens_per_s": Metrics.REQUEST_TOKENS,
+    "shed_per_s": Metrics.SHED,
+    "expired_per_s": Metrics.EXPIRED,
+    "cancelled_per_s": Metrics.CANCELLED,
+    "busy_cores": Metrics.CORE_BUSY,
+}
+_PRESENT = {
+    "in_flight": Metrics.REQUESTS_IN_FLIGHT,
+    "tokens_in_flight": Metrics.TOKENS_IN_FLIGHT,
+    "queue_sequences": Metrics.QUEUE_SEQUENCES,
+    "queue_tokens": Metrics.QUEUE_TOKENS,
+}
+_OTHERS = (Metrics.REQUEST_DURATION, Metrics.STAGE_DURATION, Metrics.TOKEN_CACHE, Metrics.RESULT_CACHE)
+_BATCHES = (Metrics.BATCH_SIZE, Metrics.BATCH_PADDING)
+_NAMES = {instrument.name for instrument in (*_RATES.values(), *_PRESENT.values(), *_OTHERS, *_BATCHES)}
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The metrics at one time, by instrument and, where it has one beside the model, by the value of its last label.
+    """The metrics at one time, by instrument and by the value of its last label, if it has a label beside the model.
 
-    Numbers are float64: [1] of a counter or gauge; of a histogram its total and then its counts.
+    Numbers are float64: [1] for a counter or gauge; the total and then the counts for a histogram.
     """
 
     at_s: float
     numbers: Mapping[str, Mapping[str, Numbers]]
 
     def total(self, instrument: Instrument) -> float | None:
-        """The sum over all labels; None where this process has no such metric."""
+        """Returns the sum over all labels; None if this process does not have the metric."""
         parts = self.numbers.get(instrument.name)
         return float(sum(part[0] for part in parts.values())) if parts else None
 
     def since(self, before: "Reading", instrument: Instrument) -> dict[str, Numbers]:
-        """The numbers that were recorded between two readings."""
+        """Returns the numbers that were recorded between two readings."""
         then = before.numbers.get(instrument.name, {})
         return {part: now - then.get(part, 0.0) for part, now in self.numbers.get(instrument.name, {}).items()}
 
@@ -159,8 +162,9 @@ class LiveFigures:
         self._interval_s = interval_s
 
     def listen(self, model: str) -> AsyncGenerator[bytes, None]:
-        """The figures of one model, or of all, now and after every interval, for an hour. Raises Overloaded where the
-        caller's tenant has as many listeners as are left for others.
+        """Returns the figures of one model, or of all models, now and after every interval, for an hour.
+
+        Raises Overloaded if the caller's tenant has as many listeners as are left for others.
         """
         tenant = current_caller().tenant
         if not self.listeners.has_room(tenant):
@@ -181,7 +185,7 @@ class LiveFigures:
 
 
 def read(meters: Meters, model: str) -> Reading:
-    """The metrics of one model, or of all."""
+    """Reads the metrics of one model, or of all models."""
     numbers: dict[str, dict[str, Numbers]] = {}
     for family in meters.families():
         instrument = family.instrument
@@ -193,40 +197,33 @@ def read(meters: Meters, model: str) -> Reading:
             if model and is_of_model and labels[0] != model:
                 continue
             part = labels[2] if len(labels) > 2 else ""
-            found = [series.total, *series.counts] if isinstance(series, Histogram) else [family.number(series)]
-            parts[part] = parts.get(part, 0.0) + np.array(found, np.float64)
+            own = [series.total, *series.counts] if isinstance(series, Histogram) else [family.number(series)]
+            parts[part] = parts.get(part, 0.0) + np.array(own, np.float64)
     return Reading(time.monotonic(), numbers)
 
 
 def figures(readings: Sequence[Reading]) -> dict[str, Any]:
-    """The figures of the page, from the oldest reading to the newest."""
+    """Returns the figures of the page, from the oldest reading to the newest."""
     oldest, before, now = readings[0], readings[-2], readings[-1]
     elapsed_s = now.at_s - before.at_s
 
-    def per_s(new: float) -> float:
-        return new / elapsed_s if elapsed_s else 0.0
+    def per_s(number: float) -> float:
+        return number / elapsed_s if elapsed_s else 0.0
 
     def rate(instrument: Instrument) -> float:
         return per_s(sum(float(part[0]) for part in now.since(before, instrument).values()))
 
-    ended = {status: float(one[1:].sum()) for status, one in now.since(before, Metrics.REQUEST_DURATION).items()}
+    ended = {status: float(part[1:].sum()) for status, part in now.since(before, Metrics.REQUEST_DURATION).items()}
     requests = sum(now.since(oldest, Metrics.REQUEST_DURATION).values(), np.zeros(1))
     stages = now.since(oldest, Metrics.STAGE_DURATION)
     return {
         "window_s": now.at_s - oldest.at_s,
         "requests_per_s": per_s(sum(ended.values())),
         "errors_per_s": per_s(sum(ended.values()) - ended.get(_OK, 0.0)),
-        "tokens_per_s": rate(Metrics.REQUEST_TOKENS),
-        "shed_per_s": rate(Metrics.SHED),
-        "expired_per_s": rate(Metrics.EXPIRED),
-        "cancelled_per_s": rate(Metrics.CANCELLED),
-        "in_flight": now.total(Metrics.REQUESTS_IN_FLIGHT),
-        "tokens_in_flight": now.total(Metrics.TOKENS_IN_FLIGHT),
-        "queue_sequences": now.total(Metrics.QUEUE_SEQUENCES),
-        "queue_tokens": now.total(Metrics.QUEUE_TOKENS),
+        **{name: rate(instrument) for name, instrument in _RATES.items()},
+        **{name: now.total(instrument) for name, instrument in _PRESENT.items()},
         "batch_size": _mean(now.since(oldest, Metrics.BATCH_SIZE)),
         "padding_ratio": _mean(now.since(oldest, Metrics.BATCH_PADDING)),
-        "busy_cores": rate(Metrics.CORE_BUSY),
         "token_cache_hits": _hits(now.since(oldest, Metrics.TOKEN_CACHE)),
         "result_cache_hits": _hits(now.since(oldest, Metrics.RESULT_CACHE)),
         "stages": {
@@ -244,7 +241,7 @@ def _mean(parts: Mapping[str, Numbers]) -> float | None:
 
 
 def _hits(parts: Mapping[str, Numbers]) -> float | None:
-    """The share of lookups that found something."""
+    """Returns the share of lookups that hit."""
     total = sum(float(part[0]) for part in parts.values())
     return sum(float(part[0]) for word, part in parts.items() if word.startswith("hit")) / total if total else None
 
@@ -258,7 +255,7 @@ def _percentiles_ms(instrument: Instrument, numbers: Numbers) -> dict[str, float
 
 
 def _quantile(bounds_ns: Sequence[float], counts: Numbers, share: float) -> float:
-    """A quantile in milliseconds, as Prometheus' histogram_quantile estimates it: values lie evenly in their bucket."""
+    """Returns a quantile in ms, as Prometheus' histogram_quantile estimates it: values lie evenly in their bucket."""
     reached = np.cumsum(counts)
     wanted = share * reached[-1]
     bucket = int(np.searchsorted(reached, wanted))
