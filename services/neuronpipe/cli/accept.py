@@ -15,7 +15,6 @@ _SHAPES = ("1x128", "8x128")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small and a base model", nargs="+")
     option(parser, "--task TASK", "the task of all of them", required=True)
     option(parser, "--backend", "", required=True, choices=["neuronx", "openvino", "torch"])
@@ -28,9 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     option(parser, "--pipeline-cores N", "cut each model into N parts, as when compiling", 1)
-    option(
-        parser, "--pipeline-balance", "quantity that all parts share equally (default: time)", "time", choices=BALANCES
-    )
+    option(parser, "--pipeline-balance", "quantity that parts share equally (default: time)", "time", choices=BALANCES)
     option(parser, "--cores CORES", "number of cores, or a range such as 0-1 (default: all)", argparse.SUPPRESS)
     option(parser, "--seconds S", "seconds to measure each row (default: 10)", 10.0)
     option(parser, "--price-per-hour USD", "price of this machine, for the cost of a million", 0.0)

@@ -3,11 +3,11 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, say, subcommand
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, say, subcommand, whole_numbers, words
 from neuronpipe.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of the command, and of `compare`."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     compare = subcommand(commands, "compare", _compare, "two runs side by side; exit code 1 where the second is worse")
     option(compare, "before A", "the folder of a run, or its results.json", Path)
@@ -52,22 +51,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(measured, "--repository DIR", "bundles to measure as they are", Path)
     option(measured, "--task TASK", "task of the folders (default: found in their configuration)", "")
-    option(measured, "--lengths N,…", "tokens (default: 8,16,32,64,128,256,512)", _numbers)
-    option(measured, "--batches N,…", "batch sizes (default: 1,2,4,8,16,32,64)", _numbers)
+    option(measured, "--lengths N,…", "tokens (default: 8,16,32,64,128,256,512)", whole_numbers)
+    option(measured, "--batches N,…", "batch sizes (default: 1,2,4,8,16,32,64)", whole_numbers)
     option(
         measured,
         "--throughput-batches N,…",
         "batch sizes of other dtypes and of mode throughput (default: 1,8)",
-        _numbers,
+        whole_numbers,
     )
-    option(measured, "--dtypes D,…", "dtypes; the first is varied most (default: float32,bfloat16)", _words)
-    option(measured, "--backends B,…", "back ends (default: openvino)", _words, default=("openvino",))
-    option(measured, "--cores N,…", "replicas that share the machine (default: 1 and one for each CPU)", _numbers)
+    option(measured, "--dtypes D,…", "dtypes; the first is varied most (default: float32,bfloat16)", words)
+    option(measured, "--backends B,…", "back ends (default: openvino)", words, default=("openvino",))
+    option(measured, "--cores N,…", "replicas that share the machine (default: 1 and one for each CPU)", whole_numbers)
     option(
         measured,
         "--modes M,…",
         "latency: one caller; throughput: a caller for each core (default: both)",
-        _words,
+        words,
         default=("latency", "throughput"),
     )
     option(measured, "--base-length N", "length at which batches, dtypes and cores vary (default: 128)", 128)
@@ -75,9 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(measured, "--quick", "measure two models, with few cells, a second for each")
     effort = parser.add_argument_group("how")
     option(effort, "--cell-seconds S", "a cell ends after this long, with three calls at least (default: 4)", float)
-    option(
-        effort, "--calls N", "minimum number of calls per cell, unless --cell-seconds ends it first (default: 100)", int
-    )
+    option(effort, "--calls N", "minimum number of calls per cell, within --cell-seconds (default: 100)", int)
     option(
         effort,
         "--precision X",
@@ -211,21 +208,3 @@ def _compare(options: argparse.Namespace) -> None:
     )
     if worse:
         sys.exit(1)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return _list_of(int, text)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return _list_of(str, text)
-
-
-def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
-    try:
-        values = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
-    if not values:
-        raise argparse.ArgumentTypeError("is empty")
-    return values

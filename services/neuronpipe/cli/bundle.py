@@ -21,7 +21,6 @@ _MAX_GRACE_HOURS = 24 * 365 * 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe bundle`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     keygen = subcommand(verbs, "keygen", _keygen, "make an ed25519 key to sign with, and its public key, in PEM form")
     option(keygen, "--key FILE", "the file of the private key", Path, required=True)
@@ -43,19 +42,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_repository(collect)
     option(collect, "--dry-run", "only say what would be deleted")
-    option(
-        collect,
-        "--grace-hours HOURS",
-        "spare files that are younger, such as files of a running push (default: 24)",
-        24.0,
-    )
+    option(collect, "--grace-hours HOURS", "spare younger files, such as files of a running push (default: 24)", 24.0)
     diff = subcommand(verbs, "diff", _diff, "say what differs between two bundles: settings of the manifest, and files")
     for name in ("before", "after"):
         diff.add_argument(name, type=Path, metavar=name.upper(), help="a bundle's folder, MODEL/VERSION")
 
 
 def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Adds --trusted-keys."""
     option(
         parser,
         "--trusted-keys FILE",

@@ -35,7 +35,6 @@ _REPORT_EVERY_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe cache`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     stats = verbs.add_parser("stats", help="count what is cached in Redis")
     stats.set_defaults(verb=_stats)

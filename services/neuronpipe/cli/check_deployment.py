@@ -11,15 +11,7 @@ EXTRA = "server"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
-    option(
-        parser,
-        "--model NAME[/VERSION]",
-        "a required model; repeat it for others",
-        default=[],
-        action="append",
-        dest="models",
-    )
+    option(parser, "--model NAME[/VERSION]", "required model; repeatable", default=[], action="append", dest="models")
     option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
     option(parser, "settings ...", "options of `neuronpipe serve SERVICE`; see its --help", nargs=argparse.REMAINDER)
 

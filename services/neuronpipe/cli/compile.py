@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.terminal import ending_on_sigterm, made, option, report
+from neuronpipe.cli.terminal import ending_on_sigterm, made, option, report, whole_numbers
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 
@@ -40,15 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--approve", "approve the new version in the repository's registry; see `neuronpipe registry`")
     option(parser, "--revision REVISION", "branch, tag or commit on the Hub")
-    option(
-        parser, "--merge-adapter", "SOURCE is an adapter (LoRA): merge it into its base model and compile the result"
-    )
-    option(
-        parser,
-        "--base-model MODEL",
-        "the adapter's base model, folder or id (default: as adapter_config.json says)",
-        "",
-    )
+    option(parser, "--merge-adapter", "SOURCE is an adapter (LoRA): merge it into its base model, and compile that")
+    option(parser, "--base-model MODEL", "the adapter's base model, folder or id (default: by adapter_config.json)", "")
     option(parser, "--backend BACKEND", "openvino (default), neuronx, torch or fake", "openvino")
     option(
         parser,
@@ -84,31 +77,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
     )
     option(parser, "--buckets", "choose the lengths that leave the least padding, for --lengths", choices=["auto"])
-    option(
-        parser, "--lengths FILE", 'lengths of real inputs in tokens, a line "LENGTH" or "LENGTH COUNT" for each', Path
-    )
+    option(parser, "--lengths FILE", "lengths of real inputs in tokens, each on a line: LENGTH, or LENGTH COUNT", Path)
     option(parser, "--max-lengths N", "maximum number of bucket lengths of --buckets auto (default: 4)", int)
-    option(parser, "--batches B,B", "batch sizes of --buckets auto (default: 1,8)", _whole_numbers)
+    option(parser, "--batches B,B", "batch sizes of --buckets auto (default: 1,8)", whole_numbers)
 
     option(
-        parser,
-        "--pipeline-cores N",
-        "cut the model between layers into N parts, each for a core of its own (openvino and neuronx; default: 1)",
-        1,
+        parser, "--pipeline-cores N", "cut the model into N parts, each for a core (openvino, neuronx; default: 1)", 1
     )
-    option(
-        parser, "--pipeline-balance", "quantity that all parts share equally (default: time)", "time", choices=BALANCES
-    )
+    option(parser, "--pipeline-balance", "quantity that parts share equally (default: time)", "time", choices=BALANCES)
     option(parser, "--device-times TABLE", "simulate a device with fake, inf2-bert-base or inf2-distilbert", "")
     neuron = parser.add_argument_group("for neuronx")
     option(neuron, "--target", "instances to compile for (default: inf2)", "inf2", choices=["inf2", "trn1", "trn1n"])
     option(neuron, "--optlevel", "the compiler's optimization level (default: 2)", 2, choices=[1, 2, 3])
     option(
-        neuron,
-        "--model-type",
-        "the compiler's model type (default: transformer)",
-        "transformer",
-        choices=["transformer", "generic"],
+        neuron, "--model-type", "model type (default: transformer)", "transformer", choices=["transformer", "generic"]
     )
     option(
         neuron,
@@ -117,9 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "",
         choices=["none", "matmult", "all"],
     )
-    option(
-        neuron, "--attention", "form of attention that is traced (default: eager)", "eager", choices=["eager", "sdpa"]
-    )
+    option(neuron, "--attention", "form of the traced attention (default: eager)", "eager", choices=["eager", "sdpa"])
     option(neuron, "--compile-workers N", "buckets compiled at once (default: 1)", 1, dest="workers")
     option(
         neuron,
@@ -128,13 +108,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         Path("~/.cache/neuronpipe/neuronx"),
         dest="cache",
     )
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
 
 
 def run(options: argparse.Namespace) -> None:

@@ -9,12 +9,10 @@ EXTRA = "completion"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "shell SHELL", "bash, zsh or fish", choices=("bash", "zsh", "fish"))
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the script."""
     from argcomplete.shell_integration import shellcode
 
     print(shellcode(["neuronpipe"], shell=options.shell))

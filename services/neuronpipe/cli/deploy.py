@@ -23,7 +23,6 @@ _OPTIONS = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "source SOURCE", "the model: an id on the Hugging Face Hub, a folder of its files, or a bundle")
     add_place(parser)
     option(parser, "--name NAME", "name of the endpoint, and of the model (default: the last part of SOURCE)", "")
@@ -78,7 +77,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of an endpoint's target, for both commands."""
     option(parser, "--to PLACE", ", ".join(_TARGETS), required=True, choices=_TARGETS)
     option(parser, "--dry-run", "print what would be done, and do nothing")
 
@@ -104,9 +102,8 @@ def _target(options: argparse.Namespace) -> "Target":
     from neuronpipe.deploy.endpoint import Endpoint, ServerlessConfig, endpoint_name
     from neuronpipe.deploy.model import make_target
 
-    serverless = {
-        name: value for name in ("memory_mb", "max_concurrency") if (value := getattr(options, name)) is not None
-    }
+    limits = {"memory_mb": options.memory_mb, "max_concurrency": options.max_concurrency}
+    serverless = {name: value for name, value in limits.items() if value is not None}
     fewest = options.min_executors
     endpoint = made(
         Endpoint,

@@ -43,7 +43,6 @@ _TASKS_OF_TEXTS = [task for task in GENERATING if "text" in SAMPLES[task]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     add_target(parser)
     completed_by(option(parser, "--model M", "the model's name", required=True), complete_models)
     option(parser, "--version V", "the model's version (default: the newest)", "")
@@ -64,9 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         """a whole chat: '[{"role": "user", "content": "…"}]', or @FILE, or - for standard input""",
     )
     completed_by(messages, complete_at_file)
-    text = option(
-        prompt_group, "--text TEXT", "the text to summarize or to translate, or @FILE, or - for standard input"
-    )
+    text = option(prompt_group, "--text TEXT", "the text to summarize or translate, or @FILE, or - for standard input")
     completed_by(text, complete_at_file)
     for name in _LANGUAGES:
         parser.add_argument(
@@ -109,9 +106,8 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.tasks_pb2 import Truncation
     from neuronpipe.client.task_call import generation_request
 
-    generation_options: dict[str, Any] = {
-        name: value for name in OPTIONS if (value := getattr(options, name)) is not None
-    }
+    given = {name: getattr(options, name) for name in OPTIONS}
+    generation_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     generation_options |= {
         name: read_text(generation_options[name], flag(name)) for name in _OF_FILES if name in generation_options
     }

@@ -10,7 +10,6 @@ EXTRA = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     add_address(parser, "any of the services")
     add_tls(parser)
     add_key(parser)

@@ -24,7 +24,6 @@ _Rows: TypeAlias = Iterable[Sequence[object]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     add_target(parser)
     add_request(parser)
     option(

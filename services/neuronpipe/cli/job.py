@@ -27,7 +27,6 @@ _DEAD_COLUMNS = ("JOB", "TENANT", "WORKERS", "SET ASIDE", "REQUEST ID")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe job`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     submit = subcommand(verbs, "submit", _submit, "submit a job, and print its name")
     add_target(submit)
@@ -38,9 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(submit, "--request-id ID", "the same id again gets the same job", "")
     option(submit, "--ttl-s S", "seconds that the job gets to end", _whole_seconds, default=0)
     option(submit, "--work-limit-s S", "seconds of work on one input", _whole_seconds, default=0)
-    option(
-        submit, "--job-priority", "the job's priority (default: normal)", "normal", choices=("high", "normal", "low")
-    )
+    option(submit, "--job-priority", "job priority (default: normal)", "normal", choices=("high", "normal", "low"))
     option(submit, "--notify URL", "a URL to notify when the job has ended", "")
     option(submit, "--wait", "wait for the job's end, and print its outcomes")
     show = subcommand(verbs, "list", _list, "list the caller's jobs, the newest first")

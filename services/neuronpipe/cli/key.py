@@ -12,7 +12,6 @@ _MAX_DAYS = 36_500
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe key`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     create = subcommand(verbs, "create", _create, "make a key, and print it once, alone on the last line")
     option(create, "--tenant T", "the tenant whose quota its calls count to", required=True)
@@ -20,9 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(create, "--days D", "days after which it expires (default: it stays until it is revoked)", float)
     show = subcommand(verbs, "list", _list, "list the keys, without their secrets")
     option(show, "--tenant T", "list only this tenant's keys", "")
-    revoke = subcommand(
-        verbs, "revoke", _revoke, "take keys out of the file; a gateway stops accepting them within seconds"
-    )
+    revoke = subcommand(verbs, "revoke", _revoke, "take keys out of the file; gateways refuse them within seconds")
     chosen_keys = revoke.add_mutually_exclusive_group(required=True)
     option(chosen_keys, "--id ID", "the key of this id, as `list` shows it", "")
     option(chosen_keys, "--tenant T", "all keys of this tenant", "")

@@ -22,7 +22,6 @@ EXTRA = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe load`."""
     add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)

@@ -21,7 +21,6 @@ _PREPARED = ("SHAPES", "GRAPHS")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     add_target(parser)
 
 

@@ -35,7 +35,6 @@ _LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 1.0, 10.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `neuronpipe registry`."""
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def verb(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -63,9 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "approve", partial(_decide, approves=True), "allow a version to be served; a model's first one becomes stable"
     )
     add_trusted_keys(approve)
-    reject = change(
-        "reject", partial(_decide, approves=False), "forbid a version, and take its aliases and shares away"
-    )
+    reject = change("reject", partial(_decide, approves=False), "forbid a version, and remove its aliases and shares")
     for decision in (approve, reject):
         option(decision, "version VERSION", "the version's number", int)
     alias = change("alias", _alias, "give a version a name, or the name another version")
@@ -242,7 +239,6 @@ def _target_and_share(text: str) -> tuple[str, float]:
 
 
 def _add_promotion(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `promote`."""
     option(parser, "version TARGET", "the alias or version to promote, as canary")
     option(
         parser,

@@ -25,12 +25,7 @@ def add_repository(
     parser: argparse.ArgumentParser, instead_of: "argparse._MutuallyExclusiveGroup | None" = None
 ) -> None:
     """Adds --repository and --endpoint. `instead_of`: the group of the options that may replace a repository."""
-    option(
-        instead_of or parser,
-        "--repository DIR",
-        "the folder of bundles, or s3://BUCKET/PREFIX",
-        required=not instead_of,
-    )
+    option(instead_of or parser, "--repository DIR", "folder of bundles or s3://BUCKET/PREFIX", required=not instead_of)
     option(parser, "--endpoint URL", "URL of the object store for s3:// (default: AWS_ENDPOINT_URL, or AWS)", "")
 
 
@@ -131,7 +126,6 @@ class GatewayRegistry:
         raise AssertionError
 
     def decide(self, name: str, version: int, signed: "Signed", *, approves: bool) -> "Registry":
-        """Approves or rejects a version."""
         from neuronpipe.api.v1.registry_pb2 import ChangeRegistryRequest
 
         request = ChangeRegistryRequest(model=name, note=signed.note, author=signed.author)

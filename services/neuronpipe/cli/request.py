@@ -51,12 +51,7 @@ def tls_files(options: argparse.Namespace) -> "TlsFiles | None":
 
 def add_key(parser: argparse.ArgumentParser) -> None:
     """Adds --api-key-file. A key itself is never an option: other users of a machine see its command lines."""
-    option(
-        parser,
-        "--api-key-file FILE",
-        "file of the API key or token to call with (default: the variable NEURONPIPE_API_KEY)",
-        Path,
-    )
+    option(parser, "--api-key-file FILE", "file of the API key or token (default: variable NEURONPIPE_API_KEY)", Path)
 
 
 def use_key_of(path: Path) -> None:
@@ -85,7 +80,6 @@ def complete_models(parsed_args: argparse.Namespace, **_: object) -> list[str]:
 
 
 def add_address(parser: argparse.ArgumentParser, meaning: str) -> None:
-    """Adds --target."""
     option(
         parser,
         "--target HOST:PORT",
@@ -100,13 +94,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add_address(parser, "the gateway")
     add_tls(parser)
     add_key(parser)
-    option(
-        parser,
-        "--timeout-s S",
-        f"deadline in seconds, at most {_MAX_TIMEOUT_S:,} (default: 30)",
-        parse_timeout_s,
-        default=30.0,
-    )
+    option(parser, "--timeout-s S", "deadline in seconds, at most a day (default: 30)", parse_timeout_s, default=30.0)
 
 
 def add_request(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
@@ -190,7 +178,6 @@ def parse_target(text: str) -> str:
 
 
 def parse_timeout_s(text: str) -> float:
-    """The type of --timeout-s."""
     timeout_s = seconds(text)
     if not 0 < timeout_s <= _MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(f"{text}: must be more than 0 and at most {_MAX_TIMEOUT_S:,}")
@@ -198,7 +185,6 @@ def parse_timeout_s(text: str) -> float:
 
 
 def flag(field: str) -> str:
-    """Returns the flag of a field."""
     name = FIELDS[field].flag if field in FIELDS else ""
     return "--" + (name or field).replace("_", "-")
 
@@ -209,7 +195,6 @@ def example_of(task: str) -> str:
 
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the fields of inputs."""
     inputs = parser.add_argument_group(
         "input", "A TEXT may be @FILE, or - for standard input: the whole file, or where several are taken its lines."
     )
@@ -241,7 +226,6 @@ def has_inputs_in_texts(options: argparse.Namespace) -> bool:
 
 
 def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
-    """Makes the inputs of a task that takes these fields."""
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
 
     kinds: Mapping[str, Any] = _kind_of(task).fields_by_name
@@ -296,7 +280,6 @@ def _read(field: str, value: Any) -> Any:
 
 
 def _parse_number(text: str) -> int:
-    """The type of flags of whole numbers."""
     if not (text.isascii() and text.isdigit() and int(text) <= _MAX_UINT32):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {_MAX_UINT32}")
     return int(text)

@@ -27,22 +27,14 @@ _NOT_SHOWN = ("computed", "stopped")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "source MODEL", "local folder of a model, or its id on the Hugging Face Hub")
     option(parser, "--task TASK", "task, see `neuronpipe compile` (default: found in its configuration)", "")
     option(parser, "--dtype DTYPE", "dtype, such as bfloat16 or int8; see `neuronpipe compile`", "")
     option(parser, "--backend BACKEND", "openvino (default) or torch", "openvino")
     option(parser, "--name NAME", "the model's name in requests (default: the last part of MODEL)", "")
-    option(
-        parser,
-        "--repository DIR",
-        f"folder of the compiled model (default: a folder for this model in {_CACHE})",
-        folder,
-    )
+    option(parser, "--repository DIR", f"folder of the compiled model (default: its own in {_CACHE})", folder)
     option(parser, "--listen HOST:PORT", "address of gRPC (default: %(default)s)", "127.0.0.1:50050")
-    option(
-        parser, "--http-listen HOST:PORT", "address of HTTP and of the console (default: %(default)s)", "127.0.0.1:8080"
-    )
+    option(parser, "--http-listen HOST:PORT", "address of HTTP and console (default: %(default)s)", "127.0.0.1:8080")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -125,7 +117,6 @@ def _read(line: str) -> dict[str, str]:
 
 
 def _tell(name: str, task: str, grpc: str, http: str) -> None:
-    """Prints the addresses of the model, and a first request."""
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
     report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
     report(f"Try it:\n\n  {first_request(name, task, http)}\n")

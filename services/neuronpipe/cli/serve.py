@@ -63,7 +63,6 @@ _SWITCH_S = 0.0005
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "service SERVICE", ", ".join(SERVICES), choices=SERVICES)
     option(parser, "settings ...", "see `neuronpipe serve SERVICE --help`", nargs=argparse.REMAINDER)
 
@@ -158,7 +157,6 @@ def _exit_code(runner: asyncio.Runner, serving: "Coroutine[Any, Any, None]") -> 
 
 
 def settings_of(service: str) -> "type[ServiceSettings]":
-    """Returns the class of a service's settings."""
     package, name, _ = SERVICES[service]
     kind: type[ServiceSettings] = getattr(importlib.import_module(f"{package}.settings"), name)
     return kind
@@ -195,7 +193,6 @@ def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
 
 
 def _metavar(name: str) -> str:
-    """Returns the kind of a setting's value."""
     return next((kind for kind, ends in _METAVARS.items() if name.endswith(ends)), "VALUE")
 
 
@@ -224,7 +221,6 @@ def _check_required(kind: "type[ServiceSettings]", given: Mapping[str, str]) -> 
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a new event loop of uvloop's."""
     import uvloop
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()

@@ -38,7 +38,6 @@ class CommandParser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with the exit code 2."""
         if choice := _INVALID_CHOICE.search(message):
             near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
             if near_choices:
@@ -116,6 +115,26 @@ def _in_unit(text: str, unit: str) -> float:
         return in_unit(text, unit)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """The type of an option that takes whole numbers with commas."""
+    return _list_of(int, text)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The type of an option that takes words with commas."""
+    return _list_of(str, text)
+
+
+def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    try:
+        values = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
+    if not values:
+        raise argparse.ArgumentTypeError("is empty")
+    return values
 
 
 def completed_by(action: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:

@@ -20,7 +20,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the waterfall. Raises SetupError, and the request's error after its trace is shown."""
     from neuronpipe.measure.waterfall import sample
 
     with connected(options) as client:

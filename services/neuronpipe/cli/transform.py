@@ -32,19 +32,12 @@ _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "out
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     engine = parser.add_mutually_exclusive_group(required=True)
     option(engine, "--repository DIR", "folder of bundles: run the model in process", folder)
     option(engine, "--target HOST:PORT", "a gateway that runs the model", parse_target)
     add_tls(parser)
     add_key(parser)
-    option(
-        parser,
-        "--timeout-s S",
-        "seconds to wait for a gateway of --target that does not answer (default: 60)",
-        parse_timeout_s,
-        default=60.0,
-    )
+    option(parser, "--timeout-s S", "seconds to wait for a silent gateway (default: 60)", parse_timeout_s, default=60.0)
     option(parser, "--model M", "the model's name", required=True)
     option(parser, "--version V", "the model's version (default: the newest)", "")
     option(
@@ -81,9 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--price-per-hour USD", "price of the machine, for the cost", 0.0)
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     add_trusted_keys(parser)
-    option(
-        near, "--backend BACKEND", "back end (default: the first that the bundle was compiled for)", argparse.SUPPRESS
-    )
+    option(near, "--backend BACKEND", "back end (default: the first of the bundle)", argparse.SUPPRESS)
     option(near, "--cores CORES", "number of cores, or a range such as 0-1 (default: all)", argparse.SUPPRESS)
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
     option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: a cluster for this run")

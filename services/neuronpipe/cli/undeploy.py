@@ -10,7 +10,6 @@ EXTRA = "deploy"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's options."""
     option(parser, "name NAME", "name of the endpoint")
     add_place(parser)
 

@@ -3,14 +3,13 @@
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.client.asynchronous import AsyncClient
-from neuronpipe.client.jobs import AsyncJob, JobStatus
+from neuronpipe.client.jobs import AsyncJob
 from neuronpipe.client.task_call import TaskCall, ValueT
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.errors import Cancelled
@@ -32,6 +31,32 @@ def _blocking(
         return client._wait(method(client._client, *arguments, **options))
 
     return call
+
+
+def _blocking_of_job(
+    method: Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, ResultT]],
+) -> "Callable[Concatenate[Job, P], ResultT]":
+    """Returns a method of Job that waits for the method of its AsyncJob."""
+
+    @wraps(method)
+    def call(job: "Job", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        return job._client._wait(method(job._job, *arguments, **options))
+
+    return call
+
+
+class Job:
+    """A job of a Client, as AsyncJob, with methods that block."""
+
+    def __init__(self, job: AsyncJob, client: "Client") -> None:
+        self.name = job.name
+        self._job = job
+        self._client = client
+
+    wait = _blocking_of_job(AsyncJob.wait)
+    status = _blocking_of_job(AsyncJob.status)
+    cancel = _blocking_of_job(AsyncJob.cancel)
+    delete = _blocking_of_job(AsyncJob.delete)
 
 
 def _streaming(
@@ -82,7 +107,14 @@ class Client(TaskMethods):
         self._is_closed = False
         is_made: concurrent.futures.Future[None] = concurrent.futures.Future()
         make = partial(
-            AsyncClient, target, timeout_s=timeout_s, retries=retries, tls=tls, api_key=api_key, route_key=route_key
+            AsyncClient,
+            target,
+            timeout_s=timeout_s,
+            retries=retries,
+            is_bulk=is_bulk,
+            tls=tls,
+            api_key=api_key,
+            route_key=route_key,
         )
         hold = partial(self._hold, make, is_made)
         self._thread = threading.Thread(target=lambda: asyncio.run(hold()), name="neuronpipe-client", daemon=True)
@@ -135,7 +167,9 @@ class Client(TaskMethods):
                 yield answer
                 answer = self._wait(stream.next(), is_begun=True)
         finally:
-            self._leave(stream)
+            # Does not wait: the garbage collector may end the generator in the client's own thread, or while the
+            # interpreter exits.
+            self._submit(stream.close())
 
     async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:
         """Keeps the asynchronous client, which belongs to this event loop, open until `close`.
@@ -172,10 +206,6 @@ class Client(TaskMethods):
             future.cancel()
             raise
 
-    def _leave(self, stream: "_Stream[Any]") -> None:
-        # Does not wait: the garbage collector may call this in the client's own thread, or while the interpreter exits.
-        self._submit(stream.close())
-
     def _submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> "concurrent.futures.Future[ResultT] | None":
         """Starts the coroutine on the client's loop; None if the client is closed."""
         with self._lock:
@@ -183,34 +213,6 @@ class Client(TaskMethods):
                 coroutine.close()
                 return None
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-
-class Job:
-    """A job of a Client, as AsyncJob, with methods that block."""
-
-    def __init__(self, job: AsyncJob, client: Client) -> None:
-        self.name = job.name
-        self._job = job
-        self._client = client
-
-    def wait(self, timeout_s: float | None = None) -> Sequence[InferOutcome]:
-        """See AsyncJob.wait."""
-        return self._run(self._job.wait(timeout_s))
-
-    def status(self) -> JobStatus:
-        """See AsyncJob.status."""
-        return self._run(self._job.status())
-
-    def cancel(self) -> None:
-        """See AsyncJob.cancel."""
-        self._run(self._job.cancel())
-
-    def delete(self) -> None:
-        """See AsyncJob.delete."""
-        self._run(self._job.delete())
-
-    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return self._client._wait(work)
 
 
 class _Stream(Generic[ResultT]):
@@ -224,11 +226,9 @@ class _Stream(Generic[ResultT]):
         self._lock = asyncio.Lock()
 
     async def next(self) -> ResultT | None:
-        """Returns the next answer; None after the last."""
         async with self._lock:
             return await anext(self._answers, None)
 
     async def close(self) -> None:
-        """Ends the call."""
         async with self._lock:
             await self._answers.aclose()

@@ -1,13 +1,16 @@
 """A call of a task: its request, the reading of its result, and the method of both clients."""
 
+import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from operator import attrgetter
 from types import MethodType
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
@@ -21,6 +24,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     SentenceEmbeddingResult,
     TaskInput,
     TaskResult,
+    TextSpan,
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
@@ -41,39 +45,118 @@ class TaskCall(Generic[ValueT]):
 class BlockingCaller(Protocol):
     """A client that makes calls at once."""
 
+    _priority: "Priority.ValueType"
+
     def _call(self, call: TaskCall[ValueT]) -> ValueT: ...
 
 
 class AsyncCaller(Protocol):
     """A client whose calls are awaited."""
 
+    _priority: "Priority.ValueType"
+
     def _call(self, call: TaskCall[ValueT]) -> Coroutine[Any, Any, ValueT]: ...
 
 
 class TaskMethod(Generic[P, ValueT]):
-    """A method that prepares a call, which the client of the method then makes."""
+    """A method of both clients, made from a declaration: a function without a body, and the task of its requests.
 
-    def __init__(self, prepare: Callable[Concatenate[Any, P], TaskCall[ValueT]]) -> None:
-        self._prepare = prepare
+    The method's arguments are fields of the task's input, except the model and its version. If the task generates, its
+    further options are fields of GenerationOptions. `read`: makes the method's value of the task's result.
+    """
+
+    def __init__(
+        self, declared: Callable[Concatenate[Any, P], ValueT], task: str, read: Callable[[Any], Any] | None
+    ) -> None:
+        self._declared = declared
+        self._task = task
+        _, *parameters = inspect.signature(declared).parameters.values()
+        self._names = [parameter.name for parameter in parameters]
+        self._defaults = {
+            parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
+        }
+        self._generates = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        first = getattr(TaskResult(), task).DESCRIPTOR.fields[0].name
+        self._read = read or _READERS.get(first) or attrgetter(first)
 
     @overload
-    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], TaskCall[ValueT]]: ...
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], ValueT]: ...
     @overload
     def __get__(self, client: AsyncCaller, owner: type) -> Callable[P, Coroutine[Any, Any, ValueT]]: ...
     @overload
     def __get__(self, client: BlockingCaller, owner: type) -> Callable[P, ValueT]: ...
 
     def __get__(self, client: AsyncCaller | BlockingCaller | None, owner: type) -> Callable[..., Any]:
-        """Returns the method of a client. On the class, it is the function itself, for its documentation."""
+        """Returns the method of a client. On the class, it is the declaration itself, for its documentation."""
         if client is None:
-            return self._prepare
-        prepare = MethodType(self._prepare, client)
+            return self._declared
+        declared = MethodType(self._declared, client)
 
-        @wraps(prepare)
+        @wraps(declared)
         def call(*arguments: Any, **options: Any) -> Any:
-            return client._call(prepare(*arguments, **options))
+            declared(*arguments, **options)  # raises TypeError for arguments that are not declared
+            fields = self._defaults | dict(zip(self._names, arguments, strict=False)) | options
+            return client._call(TaskCall(self._request(fields, client._priority), self._value))
 
         return call
+
+    def _value(self, result: TaskResult) -> Any:
+        return self._read(getattr(result, self._task))
+
+    def _request(self, fields: dict[str, Any], priority: "Priority.ValueType") -> InferRequest:
+        model, version = fields.pop("model"), fields.pop("version")
+        if self._generates:
+            truncation = fields.pop("truncation")
+            options = {name: fields.pop(name) for name in list(fields) if name not in self._names}
+            request = generation_request(
+                self._task, model, fields, options, truncation=truncation, version=version, priority=priority
+            )
+            if (texts := options.get("num_return_sequences") or 1) > 1:
+                advice = "this method returns one; call infer, or stream, with an InferRequest"
+                raise InvalidInput("options.num_return_sequences", f"{texts} texts, {advice}")
+            return request
+        if "normalize" in fields:
+            fields["skip_normalize"] = not fields.pop("normalize")
+        if "chunks" in fields:
+            fields["chunks"] = [TextSpan(start=start, end=end) for start, end in fields["chunks"]]
+        kinds = getattr(TaskInput(), self._task).DESCRIPTOR.fields_by_name
+        checked = {name: _checked(kinds[name], value) for name, value in fields.items()}
+        input = cast(TaskInput, {self._task: checked})  # protobuf makes messages of dictionaries
+        with valid_unicode({"model": model, "version": version, **checked}):
+            return InferRequest(model=model, version=version, input=input, priority=priority)
+
+
+def task_method(
+    task: str, read: Callable[[Any], Any] | None = None
+) -> Callable[[Callable[Concatenate[Any, P], ValueT]], TaskMethod[P, ValueT]]:
+    """Makes a declaration a method of both clients; see TaskMethod.
+
+    `read`: by default, the value is the result's first field, a vector as an array.
+    """
+    return lambda declared: TaskMethod(declared, task, read)
+
+
+_KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
+
+
+def _checked(field: FieldDescriptor, value: object) -> object:
+    kind, wanted = _KINDS.get(field.type, (object, ""))
+    if field.is_repeated:
+        # Each character of a text would count as an element.
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise InvalidInput(field.name, f"takes a list of {'texts' if kind is str else 'ids'}, not {_name(value)}")
+        for element in (values := list(value)):
+            if not isinstance(element, kind):
+                raise InvalidInput(field.name, f"takes texts, not {_name(element)}")
+        return values
+    if not isinstance(value, kind):
+        hint = "; infer_batch runs many inputs in one call" if isinstance(value, list | tuple) else ""
+        raise InvalidInput(field.name, f"takes {wanted}, not {_name(value)}{hint}")
+    return value
+
+
+def _name(value: object) -> str:
+    return f"a value of the type {type(value).__name__}"
 
 
 @contextmanager
@@ -196,3 +279,11 @@ def to_array(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> ND
     if result.scales:
         numbers = numbers.reshape(len(result.scales), -1) * np.array(result.scales, np.float32)[:, np.newaxis]
     return numbers.reshape(tuple(result.shape))
+
+
+# The first field of a result → the function that makes a method's value of the result: an array, or the only text.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "embedding": vector_of,
+    "data": to_array,
+    "sequences": lambda result: result.sequences[0],
+}

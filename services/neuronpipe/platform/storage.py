@@ -263,7 +263,6 @@ class BucketFolder:
             raise
 
     def has(self, name: str) -> bool:
-        """Whether an object exists."""
         return self.size(name) is not None
 
     def size(self, name: str) -> int | None:
@@ -275,7 +274,6 @@ class BucketFolder:
                 return None
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Returns a range of an object's bytes."""
         with bucket_failures():
             return bytes(self._store.get_range(self._key(name), start=start, length=length))
 
@@ -307,7 +305,6 @@ class BucketFolder:
         return sorted(path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"])
 
     def list_all(self) -> list[Listed]:
-        """Lists every object of this folder, at any depth."""
         cut = len(self._prefix) + 1 if self._prefix else 0
         with bucket_failures():
             return [

@@ -45,7 +45,6 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """The paths of the files that are set."""
         return [Path(file) for file in (self.certificate, self.key, self.ca, self.crl) if file]
 
 
@@ -218,7 +217,6 @@ def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
 
 
 def show_tls(meters: Meters, side: TlsSide, watched: WatchedTls) -> None:
-    """Adds the metrics of one side's files."""
     meters.gauge(Metrics.TLS_REJECTED, lambda: float(bool(watched.problem)), side)
     if watched.value.certificate:
         meters.gauge(Metrics.TLS_EXPIRY, lambda: watched.value.expires_s * 1e9, side)

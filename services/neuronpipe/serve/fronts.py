@@ -22,8 +22,9 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.settings import values_of
 from neuronpipe.gateway.access import Access
-from neuronpipe.platform.process.background import run_apart, run_beside
+from neuronpipe.platform.process.background import run_apart, run_beside, wait_for_event
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
+from neuronpipe.platform.process.listener import bind_port, telling_bind_problems
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.items import EXECUTE, stage_method
@@ -125,9 +126,7 @@ class Fronts:
                 pause_s = _FIRST_PAUSE_S if has_lived else min(2 * pause_s, _LAST_PAUSE_S)
                 event = "a front process ended; another takes its place"
                 log_warning(event, front=front.number, code=code, in_s=pause_s)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._ending.wait()
+                await wait_for_event(self._ending, pause_s)
         finally:
             front.ended.set()
 
@@ -144,12 +143,10 @@ class _Front:
         self._is_well = True
 
     def terminate(self) -> None:
-        """Lets the running process drain."""
         if self._process and self._process.returncode is None:
             self._process.terminate()
 
     def report(self, is_well: bool) -> None:
-        """Tells the running process whether the executor's process is well."""
         self._is_well = is_well
         if self._writer:
             self._writer.write(json.dumps(is_well).encode() + b"\n")
@@ -200,53 +197,29 @@ class SharedPort:
     `address`: HOST:PORT, with the chosen number for port 0; "" for no port. `option`: the option that set the address.
     """
 
-    def __init__(self, option: str, address: str, sockets: list[socket.socket]) -> None:
+    def __init__(self, option: str, address: str) -> None:
         self.address = address
         self._option = option
-        self._sockets = sockets
 
     def check_unused(self) -> None:
         """Raises SetupError if another process listens on the port, which SO_REUSEPORT alone would allow."""
-        for bound in self._sockets:
-            _bind(self._option, self.address, bound.family, bound.getsockname(), is_shared=False).close()
+        if self.address:
+            with telling_bind_problems(self._option, self.address):
+                for bound in bind_port(self.address, shares_port=False):
+                    bound.close()
 
 
 @contextmanager
 def shared_port(option: str, listen: str) -> Iterator[SharedPort]:
     """Reserves a port for the block: bound, but without taking connections. Raises SetupError."""
-    if not listen:
-        yield SharedPort(option, "", [])
-        return
-    host, _, text = listen.rpartition(":")
-    port = int(text)
-    try:
-        resolved: list[Any] = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise SetupError(f"{option}: cannot listen on {listen}: {error.strerror}") from error
     with ExitStack() as stack:
-        sockets = []
-        for family, _, _, _, socket_address in resolved:
-            host_address = socket_address[0], port, *socket_address[2:]
-            _bind(option, listen, family, host_address, is_shared=False).close()
-            bound = stack.enter_context(_bind(option, listen, family, host_address, is_shared=True))
-            port = bound.getsockname()[1]
-            sockets.append(bound)
-        yield SharedPort(option, f"{host}:{port}", sockets)
-
-
-def _bind(option: str, listen: str, family: int, where: Any, *, is_shared: bool) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # The first allows closed connections and sockets that do not listen, the second also sockets that listen.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind(where)
-    except OSError as error:
-        bound.close()
-        raise SetupError(f"{option}: cannot listen on {listen}: {error.strerror}") from error
-    return bound
+        port = SharedPort(option, listen)
+        if listen:
+            with telling_bind_problems(option, listen):
+                sockets = [stack.enter_context(bound) for bound in bind_port(listen, shares_port=True)]
+            port.address = f"{listen.rpartition(':')[0]}:{sockets[0].getsockname()[1]}"
+            port.check_unused()
+        yield port
 
 
 async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Access) -> None:
@@ -297,17 +270,11 @@ def front_settings(settings: AllSettings, listen: str, http_listen: str, executo
 async def _executor_door(
     stage: NeuronExecutorStage, settings: ProcessSettings, telemetry: Telemetry, listen: str, life: Life
 ) -> AsyncIterator[None]:
-    """Takes the items of front processes."""
     private = settings.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
     services = [EXECUTE.service, *trace_services(telemetry.traces)]
     door = GrpcDoor(private, services, event="listening for front processes")
-    method = stage_method(
-        EXECUTE,
-        stage.execute,
-        telemetry,
-        models=stage.models,
-        max_message_bytes=settings.max_message_bytes,
-    )
+    limit_bytes = settings.max_message_bytes
+    method = stage_method(EXECUTE, stage.execute, telemetry, models=stage.models, max_message_bytes=limit_bytes)
     try:
         await door.listen(life.health, life.in_flight)
         door.open([(EXECUTE, method), *trace_handlers(telemetry.traces)])

@@ -24,7 +24,6 @@ from neuronpipe.serve.stages import running_stages
 
 
 async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
-    """Serves the gateway's API until SIGTERM."""
     process, meters = settings.process, telemetry.meters
     access = access_by(settings.gateway, process, settings.tls, settings.redis, telemetry)
     with telemetry.metrics_port(access.may_read_metrics):

@@ -43,11 +43,8 @@ class PipelineProcessSettings(ServerSettings):
     @model_validator(mode="after")
     def _check_stages_are_near(self) -> Self:
         """Refuses a setting of a stage in another process, because it would change nothing here."""
-        parts: tuple[tuple[str, Settings], ...] = (
-            ("executor_target", self.executor),
-            ("tokenizer_target", self.tokenizer),
-        )
-        for target, part in parts:
+        parts: dict[str, Settings] = {"executor_target": self.executor, "tokenizer_target": self.tokenizer}
+        for target, part in parts.items():
             fields = type(part).model_fields.items()
             changed = [name for name, field in fields if getattr(part, name) != field.default]
             if changed and getattr(self.gateway, target) != NEAR:

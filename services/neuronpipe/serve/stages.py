@@ -69,9 +69,8 @@ async def running_stages(
             functions["postprocessor"] = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:
-            far_stages = await stack.enter_async_context(
-                running_far_stages(far, telemetry.meters, report, tls, held_items)
-            )
+            running_far = running_far_stages(far, telemetry.meters, report, tls, held_items)
+            far_stages = await stack.enter_async_context(running_far)
             functions |= far_stages
         if "neuron-executor" in far_stages:
             generate = far_stages["neuron-executor"].generate

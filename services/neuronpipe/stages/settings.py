@@ -57,18 +57,14 @@ class CoreSettings(Settings):
 
 
 class EngineSettings(CoreSettings):
-    """The executor: how it runs models. `whole_items`: see ExecutorModel.keep_items_whole."""
-
-    whole_items: ClassVar[bool] = False
+    """Settings of the executor."""
 
     backend: str = Field("", description="back end to run on; default: the first that the bundle was compiled for")
     in_flight: int = Field(
         1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
-    max_batch_size: int = Field(
-        32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets"
-    )
+    max_batch_size: int = Field(32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets")
     max_batch_tokens: int = Field(
         8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
+from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
 from neuronpipe.client import Client
 from neuronpipe.core.errors import Cancelled
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
@@ -164,3 +164,10 @@ def test_a_program_that_closes_nothing_ends(gateway: FakeGateway) -> None:
     command = [sys.executable, "-W", "error", "-c", _ENDLESS_STREAM, gateway.target]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0\n", "")
+
+
+def test_texts_that_a_bulk_client_streams_have_bulk_priority(gateway: FakeGateway) -> None:
+    gateway.answering.set()
+    with Client(gateway.target, is_bulk=True) as client:
+        list(client.generate("m", "x"))
+    assert [request.priority for request in gateway.requests] == [Priority.PRIORITY_BULK]

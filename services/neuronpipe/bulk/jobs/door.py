@@ -23,7 +23,6 @@ OPERATIONS = operations_pb2.Operation.DESCRIPTOR.file.services_by_name["Operatio
 
 
 def job_rpc_handlers(jobs: Jobs) -> RpcHandlers:
-    """Both services."""
 
     async def submit(message: jobs_pb2.SubmitInferenceRequest, context: Context) -> Any:
         return await jobs.submit(message, call_of(context))

@@ -53,7 +53,6 @@ _AMAZON = "x-amzn-sagemaker-"
 
 
 def job_http_handlers(jobs: Jobs) -> HttpHandlers:
-    """Returns the routes with their handlers."""
 
     async def submit(request: HttpRequest) -> HttpResponse:
         submitted = await request.make(lambda: SubmitInferenceRequest(**request.body.arguments()))

@@ -18,7 +18,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobPriority, JobResult, JobState
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InternalError, NeuronpipeError, Overloaded
+from neuronpipe.core.errors import Cancelled, DeadlineExceeded, NeuronpipeError
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 
@@ -32,7 +32,6 @@ _PRIORITY_OF = {word: number for number, word in PRIORITIES.items() if number}
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 _RESULT, _ERROR = b"r", b"e"
 _NAME = "jobs/"
-_NO_ROOM_RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class StoredJob:
 
     @property
     def name(self) -> str:
-        """The name of the job's operation."""
         return f"{_NAME}{self.id}"
 
     def is_signed(self, secret: bytes) -> bool:
@@ -97,7 +95,6 @@ class StoredJob:
         return SpanContext.parse(self.trace) if self.trace else None
 
     def operation(self) -> Operation:
-        """Returns the job's operation."""
         operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
@@ -192,11 +189,9 @@ class JobProgress:
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        """Records that an input is sent."""
         self.has_begun = True
 
     def renew(self, lease_ends_s: float) -> None:
-        """Renews the lease."""
         self.lease_ends_s = lease_ends_s
         self._renewed.set()
 
@@ -231,21 +226,6 @@ def expired() -> DeadlineExceeded:
 def cancelled() -> Cancelled:
     """Returns the error of a job that its caller cancelled."""
     return Cancelled("the job was cancelled")
-
-
-def damaged() -> InternalError:
-    """Returns the error of a job whose fields in Redis are invalid."""
-    return InternalError("the job is damaged in Redis")
-
-
-def no_room(result_bytes: int, limit_bytes: int) -> Overloaded:
-    """Returns the error of a job whose tenant has no room for the result."""
-    return Overloaded(
-        f"the result has {result_bytes} bytes: with it, the tenant's jobs and their results have more than "
-        f"{limit_bytes} bytes, the limit (the gateway's jobs_max_tenant_bytes); delete those that are no longer "
-        "needed, or give an output_uri, and submit it again",
-        _NO_ROOM_RETRY_S,
-    )
 
 
 def new_id() -> str:

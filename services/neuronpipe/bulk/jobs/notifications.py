@@ -29,6 +29,7 @@ from neuronpipe.core.files import files_told
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process.background import wait_for_event
 
 _SECRET_PREFIX = "whsec_"  # noqa: S105 (what secrets begin with)
 _MIN_SECRET_BYTES = 24
@@ -99,7 +100,6 @@ class Notifier:
         return cls(store, read_secret(Path(settings.notification_secret)), networks, meters, jobs_secret)
 
     async def run(self) -> None:
-        """Notifies receivers until it is cancelled."""
         async with asyncio.TaskGroup() as telling:
             while True:
                 self._has_notified.clear()
@@ -111,9 +111,7 @@ class Notifier:
                 for job in taken:
                     self._free -= 1
                     telling.create_task(self._tell(job))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY_S):
-                        await self._has_notified.wait()
+                await wait_for_event(self._has_notified, _LOOK_EVERY_S)
 
     async def _tell(self, job: StoredJob) -> None:
         """Makes an attempt, or none while the receiver, or other receivers of its tenant, are slow with other jobs."""
@@ -203,7 +201,6 @@ def signature(secret: bytes, id: str, at_s: int, body: bytes) -> str:
 
 
 def read_secret(file: Path) -> bytes:
-    """Reads the secret in a file. Raises SetupError."""
     try:
         with files_told(f"--notification-secret {file}"):
             text = file.read_text(encoding="ascii").strip()

@@ -35,8 +35,6 @@ class PostFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A server's answer."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes

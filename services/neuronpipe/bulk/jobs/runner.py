@@ -95,7 +95,6 @@ class BulkGateway:
             return InferOutcome(error=to_status(error))
 
     def metadata(self, tenant: str, trace: SpanContext | None) -> list[tuple[str, str]]:
-        """Returns the metadata of a call for a tenant."""
         metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
         return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
 
@@ -126,7 +125,6 @@ class BulkGateway:
                     return result
 
     async def close(self) -> None:
-        """Ends all calls."""
         await self._connection.close()
 
     def _close(self, tenant: str, seconds: float) -> None:
@@ -375,11 +373,9 @@ class _Outcomes:
 
     @property
     def count(self) -> int:
-        """The number of outcomes so far."""
         return self.result.succeeded + self.result.failed
 
     def close(self) -> None:
-        """Deletes the file."""
         if self.file:
             self.file.close()
 

@@ -34,7 +34,7 @@ _AT_ONCE = 1000
 # of this and an order is below 2^53, up to which numbers are exact.
 _REFUSED = 4 * 10**15
 # The most tenants that a TAKE refuses, and the most that it looks at again. It looks at each tenant again after these
-# ms, because gateways of the release before do not tell of changes.
+# ms at the latest.
 _REFUSALS, _LOOKS_AGAIN, _LOOK_AGAIN_MS = 50, 25, 60_000
 # The most tenants in a block that TAKE reads.
 _BLOCK = 128
@@ -124,9 +124,8 @@ local function hold_no_more(id, priority, tenant)
 end
 local function wait_again(id, priority, tenant)
   hold_no_more(id, priority, tenant)
-  local f = redis.call('HMGET', p .. ':job:' .. id, 'order', 'created')
   redis.call('HSET', p .. ':job:' .. id, 'state', 'queued')
-  wait(id, priority, tenant, f[1] or f[2] * 1000)
+  wait(id, priority, tenant, redis.call('HGET', p .. ':job:' .. id, 'order'))
 end
 """
 
@@ -226,10 +225,10 @@ _OUTCOME_BYTES, _SPARE = 1024, 1.25
 # in blocks.
 TAKE = f"""#!lua flags=allow-oom
 {_NOW}{_ACCOUNT}{_QUEUES}{_HEAR}
-local me, lease, wanted, told = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local now, has, closed, found, refusals = now_ms(), {{}}, {{}}, {{}}, 0
+local me, lease, wanted, held = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local now, has, closed, taken, refusals = now_ms(), {{}}, {{}}, {{}}, 0
 for i = 6, #ARGV do
-  if i <= 5 + told then has[ARGV[i]] = true else closed[ARGV[i]] = true end
+  if i <= 5 + held then has[ARGV[i]] = true else closed[ARGV[i]] = true end
 end
 local function hand_over(id, priority, attempts)
   local job = p .. ':job:' .. id
@@ -238,7 +237,7 @@ local function hand_over(id, priority, attempts)
   if has[id] then return end
   redis.call('HSETNX', job, 'started', now)
   redis.call('HINCRBY', job, 'attempts', attempts)
-  found[#found + 1] = {{id, redis.call('HGET', job, 'expires') - now, redis.call('HGETALL', job)}}
+  taken[#taken + 1] = {{id, redis.call('HGET', job, 'expires') - now, redis.call('HGETALL', job)}}
 end
 local function reserve_room(id, tenant)
   local job, room = p .. ':job:' .. id, p .. ':room:' .. tenant
@@ -263,13 +262,13 @@ local function refuse(tenant, priority, order)
   redis.call('ZADD', p .. ':refused:' .. priority, again_ms, tenant)
   refusals = refusals + 1
 end
-if told >= 0 then
+if held >= 0 then
   hear(lease, now)
   for _, id in ipairs(redis.call('SMEMBERS', p .. ':held:' .. me)) do
     local f = redis.call('HMGET', p .. ':job:' .. id, 'priority', 'holder', 'end')
     if f[2] ~= me or f[3] then
       redis.call('SREM', p .. ':held:' .. me, id)
-    elseif not has[id] and #found < wanted then
+    elseif not has[id] and #taken < wanted then
       hand_over(id, f[1], 0)
     end
   end
@@ -289,7 +288,7 @@ for _, priority in ipairs(priorities) do
   local due = redis.call('ZRANGEBYSCORE', p .. ':refused:' .. priority, '-inf', now, 'LIMIT', 0, {_LOOKS_AGAIN})
   for _, tenant in ipairs(due) do set_in_order(tenant, priority) end
   local block, at, size, skipped = {{}}, 1, 1, 0
-  while #found < wanted and refusals < {_REFUSALS} do
+  while #taken < wanted and refusals < {_REFUSALS} do
     if at > #block then
       block, at = redis.call('ZRANGE', waiting, skipped, skipped + size - 1), 1
       size = math.min(4 * size, {_BLOCK})
@@ -315,7 +314,7 @@ for _, priority in ipairs(priorities) do
     end
   end
 end
-return {{#found < wanted and refusals >= {_REFUSALS} and 1 or 0, found}}
+return {{#taken < wanted and refusals >= {_REFUSALS} and 1 or 0, taken}}
 """
 
 # worker, then for each job its id, its priority and its completed inputs → for each job, whether it is still the
@@ -381,11 +380,7 @@ if ARGV[3] == 'dead' then redis.call('ZADD', p .. ':dead', now, id) end
 return 1
 """
 
-# most jobs, the end of an expired job, ms for which a worker of the previous release keeps a job → number of expired
-# jobs.
-#
-# The previous release had jobs in streams, P:high and so on, each with the consumer group `workers`, and in
-# P:high:later, ….
+# most jobs, the end of an expired job → number of expired jobs.
 SWEEP = f"""#!lua flags=allow-oom
 {_NOW}{_LEAVE}
 local now = now_ms()
@@ -395,30 +390,6 @@ for _, id in ipairs(late) do
     redis.call('ZREM', p .. ':open', id)
   elseif redis.call('HSETNX', p .. ':job:' .. id, 'end', ARGV[3]) == 1 then
     leave(id, 'expired', now)
-  end
-end
-local function move(id, priority, pending)
-  local job = p .. ':job:' .. id
-  local f = redis.call('HMGET', job, 'tenant', 'end')
-  if not f[1] or f[2] then return end
-  redis.call('HSET', job, 'attempts', pending and pending[4] or 0)
-  if pending and pending[2] ~= 'nobody' then
-    hold(id, priority, pending[2], now + ARGV[4])
-    redis.call('HSET', job, 'lease', ARGV[4])
-  else
-    wait_again(id, priority, f[1])
-  end
-end
-for _, priority in ipairs(priorities) do
-  local stream = p .. ':' .. priority
-  for _, id in ipairs(redis.call('ZRANGE', stream .. ':later', 0, {_AT_ONCE})) do
-    redis.call('ZREM', stream .. ':later', id)
-    move(id, priority)
-  end
-  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', {_AT_ONCE})) do
-    move(entry[2][2], priority, redis.pcall('XPENDING', stream, 'workers', entry[1], entry[1], 1)[1])
-    redis.call('XACK', stream, 'workers', entry[1])
-    redis.call('XDEL', stream, entry[1])
   end
 end
 return #late
@@ -467,7 +438,7 @@ return 1
 # fields.
 TAKE_NOTIFICATIONS = f"""#!lua flags=allow-oom
 {_NOW}
-local now, found = now_ms(), {{}}
+local now, jobs = now_ms(), {{}}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', p .. ':notify', '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local job = p .. ':job:' .. id
   if redis.call('EXISTS', job) == 0 then
@@ -475,10 +446,10 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', p .. ':notify', '-inf', now, 'LI
   else
     redis.call('ZADD', p .. ':notify', now + ARGV[3], id)
     redis.call('HINCRBY', job, 'notified', 1)
-    found[#found + 1] = {{id, redis.call('HMGET', job, unpack(ARGV, 4))}}
+    jobs[#jobs + 1] = {{id, redis.call('HMGET', job, unpack(ARGV, 4))}}
   end
 end
-return found
+return jobs
 """
 
 # id, ms until the next attempt, number of attempts that do not count → nothing.

@@ -24,7 +24,7 @@ from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters, Telemetry, all_may_read
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.tracing import Link, Span, SpanContext, enter_span
-from neuronpipe.platform.process.background import run_beside
+from neuronpipe.platform.process.background import run_beside, wait_for_event
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.storage import Storage
 from neuronpipe.platform.tls import ServerTls
@@ -64,8 +64,6 @@ class _Running:
 
 
 class JobWorker:
-    """Runs jobs of a store."""
-
     def __init__(
         self,
         store: JobStore,
@@ -93,7 +91,8 @@ class JobWorker:
     async def run(self) -> None:
         """Takes and runs jobs until it is cancelled. Then it gives back the jobs that it still has."""
         try:
-            async with run_beside(self._renew(), self._listen(), self._sweep()):
+            listening = self._store.listen("queued", lambda _: self._woken.set())
+            async with run_beside(self._renew(), listening, self._sweep()):
                 await self._take()
         finally:
             await self._end_all()
@@ -134,9 +133,7 @@ class JobWorker:
                 running.task = asyncio.create_task(self._hold(running))
             if len(taken) < free or free <= 0:
                 opens_s = max(_PAUSE_S, min(closed_s.values(), default=_LOOK_EVERY_S))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(self._look_s, opens_s)):
-                        await self._woken.wait()
+                await wait_for_event(self._woken, min(self._look_s, opens_s))
 
     async def _hold(self, running: _Running) -> None:
         """Runs a job to its end, or gives it back."""
@@ -155,7 +152,6 @@ class JobWorker:
             self._woken.set()
 
     async def _attempt(self, running: _Running) -> tuple[EndState, bytes]:
-        """Runs a job, and returns its end."""
         taken, job = running.taken, running.taken.job
         if self._secret and not job.is_signed(self._secret):
             log_warning("a job is not run: no gateway with this --jobs-secret has signed it", job=job.id)
@@ -212,11 +208,8 @@ class JobWorker:
         if not context:
             return None
         span = Span(Spans.JOB, context, None, time.monotonic_ns())
-        span.attributes |= {
-            Attributes.JOB_ID: job.id,
-            Attributes.JOB_PRIORITY: job.priority,
-            Attributes.INPUTS: job.inputs,
-        }
+        span.attributes |= {Attributes.JOB_ID: job.id, Attributes.JOB_PRIORITY: job.priority}
+        span.attributes[Attributes.INPUTS] = job.inputs
         if submitter:
             span.links.append(Link(submitter))
         enter_span(span)
@@ -265,16 +258,6 @@ class JobWorker:
                     running.is_lost = True
                     running.task.cancel()
 
-    async def _listen(self) -> None:
-        """Wakes up for new jobs."""
-        while True:
-            try:
-                async with self._store.listening("queued") as queued:
-                    async for _ in queued:
-                        self._woken.set()
-            except NeuronpipeError:
-                await asyncio.sleep(_PAUSE_S)
-
     async def _sweep(self) -> None:
         """Ends jobs whose time is over before a worker took them."""
         while True:
@@ -299,7 +282,6 @@ _SHOW_EVERY_S = 2.0
 
 
 def job_load(store: JobStore) -> ScaledLoad:
-    """Returns the load of the waiting and running jobs."""
 
     async def count() -> int:
         counts, _, _ = await store.count()

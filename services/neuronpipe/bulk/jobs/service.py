@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -29,14 +29,14 @@ from neuronpipe.bulk.jobs.job import (
 from neuronpipe.bulk.jobs.post import check_host
 from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NeuronpipeError, NotConfigured, Overloaded
+from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NotConfigured, Overloaded
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Shares, Tenants
-from neuronpipe.platform.process.background import run_beside
+from neuronpipe.platform.process.background import run_beside, wait_for_event
 from neuronpipe.platform.storage import parse_below
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Jobs:
             return
         try:
             await store.check_if_reached()
-            async with run_beside(self._listen(store)):
+            async with run_beside(store.listen("ended", self._note_end)):
                 yield
         finally:
             await store.close()
@@ -274,19 +274,11 @@ class Jobs:
             watch.job = await self._find(watch.job.id, watch.job.tenant)
             if watch.job.end or self._is_draining:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    await watch.ended.wait()
+            await wait_for_event(watch.ended, _LOOK_EVERY_S)
 
-    async def _listen(self, store: "JobStore") -> None:
-        while True:
-            try:
-                async with store.listening("ended") as ended:
-                    async for id in ended:
-                        if watch := self._watches.get(id):
-                            watch.ended.set()
-            except NeuronpipeError:
-                await asyncio.sleep(_PAUSE_S)
+    def _note_end(self, id: str) -> None:
+        if watch := self._watches.get(id):
+            watch.ended.set()
 
     def _check_limits(self, submitted: SubmitInferenceRequest) -> None:
         if len(submitted.request_id) > _MAX_REQUEST_ID:

@@ -54,14 +54,10 @@ class JobSettings(JobStoreSettings):
         86_400, ge=1, le=30 * 86_400, description="seconds for which results are kept after jobs have ended"
     )
     jobs_notification_hosts: str = Field(
-        "",
-        description="hosts that may be told of the end of jobs, with commas; *.example.com: all hosts below it; empty: "
-        "none",
+        "", description="hosts to notify of ended jobs, with commas; *.example.com: all below it; empty: none"
     )
     jobs_sagemaker_output: str = Field(
-        "",
-        description="folder for the results of SageMaker's InvokeEndpointAsync, one of jobs_uris or below; empty: that "
-        "call is refused",
+        "", description="folder for results of InvokeEndpointAsync, one of jobs_uris or below; empty: it is refused"
     )
 
     @model_validator(mode="after")
@@ -116,9 +112,7 @@ class WorkerSettings(ServiceSettings):
 
     target: str = Field("127.0.0.1:50050", description="gRPC target of the gateway that it calls")
     http_target: str = Field(
-        "",
-        description="the gateway's HTTP address, as http://HOST:PORT, for jobs of SageMaker's InvokeEndpointAsync; "
-        "empty: these jobs fail",
+        "", description="the gateway's HTTP address, http://HOST:PORT, for InvokeEndpointAsync; empty: its jobs fail"
     )
     tls_ca: str = Field(
         "", description="file of the authorities of the gateway's certificate, in PEM form; empty: no TLS to it"
@@ -127,9 +121,7 @@ class WorkerSettings(ServiceSettings):
         "", description="file of the certificate to show the gateway, in PEM form; empty: tls_certificate itself"
     )
     gateway_tls_key: str = Field("", description="file of the private key of gateway_tls_certificate; empty: tls_key")
-    max_jobs: int = Field(
-        8, ge=0, le=1024, description="jobs that it runs at once; 0: none, and it only tells KEDA of them"
-    )
+    max_jobs: int = Field(8, ge=0, le=1024, description="jobs that it runs at once; 0: none, it only tells KEDA")
     max_requests_in_flight: int = Field(
         8,
         ge=1,
@@ -137,12 +129,8 @@ class WorkerSettings(ServiceSettings):
         description="requests of all its jobs at the gateway at once; more makes larger batches, and longer tails of "
         "real-time requests",
     )
-    lease_s: float = Field(
-        30.0, ge=1, le=3600, description="seconds after which other workers take the jobs of a dead worker"
-    )
-    max_attempts: int = Field(
-        3, ge=1, le=100, description="workers that may die while they have a job; then it is set aside"
-    )
+    lease_s: float = Field(30.0, ge=1, le=3600, description="seconds after which others take the jobs of a dead worker")
+    max_attempts: int = Field(3, ge=1, le=100, description="workers that may die with a job before it is set aside")
     max_input_bytes: int = Field(64 << 20, ge=1 << 10, description="largest object that a job may read, in bytes")
     max_input_lines: int = Field(1_000_000, ge=1, description="maximum number of lines in a file of inputs")
     max_result_bytes: int = Field(

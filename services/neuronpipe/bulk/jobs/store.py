@@ -21,21 +21,17 @@ from neuronpipe.bulk.jobs.job import (
     NewJob,
     StoredJob,
     TakenJob,
-    damaged,
     end_of,
-    no_room,
     stored_name,
 )
 from neuronpipe.bulk.jobs.settings import JobStoreSettings
-from neuronpipe.core.errors import NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
+from neuronpipe.core.errors import InternalError, NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.platform.cache.remote import open_client
 
 ReadT = TypeVar("ReadT")
 
 _PRIORITIES = ("high", "normal", "low")
-# A worker of the previous release learns within this time that it has lost a job.
-_OLD_LEASE_S = 60
 _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
 # The longest time for which a starting gateway waits.
@@ -180,8 +176,8 @@ class JobStore:
         taken, damaged_ids = list[TakenJob](), list[str]()
 
         def read(reply: Any) -> bool:
-            is_more, found = reply
-            for id, left, fields in found:
+            is_more, entries = reply
+            for id, left, fields in entries:
                 try:
                     job = StoredJob.of(id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))
                     taken.append(TakenJob(job, left / 1000))
@@ -191,23 +187,21 @@ class JobStore:
 
         is_more = True
         while is_more:
-            own = [*(has or ()), *(one.job.id for one in taken), *damaged_ids]
+            own = [*(has or ()), *(taken_job.job.id for taken_job in taken), *damaged_ids]
             known: Sequence[str | int] = (-1,) if has is None else (len(own), *own)
             left = count - len(taken)
             is_more = await self._run(scripts.TAKE, worker, round(lease_s * 1000), left, *known, *closed, read=read)
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
             with suppress(NeuronpipeError):  # the job ends with its time to live
-                await self.end(id, "failed", end_of(damaged()))
+                await self.end(id, "failed", end_of(InternalError("the job is damaged in Redis")))
         return taken
 
     async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
         """Renews the leases of jobs, with the number of their completed inputs. Returns whether each is still the
         worker's.
         """
-        arguments = [
-            part for taken_job, completed in taken for part in (taken_job.job.id, taken_job.job.priority, completed)
-        ]
+        arguments = [part for held, completed in taken for part in (held.job.id, held.job.priority, completed)]
 
         def read(kept: Any) -> list[bool]:
             return [bool(is_mine) for _, is_mine in zip(taken, kept, strict=True)]
@@ -224,14 +218,17 @@ class JobStore:
         """
         ended = await self._run(scripts.END, id, state, end, read=int)
         if ended < 0:
-            return await self.end(id, "failed", end_of(no_room(len(end), -ended)))
+            problem = (
+                f"the result has {len(end)} bytes: with it, the tenant's jobs and their results have more than "
+                f"{-ended} bytes, the limit (the gateway's jobs_max_tenant_bytes); delete those that are no longer "
+                "needed, or give an output_uri, and submit it again"
+            )
+            return await self.end(id, "failed", end_of(Overloaded(problem, _FULL_RETRY_S)))
         return state if ended else None
 
     async def sweep(self, count: int, end: bytes) -> int:
-        """Ends up to `count` jobs whose time to live is over, and returns their number. Takes over the jobs of the
-        previous release.
-        """
-        return await self._run(scripts.SWEEP, count, end, _OLD_LEASE_S * 1000, read=int)
+        """Ends up to `count` jobs whose time to live is over, and returns their number."""
+        return await self._run(scripts.SWEEP, count, end, read=int)
 
     async def delete(self, id: str) -> bool:
         """Deletes a job that has ended. Returns whether it existed."""
@@ -300,8 +297,16 @@ class JobStore:
 
             yield messages()
 
+    async def listen(self, channel: Literal["queued", "ended"], heard: Callable[[str], object]) -> None:
+        """Calls `heard` with each id that is published on a channel while Redis is there, until it is cancelled."""
+        while True:
+            with suppress(NeuronpipeError):
+                async with self.listening(channel) as ids:
+                    async for id in ids:
+                        heard(id)
+            await asyncio.sleep(_PAUSE_S)
+
     async def close(self) -> None:
-        """Closes the connections."""
         await asyncio.gather(*self._asking, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
@@ -384,9 +389,7 @@ def _texts(reply: Any) -> list[str]:
 
 
 # The fields of a job, except its id and its request, by their names in its hash.
-_KEPT_FIELDS = [
-    stored_name(job_field.name) for job_field in fields_of(StoredJob) if job_field.name not in ("id", "request")
-]
+_KEPT_FIELDS = [stored_name(kept.name) for kept in fields_of(StoredJob) if kept.name not in ("id", "request")]
 
 
 def _kept_job(id: str, values: Sequence[bytes | None], names: Sequence[str] = _KEPT_FIELDS) -> StoredJob:
@@ -395,5 +398,4 @@ def _kept_job(id: str, values: Sequence[bytes | None], names: Sequence[str] = _K
 
 
 def worker_name() -> str:
-    """Returns a name that no other worker has."""
     return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}"

@@ -48,9 +48,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
         if irregular := next((file for file in matching if not (is_object(file) or Path(file).is_file())), ""):
-            raise SetupError(
-                f"--input {irregular}: is no regular file; rows are read twice, so save them in a file first"
-            )
+            raise SetupError(f"--input {irregular}: is no regular file, and rows are read twice; save them in a file")
         files |= dict.fromkeys(matching)
     return list(files)
 
@@ -67,7 +65,6 @@ def _find_objects(pattern: str) -> list[str]:
 
 
 def is_object(file: str) -> bool:
-    """Whether a file is an object of S3."""
     return file.startswith("s3://")
 
 
@@ -181,7 +178,6 @@ class _LocalFolder:
         self._path = path
 
     def create(self, name: str) -> NewFile:
-        """Creates a new file, to write to."""
         path = self._path / name
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
         with unwritable(path):
@@ -204,7 +200,6 @@ class _LocalFolder:
                 return None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """Returns the sizes of the files that exist."""
         paths = {name: self._path / name for name in names}
         return {name: path.stat().st_size for name, path in paths.items() if path.exists()}
 
@@ -251,19 +246,16 @@ class _S3Folder:
         return NewFile(uri, file, keep, lambda: None)
 
     def read(self, name: str) -> bytes | None:
-        """See _LocalFolder."""
         with naming(self._objects.uri(name)):
             content = self._objects.read(name)
         return content.data if content else None
 
     def sizes(self, names: list[str]) -> dict[str, int]:
-        """See _LocalFolder."""
         with naming(str(self._uri)):
             sizes = {name: self._objects.size(name) for name in names}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def names(self, folder: str) -> list[str]:
-        """See _LocalFolder."""
         with naming(str(self._uri)):
             return sorted(listed.name for listed in self._objects.list_all() if listed.name.startswith(f"{folder}/"))
 

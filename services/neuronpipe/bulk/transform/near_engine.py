@@ -3,12 +3,13 @@ computes the same bits as an uninterrupted run.
 
 The rows of a window go through the pipeline side by side. Each row arrives at BatchMaker with its sequences, instead of
 at the executor. When all have arrived, or failed before, the sequences are sorted by length and cut into batches, and
-each batch is one item for the executor (stages/neuron_executor/batching.py).
+each batch is one item for the executor (whole_items.py).
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from pydantic import Field
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome, ModelFacts
+from neuronpipe.bulk.transform.whole_items import WholeItemModel
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
@@ -27,7 +29,6 @@ from neuronpipe.core.errors import (
     InternalError,
     InvalidInput,
     ModelNotFound,
-    NeuronpipeError,
     SetupError,
     Unavailable,
     WrongTask,
@@ -55,7 +56,6 @@ from neuronpipe.tasks.inputs.kind import input_kind
 class BulkEngineSettings(EngineSettings):
     """Settings of the executor for a transform. No row is refused, because rows wait for the rest of their window."""
 
-    whole_items: ClassVar[bool] = True
     max_queue_sequences: ClassVar[int] = 1 << 20
 
 
@@ -80,10 +80,7 @@ class TransformSettings(Settings):
     redis: RedisSettings
     pipeline: PipelineSettings
     window_rows: int = Field(
-        1024,
-        ge=1,
-        le=1 << 16,
-        description="neighbouring rows of a shard whose sequences are sorted by length and cut into batches",
+        1024, ge=1, le=1 << 16, description="neighbouring rows whose sequences are sorted by length and cut to batches"
     )
 
 
@@ -115,6 +112,10 @@ class BatchWindow:
     running: "asyncio.Task[None] | None" = None
 
 
+# The window of the row whose request the current task sends through the pipeline, and the number of the row.
+_PLACE: ContextVar[tuple[BatchWindow, int]] = ContextVar("place")
+
+
 class BatchMaker:
     """The executor's replacement in the pipeline: its `execute` is the stage function."""
 
@@ -122,44 +123,35 @@ class BatchMaker:
         self._execute = execute
         self._tokens_of = input_kind(bundle.spec).tokens_of
         self._cut = cut_batches(bundle, settings)
-        self._windows: dict[int, BatchWindow] = {}
-        self._opened = 0
-        # The window and the row of each request in the pipeline, by the id of the request.
-        self._requests: dict[str, tuple[int, int]] = {}
         self._places = asyncio.Semaphore(_BATCHES)
 
-    def open(self, rows: int) -> int:
-        """Opens a window for a number of rows, and returns the number of the window."""
-        self._opened += 1
-        self._windows[self._opened] = BatchWindow(rows)
-        return self._opened
+    @asynccontextmanager
+    async def window(self, rows: int) -> AsyncIterator[BatchWindow]:
+        """Yields a window for a number of rows, all of which leave in the block."""
+        window = BatchWindow(rows)
+        try:
+            yield window
+        finally:
+            if window.running:
+                window.running.cancel()
+                await asyncio.gather(window.running, return_exceptions=True)
 
-    def expect(self, number: int, row: int) -> str:
-        """Returns the id that the request of a row must have. `leave` ends it."""
-        request_id = f"{number}/{row}"
-        self._requests[request_id] = number, row
-        return request_id
-
-    async def close(self, number: int) -> None:
-        """Ends a window whose rows have all left."""
-        if running := self._windows.pop(number).running:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    def leave(self, request_id: str) -> None:
-        """Notes that the request of a row has ended, with its result or an error."""
-        number, row = self._requests.pop(request_id)
-        window = self._windows[number]
-        if row not in window.rows:
-            window.expected -= 1
-            self._begin(window)
+    @contextmanager
+    def row(self, window: BatchWindow, number: int) -> Iterator[None]:
+        """Sends the request of a row in the block, which the row leaves with its result or an error."""
+        _PLACE.set((window, number))
+        try:
+            yield
+        finally:
+            if number not in window.rows:
+                window.expected -= 1
+                self._begin(window)
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         """Waits for the row's window, and computes it. Raises InternalError if the model cannot compute the row."""
-        number, row = self._requests[item.call.request_id]
-        window, count = self._windows[number], len(item.sequences)
+        (window, number), count = _PLACE.get(), len(item.sequences)
         done: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
-        window.rows[row] = _Row(item, done, [None] * count, count)
+        window.rows[number] = _Row(item, done, [None] * count, count)
         window.expected -= 1
         self._begin(window)
         return await done
@@ -259,8 +251,6 @@ _OF_ROWS = (InvalidInput, WrongTask, InternalError)
 
 
 class NearEngine:
-    """See Engine."""
-
     windows_in_flight = _WINDOWS
 
     def __init__(self, bundle: Bundle, pipeline: Pipeline, batches: BatchMaker, settings: TransformSettings) -> None:
@@ -270,24 +260,17 @@ class NearEngine:
         self._batches = batches
 
     async def infer(self, inputs: Sequence[TaskInput]) -> Sequence[InputOutcome]:
-        """See Engine."""
-        window = self._batches.open(len(inputs))
-        try:
+        async with self._batches.window(len(inputs)) as window:
             return await run_together(self._infer_row(window, row, input) for row, input in enumerate(inputs))
-        finally:
-            await self._batches.close(window)
 
-    async def _infer_row(self, window: int, row: int, input: TaskInput) -> InputOutcome:
-        call = Call(self._batches.expect(window, row), priority=Priority.PRIORITY_BULK)
+    async def _infer_row(self, window: BatchWindow, row: int, input: TaskInput) -> InputOutcome:
+        call = Call(priority=Priority.PRIORITY_BULK)
         request = InferenceRequest(call, self.model.name, self.model.version, pack_input(input))
-        try:
-            answer = await self._pipeline.infer(request)
-        except NeuronpipeError as error:
-            if isinstance(error, _OF_ROWS):
+        with self._batches.row(window, row):
+            try:
+                answer = await self._pipeline.infer(request)
+            except _OF_ROWS as error:
                 return error
-            raise
-        finally:
-            self._batches.leave(call.request_id)
         usage = answer.usage
         return InputAnswer(answer.result.message, usage.tokens, usage.truncated_tokens, usage.padded_tokens)
 
@@ -326,7 +309,8 @@ async def running_near_engine(
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:
-        executor = await stack.enter_async_context(running_executor([bundle], settings.executor, telemetry))
+        running = running_executor([bundle], settings.executor, telemetry, model_class=WholeItemModel)
+        executor = await stack.enter_async_context(running)
         running_texts = running_tokenizer([bundle], settings.tokenizer, telemetry, settings.redis)
         tokenizer = await stack.enter_async_context(running_texts)
         postprocessor = await stack.enter_async_context(running_postprocessor([bundle]))

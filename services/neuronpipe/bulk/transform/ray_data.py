@@ -71,7 +71,6 @@ class ShardActor:
         self._engine = asyncio.run_coroutine_threadsafe(engine, self._loop).result()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Runs the shards of a batch."""
         shards = [pickle.loads(shard) for shard in batch["shard"]]  # noqa: S301
         done = asyncio.run_coroutine_threadsafe(self._run(shards), self._loop).result()
         return {"done": [pickle.dumps(result) for result in done]}
@@ -90,7 +89,6 @@ class ShardActor:
 
 
 def run_on_ray(request: RayRequest, make_work: Callable[[ShardWork], ActorWork]) -> RunShards:
-    """Returns a function that runs shards on a cluster."""
 
     async def run(
         shards: Sequence[Shard], work: ShardWork, note: Callable[[RowProgress], None]

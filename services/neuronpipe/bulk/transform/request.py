@@ -54,8 +54,6 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class InputAnswer:
-    """The result of one input, and its tokens."""
-
     result: TaskResult
     tokens: int
     truncated_tokens: int

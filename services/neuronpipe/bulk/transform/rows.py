@@ -38,7 +38,6 @@ class OpenAiRows:
         self._model, self._prompt_names = model, prompt_names
 
     def inputs(self, row: InputRow) -> Sequence[TaskInput]:
-        """See TaskRows."""
         try:
             return embeddings_inputs(self._body(row), self._prompt_names)
         except UnicodeEncodeError:
@@ -233,7 +232,6 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
 
 
 def _struct(message: Any) -> dict[str, ColumnKind]:
-    """Returns the kinds of a message's fields."""
     return {field.name: _field_kind(field) for field in message.fields}
 
 
@@ -254,5 +252,4 @@ def _plain_value(value: Any, field: Any) -> Any:
 
 
 def is_failed(outcomes: Sequence[InputOutcome]) -> bool:
-    """Whether a row failed."""
     return not all(isinstance(outcome, InputAnswer) for outcome in outcomes)

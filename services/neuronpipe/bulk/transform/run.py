@@ -54,7 +54,6 @@ class TransformInput:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return sum(shard.rows for shard in self.shards)
 
 
@@ -124,7 +123,6 @@ class RunProgress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began to compute."""
         return time.monotonic() - self._began_s
 
     def note(self, progress: RowProgress) -> None:
@@ -211,7 +209,6 @@ def make_report(
 
 
 def report_rows(report: TransformReport) -> list[tuple[str, str]]:
-    """Returns the report as the rows of a table."""
     figures = asdict(report)
     shown = {
         "rows": f"{report.rows:,}" + (f", {report.resumed_rows:,} of them before" if report.resumed_rows else ""),
@@ -247,8 +244,6 @@ RunShards = Callable[[Sequence[Shard], ShardWork, Callable[[RowProgress], None]]
 
 @dataclass(frozen=True, slots=True)
 class TransformPlan:
-    """A run before it begins."""
-
     request: TransformRequest
     input: TransformInput
     work: ShardWork
@@ -316,7 +311,6 @@ async def run_plan(plan: TransformPlan, run: RunShards, say: Callable[[str], Non
 
 
 def run_with(engine: Engine) -> RunShards:
-    """Returns a function that runs shards in this process."""
     return lambda shards, work, note: run_shards(shards, work, engine, note)
 
 

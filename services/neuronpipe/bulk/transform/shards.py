@@ -99,7 +99,6 @@ class Shard:
     columns: Sequence[str]
 
     def name(self, ending: str) -> str:
-        """Returns the name of the shard's file of results."""
         return f"part-{self.number:05d}{ending}"
 
 
@@ -109,8 +108,6 @@ NAMED_ERRORS = 5
 
 @dataclass(frozen=True, slots=True)
 class ShardWork:
-    """The work on every shard of a run."""
-
     folder: str
     input_format: str
     output_format: str
@@ -128,8 +125,6 @@ class RowError:
 
 @dataclass(frozen=True, slots=True)
 class RowProgress:
-    """Rows that are done."""
-
     rows: int
     errors: int
     named_errors: Sequence[RowError] = ()
@@ -157,9 +152,8 @@ async def run_shards(
     """
 
     async def answer(window: _Window) -> _Answered:
-        inputs = [
-            input for row_inputs in window.inputs if not isinstance(row_inputs, InvalidInput) for input in row_inputs
-        ]
+        valid = [row_inputs for row_inputs in window.inputs if not isinstance(row_inputs, InvalidInput)]
+        inputs = [input for row_inputs in valid for input in row_inputs]
         outcomes = iter(await engine.infer(inputs) if inputs else ())
         return window, [
             [row_inputs] if isinstance(row_inputs, InvalidInput) else [next(outcomes) for _ in row_inputs]
@@ -199,9 +193,7 @@ class _Results:
 
     def write(self, window: _Window, outcomes: Sequence[Sequence[InputOutcome]]) -> RowProgress:
         """Adds a window's rows. Raises SetupError."""
-        records = [
-            self._task.record(row, row_outcomes) for row, row_outcomes in zip(window.rows, outcomes, strict=True)
-        ]
+        records = [self._task.record(row, answers) for row, answers in zip(window.rows, outcomes, strict=True)]
         with unwritable(self._path):
             self._writer.write(records)
         answers = [outcome for row_outcomes in outcomes for outcome in row_outcomes if isinstance(outcome, InputAnswer)]
@@ -217,7 +209,6 @@ class _Results:
         return RowProgress(len(window.rows), len(errors), errors[:NAMED_ERRORS])
 
     def discard(self) -> None:
-        """Deletes the written bytes."""
         with contextlib.suppress(Exception):  # any error of a library on a full disk
             self._writer.close()
         self._new.discard()
@@ -266,7 +257,6 @@ class _WindowReader:
         return window
 
     async def close(self) -> None:
-        """Closes the open file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._windows.close)
         self._thread.shutdown()
 

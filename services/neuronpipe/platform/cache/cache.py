@@ -188,7 +188,6 @@ class Cache(Generic[ValueT]):
             computing.set_result(shared_outcome)
 
     async def close(self) -> None:
-        """Closes the connections."""
         if self._lookups:
             await self._lookups.close()
 

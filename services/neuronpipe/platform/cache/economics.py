@@ -20,9 +20,7 @@ class RedisSettings(Settings):
         description="Redis that shares the caches, as redis://HOST:PORT/0 (see docs/caching.md); empty: none",
     )
     redis_prefix: str = Field(
-        "neuronpipe",
-        pattern=r"^[^:]{1,64}$",
-        description="prefix of all keys, without a colon; give each deployment its own",
+        "neuronpipe", pattern=r"^[^:]{1,64}$", description="prefix of all keys, no colon; give each deployment its own"
     )
     redis_ttl_s: int = Field(604_800, ge=1, description="seconds after which a value in Redis expires")
 
@@ -65,7 +63,6 @@ class RunningQuantile:
         self.value = 0.0
 
     def add(self, number: float) -> None:
-        """Adds a number."""
         if not self.value:
             self.value = number
         elif number < self.value:
@@ -105,7 +102,6 @@ class LookupEconomics:
             self._lookup_value_s.add(max((seconds - self._lookup_s.value) / values, _LEAST_S))
 
     def found(self, size: int, is_hit: bool) -> None:
-        """Records whether the look-up of a value was a hit."""
         power = size.bit_length()
         rate = self._hit_rates.get(power, _FIRST_HIT_RATE)
         self._hit_rates[power] = rate + _HIT_WEIGHT * (is_hit - rate)
@@ -130,10 +126,8 @@ class LookupEconomics:
         if power not in self._compute_s:
             return -math.inf
         hit_rate = self._hit_rates.get(power, _FIRST_HIT_RATE)
-        return (
-            hit_rate * self._compute_s[power].value
-            - (1 + (1 - hit_rate) * _STORE_TO_LOOKUP) * self._lookup_value_s.value
-        )
+        lookups = 1 + (1 - hit_rate) * _STORE_TO_LOOKUP
+        return hit_rate * self._compute_s[power].value - lookups * self._lookup_value_s.value
 
     def could_save(self, size: int) -> bool:
         """Whether a look-up could save time if every look-up were a hit."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -39,7 +39,6 @@ class Breaker:
         return max(0.0, self._probe_at_s - self._clock())
 
     def close(self) -> None:
-        """Records a successful probe."""
         self.is_closed = True
         self._closed_at_s = self._clock()
 
@@ -102,7 +101,6 @@ class Unstored(Generic[ValueT]):
         return batch
 
     def clear(self) -> None:
-        """Drops all values."""
         self._values.clear()
         self._size_bytes = 0
 
@@ -236,7 +234,7 @@ class Lookups(Generic[ValueT]):
     async def _look_up(self, wanted: list[_Wanted[ValueT]]) -> None:
         values: list[ValueT | None] = [None] * len(wanted)
         try:
-            values = await self._get(wanted)
+            values = await self._get(wanted, self._timed_get)
         except RemoteError as error:
             self._fail(error)
         finally:
@@ -267,24 +265,21 @@ class Lookups(Generic[ValueT]):
 
     async def _look_up_in_background(self, sample: list[_Wanted[ValueT]]) -> None:
         try:
-            await self._get(sample, is_timed=False)
+            await self._get(sample, self._remote.get)
         except RemoteError as error:
             self._fail(error)
         finally:
             self._is_sampling = False
 
-    async def _get(self, wanted: list[_Wanted[ValueT]], *, is_timed: bool = True) -> list[ValueT | None]:
-        values = (
-            await self._timed_get([entry.key for entry in wanted])
-            if is_timed
-            else await self._remote.get([entry.key for entry in wanted])
-        )
-        sealed = [
-            None if value is None else unseal(entry.key, value) for entry, value in zip(wanted, values, strict=True)
-        ]
-        for entry, payload in zip(wanted, sealed, strict=True):
+    async def _get(
+        self, wanted: list[_Wanted[ValueT]], get: Callable[[list[bytes]], Awaitable[list[bytes | None]]]
+    ) -> list[ValueT | None]:
+        answers: list[ValueT | None] = []
+        for entry, value in zip(wanted, await get([entry.key for entry in wanted]), strict=True):
+            payload = None if value is None else unseal(entry.key, value)
             self._worth.found(entry.size, is_hit=payload is not None)
-        return [None if payload is None else self._codec.unpack(payload) for payload in sealed]
+            answers.append(None if payload is None else self._codec.unpack(payload))
+        return answers
 
     async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
         began_s, blocked_s = time.perf_counter(), self._worth.blocked_s

@@ -119,11 +119,9 @@ class Remote:
         return sum(await self._within_limit(pipeline.execute()))
 
     async def evaluate(self, script: str, key: bytes, *arguments: str) -> Any:
-        """Runs a Lua script for a key, and returns its result."""
         return await self._within_limit(self._client.eval(script, 1, self._prefix + key, *arguments))
 
     async def close(self) -> None:
-        """Closes the connections."""
         for asking in self._asking:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -83,6 +83,14 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.exception()  # otherwise asyncio logs that the error was never retrieved
 
 
+async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
+    """Waits until an event is set, for `limit_s` seconds at most. Returns whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
+
+
 def start_apart(function: Callable[[], ResultT]) -> "Future[ResultT]":
     """Calls a function, which may hang, in a thread of its own."""
     future: Future[ResultT] = Future()
@@ -116,7 +124,6 @@ class Places:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the first group is the next to get a place
 
     async def take(self, group: str = "") -> None:
-        """Waits for a place."""
         if self._free:
             self._free -= 1
             return
@@ -149,7 +156,6 @@ class Places:
 
     @asynccontextmanager
     async def taken(self, group: str) -> AsyncIterator[None]:
-        """Holds a place while the block runs."""
         await self.take(group)
         try:
             yield

@@ -27,7 +27,6 @@ class HealthBoard:
         return self._reports[""]
 
     def set(self, service: str, is_serving: bool) -> None:
-        """Sets the health of a service, as reported by a part of the process."""
         self._reports[service] = is_serving
         self._notify()
 
@@ -60,7 +59,6 @@ class HealthBoard:
         self._notify()
 
     def end_watches(self) -> None:
-        """Ends every watch."""
         self._is_ended = True
         self._notify()
 

@@ -17,6 +17,7 @@ from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.parsing import inflate
+from neuronpipe.platform.process.background import wait_for_event
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
 # The time before the longest wait may be ended to make room. Any network delivers within it.
@@ -202,7 +203,6 @@ class InFlight:
         return await self.make(connection, most_bytes, partial(inflate, data, window_bits, max_bytes))
 
     def drain(self) -> None:
-        """Refuses new calls from now on."""
         self.draining.set()
 
     def refuse_arriving(self) -> None:
@@ -212,11 +212,7 @@ class InFlight:
 
     async def wait_until_idle(self, limit_s: float) -> None:
         """Returns when no call is in flight, and after `limit_s` in any case."""
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return
+        await wait_for_event(self._idle, limit_s)
 
     async def wait_until_unused(self, idle_s: float) -> None:
         """Returns when no call has been in flight for `idle_s` seconds."""

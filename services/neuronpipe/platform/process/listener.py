@@ -67,11 +67,8 @@ class Listener:
         # Arguments of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
         if tls and not self._path:
-            self._tls = {
-                "ssl": tls,
-                "ssl_handshake_timeout": limits.max_handshake_s,
-                "ssl_shutdown_timeout": CLOSE_LIMIT_S,
-            }
+            self._tls = {"ssl": tls, "ssl_handshake_timeout": limits.max_handshake_s}
+            self._tls["ssl_shutdown_timeout"] = CLOSE_LIMIT_S
 
     def bind(self, option: str) -> int:
         """Takes the address; connections to a port are refused. Returns the port, 0 for a Unix socket.
@@ -79,29 +76,21 @@ class Listener:
         Raises SetupError, which names the option that set the address.
         """
         self._option = option
-        with self._telling_problems():
+        with telling_bind_problems(self._option, self._address):
             if self._path:
                 bound, self._file = _bind_path(Path(self._path))
                 self._sockets = [bound]
             else:
-                self._sockets = _bind_port(self._address, self._shares_port)
+                self._sockets = bind_port(self._address, shares_port=self._shares_port)
         return 0 if self._path else int(self._sockets[0].getsockname()[1])
 
     def listen(self) -> None:
         """Accepts connections from now on. Raises SetupError if another process has begun to listen at the address."""
-        with self._telling_problems():
+        with telling_bind_problems(self._option, self._address):
             for bound in self._sockets:
                 bound.listen(_BACKLOG)
         self._is_listening = True
         self._accept_from(self._sockets)
-
-    @contextmanager
-    def _telling_problems(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
-            raise SetupError(f"{self._option}: cannot listen on {self._address}: {problem}") from error
 
     def close(self) -> None:
         """Accepts the connections that wait, and no more. Handshakes continue. May be called again."""
@@ -161,7 +150,17 @@ class Listener:
         self._ended()
 
 
-def _bind_port(address: str, shares_port: bool) -> list[socket.socket]:
+@contextmanager
+def telling_bind_problems(option: str, address: str) -> Iterator[None]:
+    """Turns an OSError in the block into a SetupError, which names the option that set the address."""
+    try:
+        yield
+    except OSError as error:
+        problem = error.strerror if error.errno and not isinstance(error, socket.gaierror) else "no such address"
+        raise SetupError(f"{option}: cannot listen on {address}: {problem}") from error
+
+
+def bind_port(address: str, *, shares_port: bool) -> list[socket.socket]:
     """Returns sockets of all addresses of a host's name, on one port. Raises OSError."""
     host, _, port = address.rpartition(":")
     addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -39,16 +39,10 @@ class CallerLimits(Settings):
     """Limits of what a caller may keep busy, or waiting. Beyond a limit, the call or the connection is ended."""
 
     max_connections: int = Field(
-        4096,
-        ge=1,
-        le=1_000_000,
-        description="open connections at each port of a process; further connections are closed",
+        4096, ge=1, le=1_000_000, description="open connections at each port of a process; more are closed"
     )
     max_connection_idle_s: float = Field(
-        300.0,
-        ge=0,
-        le=_LAST_AGE_S,
-        description="seconds without a call after which a connection is closed; 0: never",
+        300.0, ge=0, le=_LAST_AGE_S, description="seconds without a call after which a connection is closed; 0: never"
     )
 
     # gRPC calls of one connection at once. Further calls wait at the caller.
@@ -116,9 +110,7 @@ class ProcessSettings(CallerLimits):
         description="address to listen on: HOST:PORT, where port 0 takes a free port, or unix:/PATH",
         pattern=r"^(unix:/.+|.+:\d{1,5})$",
     )
-    grace_s: float = Field(
-        10.0, ge=0, le=3600, description="seconds that requests in flight get to finish after SIGTERM"
-    )
+    grace_s: float = Field(10.0, ge=0, le=3600, description="seconds that requests in flight get to end after SIGTERM")
     max_receiving_bytes: int = Field(
         512 << 20,
         ge=1 << 10,

@@ -43,8 +43,6 @@ def series_names(instrument: Instrument) -> list[str]:
 
 
 class MeterCollector(Collector):
-    """Collects the metrics for a scrape."""
-
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
 

@@ -44,7 +44,6 @@ class SpanQueue:
         self._accepted = 0
 
     def add(self, span: Span) -> None:
-        """Queues a span."""
         # The processor would drop the oldest span and log each drop; spans that are dropped here are counted.
         if self._accepted - self._exporter.taken >= self._max_spans:
             self._dropped.add()

@@ -162,7 +162,6 @@ class TraceStore:
         self._traces: OrderedDict[int, list[Span]] = OrderedDict()
 
     def add(self, span: Span) -> None:
-        """Keeps a span."""
         spans = self._traces.setdefault(span.context.trace_id, [])
         if len(spans) < _MAX_SPANS:
             spans.append(span)

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.names import Attributes, Events, Metrics, Spans
+from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Spans
 from neuronpipe.core.streams import Preparation
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
 
@@ -18,18 +18,12 @@ _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attri
 
 
 class Member(Protocol):
-    """A sequence of a batch.
-
-    `trace`: the span context of the sequence's item if it is sampled, the same for all sequences of an item.
-    """
+    """A sequence of a batch. `trace`: the span context of its item if that is sampled."""
 
     @property
-    def tokens(self) -> int:
-        """The length of the sequence."""
-
+    def tokens(self) -> int: ...
     @property
-    def trace(self) -> SpanContext | None:
-        """The span to which the sequence belongs."""
+    def trace(self) -> SpanContext | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +41,45 @@ class BatchRun:
     ended_ns: int
 
 
-class BatchObserver:
+class ModelObserver:
+    """Records the same figures of every kind of model: its batches, its start, and the items that it drops."""
+
+    # The gauges that end with the model.
+    gauges: ClassVar[tuple[Instrument, ...]] = ()
+
+    def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str) -> None:
+        self._tracer = telemetry.tracer
+        self._meters = meters = telemetry.meters
+        self._backend = backend
+        self.labels = labels = (spec.name, str(spec.version))
+        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
+        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
+        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
+        # A counter must exist before its first event: a series that begins with 1 has no rate.
+        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):
+            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
+
+    def unwatch(self) -> None:
+        """Removes the gauges of a model that has left."""
+        for instrument in self.gauges:
+            self._meters.remove(instrument, *self.labels)
+
+    def ready(self, duration_ns: int) -> None:
+        """Records the time that the model took to load and warm up."""
+        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
+
+    def count_dropped(self, error: BaseException) -> None:
+        """Counts an item that was not computed, or whose result came too late for its caller."""
+        self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
+
+
+class BatchObserver(ModelObserver):
     """Records the batches and items of one model."""
+
+    gauges = (
+        *(Metrics.CORES, Metrics.QUEUE_SEQUENCES, Metrics.QUEUE_TOKENS, Metrics.QUEUE_WORK),
+        *(Metrics.MODEL_SHAPES, Metrics.MODEL_SHAPES_READY, Metrics.LONE_GRAPHS, Metrics.LONE_GRAPH_MEMORY),
+    )
 
     def __init__(
         self,
@@ -59,25 +90,13 @@ class BatchObserver:
         part_ns: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """`part_ns`: see Backend."""
-        self._tracer = telemetry.tracer
-        self._meters = meters = telemetry.meters
-        self._backend = backend
-        self.labels = labels = (spec.name, str(spec.version))
-        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
+        super().__init__(telemetry, spec, backend)
+        meters, labels = self._meters, self.labels
         self._paddings = meters.histogram(Metrics.BATCH_PADDING, *labels)
-        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
-        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
         self._failures = meters.counter(Metrics.BATCH_FAILURES, *labels)
         self._part_ns, self._seen_ns = part_ns, [*part_ns()]
         self._parts = [meters.counter(Metrics.PART_BUSY, *labels, str(part)) for part, _ in enumerate(self._seen_ns)]
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
-        for outcome in (
-            Events.SHED,
-            Events.EXPIRED,
-            Events.CANCELLED,
-            _FAILED,
-        ):  # a counter must exist before its first event: a series that begins with 1 has no rate
-            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
 
     def watch(
         self, queued: Callable[[], tuple[int, int]], work_s: Callable[[], float], cores_left: Callable[[], int]
@@ -99,26 +118,7 @@ class BatchObserver:
         self._meters.gauge(Metrics.LONE_GRAPHS, lambda: prepared().lone_graphs, *self.labels)
         self._meters.gauge(Metrics.LONE_GRAPH_MEMORY, lambda: prepared().lone_graph_bytes, *self.labels)
 
-    def unwatch(self) -> None:
-        """Removes the gauges of a model that has left."""
-        for instrument in (
-            Metrics.CORES,
-            Metrics.QUEUE_SEQUENCES,
-            Metrics.QUEUE_TOKENS,
-            Metrics.QUEUE_WORK,
-            Metrics.MODEL_SHAPES,
-            Metrics.MODEL_SHAPES_READY,
-            Metrics.LONE_GRAPHS,
-            Metrics.LONE_GRAPH_MEMORY,
-        ):
-            self._meters.remove(instrument, *self.labels)
-
-    def ready(self, duration_ns: int) -> None:
-        """Records the time that the model took to load and warm up."""
-        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self.labels, self._backend)
-
     def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
-        """Records a batch that ran or failed."""
         size, real_tokens = len(members), sum(member.tokens for member in members)
         computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens
@@ -189,7 +189,7 @@ class BatchObserver:
 
     def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
         """Records an item that was not computed, or whose result came too late for its caller."""
-        self._meters.counter(Metrics.QUEUE_DROPPED, *self.labels, event_of(error) or _FAILED).add()
+        self.count_dropped(error)
         if trace:
             span = self._queue_span(trace, arrived_ns, time.monotonic_ns())
             span.fail(error, span.ended_ns)

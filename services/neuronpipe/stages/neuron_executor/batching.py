@@ -85,7 +85,6 @@ class DeadlineCheck:
         self._late_until_s = [0.0, 0.0]
 
     def keep_if_in_time(self, sequence: QueuedSequence, wait_s: float) -> bool:
-        """See BatchPolicy."""
         if sequence.future.done():
             return False
         if not sequence.keep_if_in_time(wait_s + self._forecast.alone_s(self._lone_tokens(sequence.padded_tokens))):

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
@@ -15,14 +14,6 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 
 class CoresLost(Exception):
     """No core of a device is left. The process must end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _GivenBatch:
-    """A batch of any model that was given to a core, with its expected time."""
-
-    expected_s: float
-    owner: object
 
 
 class Cores:
@@ -37,33 +28,28 @@ class Cores:
         # Time of the first loss; None while no core is lost.
         self.lost_s: float | None = None
         self._lost: set[int] = set()
-        # For each core its batches, and the time when it began the first of them.
-        self._given: list[deque[_GivenBatch]] = [deque() for _ in range(count)]
+        # For each core the expected times and the owners of its batches, and the time when it began the first of them.
+        self._given: list[deque[tuple[float, object]]] = [deque() for _ in range(count)]
         self._since_ns = [0] * count
         # Cores with a batch that may have caused the loss of a core. They get no other batch until it ends.
         self._kept_apart: set[int] = set()
 
     @property
     def left(self) -> int:
-        """The number of cores that are not lost."""
         return self.count - len(self._lost)
 
     @property
     def idle(self) -> int:
-        """The number of cores without work."""
         return sum(not batches and core not in self._lost for core, batches in enumerate(self._given))
 
     @property
     def running(self) -> int:
-        """The number of batches on all cores."""
         return sum(map(len, self._given))
 
     def is_lost(self, core: int) -> bool:
-        """Whether a core is lost."""
         return core in self._lost
 
     def is_idle(self, core: int) -> bool:
-        """Whether a core has no work."""
         return not self._given[core]
 
     def may_take(self, core: int) -> bool:
@@ -82,15 +68,15 @@ class Cores:
         batches = self._given[core]
         if not batches:
             return 0.0
-        expected_s = sum(batch.expected_s for batch in batches if batch.owner is not except_for)
-        passed_s = (time.monotonic_ns() - self._since_ns[core]) / 1e9 if batches[0].owner is not except_for else 0.0
+        expected_s = sum(batch_s for batch_s, owner in batches if owner is not except_for)
+        passed_s = (time.monotonic_ns() - self._since_ns[core]) / 1e9 if batches[0][1] is not except_for else 0.0
         return max(0.0, expected_s - passed_s)
 
     def begin(self, core: int, expected_s: float, owner: object = "", *, is_kept_apart: bool = False) -> None:
         """Records a batch that a core was given, with its owner (a model's forecast) and its expected time."""
         if self.is_idle(core):
             self._since_ns[core] = time.monotonic_ns()
-        self._given[core].append(_GivenBatch(expected_s, owner))
+        self._given[core].append((expected_s, owner))
         if is_kept_apart:
             self._kept_apart.add(core)
 
@@ -109,14 +95,6 @@ class Cores:
         return is_new
 
 
-@dataclass(frozen=True, slots=True)
-class _WatchedBatch:
-    """A batch of a core with its time limit."""
-
-    model_name: str
-    limit_s: float
-
-
 class CoreWatchdog:
     """Watches one core. The time of a batch begins when the core has computed the batches before it."""
 
@@ -125,15 +103,15 @@ class CoreWatchdog:
         cancelled.
         """
         self._give_up = give_up
-        # The batches by the tasks that wait for them, oldest first.
-        self._batches: dict[asyncio.Task[Any], _WatchedBatch] = {}
+        # The model and the time limit of each batch, by the task that waits for it, oldest first.
+        self._batches: dict[asyncio.Task[Any], tuple[str, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         # The task whose batch hangs.
         self.hung: asyncio.Task[Any] | None = None
 
     def begin(self, model_name: str, limit_s: float) -> None:
         """Records that the current task gives a batch to the core."""
-        self._batches[_current_task()] = _WatchedBatch(model_name, limit_s)
+        self._batches[_current_task()] = model_name, limit_s
         if len(self._batches) == 1:
             self._start()
 
@@ -148,12 +126,12 @@ class CoreWatchdog:
 
     def _start(self) -> None:
         if self._batches:
-            limit_s = next(iter(self._batches.values())).limit_s
+            _, limit_s = next(iter(self._batches.values()))
             self._timer = asyncio.get_running_loop().call_later(limit_s, self._bark)
 
     def _bark(self) -> None:
-        self.hung, first = next(iter(self._batches.items()))
-        self._give_up(first.model_name, CoreLost(f"a batch did not end within {first.limit_s:g} s"))
+        self.hung, (model_name, limit_s) = next(iter(self._batches.items()))
+        self._give_up(model_name, CoreLost(f"a batch did not end within {limit_s:g} s"))
         for task in self._batches:
             task.cancel()
 

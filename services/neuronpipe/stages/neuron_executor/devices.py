@@ -144,10 +144,15 @@ class Devices:
     """
 
     def __init__(
-        self, settings: EngineSettings, telemetry: Telemetry, start: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        settings: EngineSettings,
+        telemetry: Telemetry,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+        model_class: type[ExecutorModel],
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
+        self._model_class = model_class
         self.start = start
         self.impairment = Impairment(settings.impaired_limit_s)
         self._schedulers: dict[str, DeviceScheduler] = {}
@@ -174,19 +179,7 @@ class Devices:
         model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
         await self.impairment.call(loading, lambda: _warm_up(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
-        generator = Generator(
-            model,
-            bundle.spec,
-            self._telemetry,
-            observer,
-            bundle.tokenizer_json,
-            max_sequences=self._limits.max_batch_size,
-            step_tokens=self._settings.step_tokens,
-            max_queue_sequences=self._limits.max_queue_sequences,
-            max_prompt_wait_s=self._settings.max_prompt_wait_s,
-            step_limit_s=self._settings.batch_limit_s,
-            prompt_lookup_tokens=self._settings.prompt_lookup_tokens,
-        )
+        generator = Generator(model, bundle.spec, self._telemetry, observer, bundle.tokenizer_json, self._settings)
         self.start(generator.work())
         log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
         observer.ready(time.monotonic_ns() - began_ns)
@@ -211,9 +204,7 @@ class Devices:
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores, lambda: backend.part_ns)
             observer.ready(time.monotonic_ns() - began_ns)
-            model = scheduler.join(backend, bundle.spec, self._limits, times, observer)
-            if self._settings.whole_items:
-                model.keep_items_whole()
+            model = scheduler.join(backend, bundle.spec, self._limits, times, observer, self._model_class)
             try:
                 async with self._warming(backend, bundle, scheduler, model):
                     yield model
@@ -226,14 +217,9 @@ class Devices:
     async def _warming(
         self, backend: Backend, bundle: Bundle, device: DeviceScheduler, model: ExecutorModel
     ) -> AsyncIterator[None]:
-        """Prepares a model's shapes in the background until the block ends. Items that stay whole have other shapes."""
-        limits, key = self._limits, ModelKey(*bundle.key)
-        planned = (
-            []
-            if isinstance(backend.shapes, BucketPlan) or model.has_whole_items
-            else backend.shapes.planned(backend.cores, limits.max_batch_size, limits.max_batch_tokens)
-        )
-        if not planned:
+        """Prepares a model's shapes in the background until the block ends."""
+        key = ModelKey(*bundle.key)
+        if not (planned := model.planned_shapes()):
             yield
             return
 
@@ -329,7 +315,9 @@ def _warm_up(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
 
 
 @asynccontextmanager
-async def running_devices(settings: EngineSettings, telemetry: Telemetry) -> AsyncIterator[Devices]:
+async def running_devices(
+    settings: EngineSettings, telemetry: Telemetry, model_class: type[ExecutorModel] = ExecutorModel
+) -> AsyncIterator[Devices]:
     """Runs the devices until the block ends. Raises CoresLost if a device has no core left."""
     async with run_beside() as start:
-        yield Devices(settings, telemetry, start)
+        yield Devices(settings, telemetry, start, model_class)

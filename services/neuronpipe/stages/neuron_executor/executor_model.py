@@ -50,20 +50,22 @@ RowOutputs: TypeAlias = Arrays | NeuronpipeError
 
 
 class Device(Protocol):
-    """The parts of a device that its models use and share."""
+    """The parts of a device that its models use and share: see DeviceScheduler."""
 
     cores: Cores
-    # The forecasts of all models.
     forecasts: list[Forecast]
-    # Numbers the sequences of all models as they come.
     numbers: Iterator[int]
 
-    def wake(self) -> None:
-        """Tells the device that there is new work."""
+    def wake(self) -> None: ...
 
 
 class ExecutorModel:
-    """A model that runs sequences. Made by DeviceScheduler.join."""
+    """A model that runs sequences. Made by DeviceScheduler.join.
+
+    `may_use_all_cores`: a batch without others runs with the threads of all cores.
+    """
+
+    may_use_all_cores = True
 
     def __init__(
         self,
@@ -85,13 +87,12 @@ class ExecutorModel:
             if isinstance(shapes, BucketPlan)
             else PlannedShapes(self.queue, self.forecast, shapes, limits)
         )
-        self.has_whole_items = False
         self.batches_running = 0
         self.computed_shapes: set[ComputedShape] = set()
         # Set by the first batch of a request.
         self.is_used = asyncio.Event()
         self._kind = input_kind(spec)
-        self._max_queue_sequences = limits.max_queue_sequences
+        self._limits = limits
         self._device = device
         self._computed = 0
         self._unwanted = 0
@@ -99,20 +100,12 @@ class ExecutorModel:
         self._is_closed = False
         observer.watch(lambda: self.queued, self.forecast.work_s, lambda: self.cores_left)
 
-    def keep_items_whole(self) -> None:
-        """Makes the sequences of each item one batch from now on, which always runs with the threads of one core.
-
-        So the bits of an item's results depend neither on other waiting items nor on the speed of computation, as
-        offline work needs (bulk/transform/).
-        """
-        self.has_whole_items = True
-
-    def item_of(self, oldest: QueuedSequence) -> list[QueuedSequence]:
-        """Returns a sequence with its waiting mates, which it removes from the queue."""
-        mates = [mate for mate in oldest.mates if mate.is_waiting]
-        for mate in mates:
-            self.queue.remove(mate)
-        return [oldest, *mates]
+    def planned_shapes(self) -> list[ComputedShape]:
+        """The shapes to prepare ahead of requests. The warm-up has already run all buckets."""
+        shapes, limits = self.backend.shapes, self._limits
+        if isinstance(shapes, BucketPlan):
+            return []
+        return shapes.planned(self.backend.cores, limits.max_batch_size, limits.max_batch_tokens)
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -121,7 +114,6 @@ class ExecutorModel:
 
     @property
     def cores_left(self) -> int:
-        """The number of cores that are not lost."""
         return self._device.cores.left
 
     async def run(
@@ -140,7 +132,7 @@ class ExecutorModel:
         """
         for arrays in sequences:
             self._kind.check(arrays)
-        queued = self._enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
+        queued = self.enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
         try:
             return (
                 [await queued[0].future]
@@ -155,10 +147,11 @@ class ExecutorModel:
             # A cancelled future keeps its error, which keeps this frame: both would wait for the garbage collector.
             del sequence, queued
 
-    def _enqueue(
+    def enqueue(
         self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
     ) -> list[QueuedSequence]:
-        limit = self._max_queue_sequences
+        """Queues the sequences of one input; see run."""
+        limit = self._limits.max_queue_sequences
         if self._is_closed:
             raise stopping()
         if not sequences:
@@ -181,8 +174,6 @@ class ExecutorModel:
             tokens = self._kind.tokens_of(arrays)
             key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
             new.append(QueuedSequence(*key, arrays, tokens, round_tokens(tokens), loop.create_future(), trace))
-            if self.has_whole_items:
-                new[-1].mates = new
         own_s = self.forecast.alone_s(self.policy.lone_tokens(max(sequence.padded_tokens for sequence in new)))
         if len(new) > 1:
             own_s = max(own_s, self.forecast.together_s(sum(sequence.padded_tokens for sequence in new)))
@@ -222,7 +213,6 @@ class ExecutorModel:
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
     def answer(self, core: int, batch: Batch, rows: Sequence[RowOutputs], started_ns: int, ended_ns: int) -> None:
-        """Gives each caller of a batch the result of its sequence."""
         members = batch.members
         self._computed += len(members)
         self._unwanted += sum(member.future.done() for member in members)
@@ -250,13 +240,8 @@ class ExecutorModel:
         Logs the number of computed sequences, and the number of sequences that were computed in vain.
         """
         if not self._is_closed:
-            log(
-                "computed",
-                model=self.spec.name,
-                version=self.spec.version,
-                sequences=self._computed,
-                unwanted=self._unwanted,
-            )
+            name, version = self.spec.name, self.spec.version
+            log("computed", model=name, version=version, sequences=self._computed, unwanted=self._unwanted)
         self._is_closed = True
         waiting = list(self.queue)
         fail(waiting, stopping())

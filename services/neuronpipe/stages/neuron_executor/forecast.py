@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from neuronpipe.core.errors import DeadlineExceeded
@@ -34,8 +34,7 @@ class QueuedSequence:
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
     earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
     time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
-    `mates`: the sequences of its item, itself included, if they are computed in one batch. `lost_cores`: number of
-    cores that were lost while they computed it.
+    `lost_cores`: number of cores that were lost while they computed it.
     """
 
     is_beyond_share: bool
@@ -48,7 +47,6 @@ class QueuedSequence:
     padded_tokens: int = field(compare=False)
     future: "asyncio.Future[ComputedSequence]" = field(compare=False)
     trace: SpanContext | None = field(default=None, compare=False)
-    mates: "Sequence[QueuedSequence]" = field(default=(), compare=False)
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
 
@@ -86,7 +84,6 @@ class SequenceQueue:
         return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
 
     def push(self, sequence: QueuedSequence) -> None:
-        """Adds a sequence."""
         heaps = self._heaps[sequence.is_bulk]
         heap = heaps.get(sequence.padded_tokens)
         if heap is None:
@@ -105,7 +102,6 @@ class SequenceQueue:
         return None
 
     def lengths(self, *, is_bulk: bool) -> Iterable[int]:
-        """The padded lengths of waiting sequences."""
         return self._heaps[is_bulk].keys()
 
     def near(self, tokens: int, *, is_bulk: bool) -> list[int]:
@@ -197,12 +193,10 @@ class BatchTime:
         self.token_s = 0.0
 
     def anchor(self, tokens: int, seconds: float) -> None:
-        """Adds a measurement of the warm-up."""
         self._anchor.add(tokens, seconds, _ANCHOR_WEIGHT)
         self._fit()
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Adds a batch of `tokens` padded tokens that took `seconds`."""
         if expected := self._overhead_s + self.token_s * tokens:
             seconds = min(seconds, _MAX_SURPRISE * expected)
             error = min(1.0, abs(seconds - expected) / expected)
@@ -250,7 +244,6 @@ class _Sums:
         self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
     def fade(self, share: float) -> None:
-        """Multiplies the weight of all points so far."""
         self.weight *= share
         self.x *= share
         self.y *= share
@@ -258,7 +251,6 @@ class _Sums:
         self.xy *= share
 
     def add(self, x: float, y: float, weight: float) -> None:
-        """Adds a point."""
         self.weight += weight
         self.x += weight * x
         self.y += weight * y
@@ -288,11 +280,9 @@ class Forecast:
 
     @property
     def overhead_tokens(self) -> float:
-        """The number of tokens that take as long as a batch's overhead."""
         return self._batch_time.overhead_tokens
 
     def observe(self, computed_tokens: int, seconds: float, *, is_alone: bool) -> None:
-        """Adds the time of a batch that has run."""
         self._outdated_s = time.monotonic() + max(_ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES * seconds)
         (self._lone_batch_time if is_alone else self._batch_time).observe(computed_tokens, seconds)
 

@@ -30,7 +30,6 @@ class Impairment:
         self._calls: dict[Future[Any], tuple[float, str]] = {}
 
     def watch(self, cores: Cores) -> None:
-        """Watches the cores of another device."""
         self._cores.append(cores)
 
     async def call(self, action: str, function: Callable[[], ResultT], limit_s: float | None = None) -> ResultT:

@@ -56,7 +56,6 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:

@@ -116,7 +116,6 @@ class NeuronMonitor:
                 self._record(snapshot)
 
     def forget(self) -> None:
-        """Clears the snapshot when the monitor has ended."""
         self.snapshot = None
         self._record(NeuronSnapshot())
 

@@ -9,7 +9,7 @@ batch may delays no other model.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -140,31 +140,23 @@ class OnDemandModel:
 
 
 class OnDemandModels:
-    """Loads and unloads models.
-
-    `work` must run. `tell` gets the models that are not loaded, and whether each is being loaded.
-    """
+    """Loads and unloads models of devices. `work` must run. `tell_unloaded`: see ServedModels."""
 
     def __init__(
         self,
-        open_model: OpenModel,
+        devices: Devices,
         memory: ModelMemory,
-        max_waiting: int,
+        settings: EngineSettings,
         meters: Meters,
-        start: Callable[[Coroutine[Any, Any, None]], None],
-        patience_s: float,
         tell_unloaded: Callable[[Mapping[ModelKey, bool]], None],
     ) -> None:
-        """`max_waiting`: items that may wait for one model to be loaded. `start`: runs a task in the background.
-        `patience_s`: time for which other models wait for a model that is being loaded. `tell_unloaded`: see
-        ServedModels.
-        """
-        self._open_model = open_model
+        self._devices = devices
         self._memory = memory
-        self._max_waiting = max_waiting
-        self._patience_s = patience_s
+        # The items that may wait for one model to be loaded.
+        self._max_waiting = settings.max_queue_sequences
+        # The time for which other models wait for a model that is being loaded.
+        self._patience_s = settings.batch_limit_s
         self._meters = meters
-        self._start = start
         self._models: dict[ModelKey, OnDemandModel] = {}
         # The loaded models, in the order of their last use.
         self._used: OrderedDict[OnDemandModel, None] = OrderedDict()
@@ -219,7 +211,6 @@ class OnDemandModels:
         return outcome
 
     def note_unused(self) -> None:
-        """Notes that a model is no longer in use."""
         self._changed.set()
 
     async def work(self) -> None:
@@ -251,7 +242,7 @@ class OnDemandModels:
         model.leaves.clear()
         model.has_left.clear()
         self._memory.take(model.key, model.size_bytes)
-        self._start(self._live(model))
+        self._devices.start(self._live(model))
         await asyncio.wait([model.loading], timeout=self._patience_s)
 
     async def _live(self, model: OnDemandModel) -> None:
@@ -260,7 +251,7 @@ class OnDemandModels:
         try:
             if self._models.get(model.key) is not model:  # the model has left meanwhile
                 return
-            async with self._open_model(model.bundle) as loaded:
+            async with self._devices.open_model(model.bundle) as loaded:
                 model.loaded, has_opened = loaded, True
                 self._used[model] = None
                 self._count(model, "loaded")
@@ -328,15 +319,7 @@ def model_table(
     table: ServedModels[LoadedModel | OnDemandModel]
     if settings.models_on_demand:
         table = ServedModels(lambda bundle: on_demand.open(bundle))
-        on_demand = OnDemandModels(
-            devices.open_model,
-            memory,
-            settings.max_queue_sequences,
-            telemetry.meters,
-            devices.start,
-            settings.batch_limit_s,
-            table.tell_unloaded,
-        )
+        on_demand = OnDemandModels(devices, memory, settings, telemetry.meters, table.tell_unloaded)
         devices.start(on_demand.work())
     else:
         table = ServedModels(memory.checked(devices.open_model))

@@ -44,6 +44,7 @@ class DeviceScheduler:
     def __init__(self, cores: int, in_flight: int, batch_limit_s: float) -> None:
         """`in_flight`: batches that a core gets at once. `batch_limit_s`: time after which a batch's core is lost."""
         self.cores = Cores(cores)
+        # The forecasts of all models, and the numbers of their sequences as they come.
         self.forecasts: list[Forecast] = []
         self.numbers: Iterator[int] = itertools.count()
         self._in_flight = in_flight
@@ -64,10 +65,15 @@ class DeviceScheduler:
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
     def join(
-        self, backend: Backend, spec: ModelSpec, limits: Limits, times: BatchTimes, observer: BatchObserver
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        limits: Limits,
+        times: BatchTimes,
+        observer: BatchObserver,
+        model_class: type[ExecutorModel] = ExecutorModel,
     ) -> ExecutorModel:
-        """Adds a model."""
-        model = ExecutorModel(backend, spec, limits, self, times, observer)
+        model = model_class(backend, spec, limits, self, times, observer)
         self._models.append(model)
         self.forecasts.append(model.forecast)
         return model
@@ -102,7 +108,6 @@ class DeviceScheduler:
                 return
 
     def wake(self) -> None:
-        """Lets cores look for work."""
         self._arrived.set()
 
     @asynccontextmanager
@@ -183,8 +188,6 @@ class DeviceScheduler:
             if model.policy.keep_if_in_time(oldest, wait_s):
                 if oldest.lost_cores:
                     return model, model.policy.batch_of([oldest])
-                if oldest.mates:
-                    return model, model.policy.batch_of(model.item_of(oldest))
                 # Each other model with waiting sequences keeps one idle core.
                 other_models = sum(1 for other in self._models if other is not model and len(other.queue))
                 return model, model.policy.fill(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s)
@@ -200,7 +203,7 @@ class DeviceScheduler:
 
     async def _run_batch(self, core: int, model: ExecutorModel, batch: Batch) -> None:
         members = batch.members
-        is_alone = self.is_idle and not model.has_whole_items
+        is_alone = self.is_idle and model.may_use_all_cores
         prepare, finish = model.work(batch)
         self._begin(core, model, batch)
         fault: Exception | None = None

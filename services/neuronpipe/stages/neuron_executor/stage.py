@@ -14,6 +14,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import running_devices
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
@@ -100,16 +101,18 @@ async def running_executor(
     telemetry: Telemetry | None = None,
     known: Sequence[Bundle] = (),
     report: Callable[[bool], None] = lambda is_well: None,
+    model_class: type[ExecutorModel] = ExecutorModel,
 ) -> AsyncIterator[NeuronExecutorStage]:
     """Runs the stage with every model loaded and warmed up.
 
     `known`: other bundles that will be opened. `report`: gets whether the process is well, at each change; see
-    Impairment. Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
+    Impairment. `model_class`: runs the models that do not generate. Raises SetupError for a bundle that cannot run
+    here, and CoresLost if a device has no core left.
     """
     telemetry = telemetry or Telemetry()
     if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
         log_warning("the container's memory may not be enough", problem=shortage)
-    async with running_devices(settings, telemetry) as devices, AsyncExitStack() as stack:
+    async with running_devices(settings, telemetry, model_class) as devices, AsyncExitStack() as stack:
         devices.start(devices.impairment.tell(report))
         models = await stack.enter_async_context(running_models(model_table(devices, settings, telemetry), bundles))
         if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):

@@ -108,7 +108,6 @@ class PostprocessorStage:
         self.models = models
 
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
-        """Decodes the outputs of one input."""
         with self.models.table.at(item.model) as model:
             return await model.lane.run(item.size_bytes, model.decode, item)
 

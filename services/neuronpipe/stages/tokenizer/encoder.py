@@ -66,7 +66,6 @@ def unpack(packed: bytes) -> EncodedInput:
 
 
 def size_bytes(encoded: EncodedInput) -> int:
-    """The memory that an encoded input takes."""
     sets = (*encoded.sequences.arrays, *encoded.annotations.arrays)
     return _VALUE_BYTES + sum(
         _SET_BYTES + sum(_ARRAY_BYTES + array.nbytes for array in arrays.values()) for arrays in sets

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 from functools import partial
 
 from neuronpipe.bundles.repository import Bundle
@@ -24,6 +25,7 @@ from neuronpipe.stages.tokenizer.text import LONG_TEXT
 _READ_INLINE_BYTES = 64 << 10
 
 
+@dataclass(frozen=True, slots=True)
 class EncodingModel:
     """One model of the stage.
 
@@ -31,54 +33,40 @@ class EncodingModel:
     short text does not wait for a long text.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        cache: Cache[EncodedInput] | None,
-        reading: Lane,
-        encoding: Lane,
-        encoding_long_texts: Lane,
-    ) -> None:
-        self._encoder = encoder
-        self._cache = cache
-        self._reading = reading
-        self._encoding = encoding
-        self._encoding_long_texts = encoding_long_texts
+    encoder: Encoder
+    cache: Cache[EncodedInput] | None
+    reading: Lane
+    encoding: Lane
+    encoding_long_texts: Lane
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
         """Encodes one input, or takes it from the cache. Raises InvalidInput."""
         size_bytes = item.size_bytes
-        work_bytes = self._encoder.work_bytes(size_bytes)
-        is_long = self._encoder.kind == "tokens" and size_bytes > LONG_TEXT
-        encoding = self._encoding_long_texts if is_long else self._encoding
-        if not self._cache:
-            return await encoding.run(work_bytes, self._check_and_encode, item)
-        key = (
-            self._key(item)
-            if size_bytes <= _READ_INLINE_BYTES
-            else await self._reading.run(size_bytes, self._key, item)
-        )
-        encoded, outcome = await self._cache.get(key, size_bytes, partial(encoding.run, work_bytes, self._encode, item))
+        work_bytes = self.encoder.work_bytes(size_bytes)
+        is_long = self.encoder.kind == "tokens" and size_bytes > LONG_TEXT
+        lane = self.encoding_long_texts if is_long else self.encoding
+        if not self.cache:
+            return await lane.run(work_bytes, self._check_and_encode, item)
+        is_small = size_bytes <= _READ_INLINE_BYTES
+        key = self._key(item) if is_small else await self.reading.run(size_bytes, self._key, item)
+        encoded, outcome = await self.cache.get(key, size_bytes, partial(lane.run, work_bytes, self._encode, item))
         # New sets, because the cached sets would otherwise also keep their serialized form.
-        sequences, annotations = (
-            TensorSets(arrays=encoded.sequences.arrays),
-            TensorSets(arrays=encoded.annotations.arrays),
-        )
+        sequences, annotations = (TensorSets(arrays=sets.arrays) for sets in (encoded.sequences, encoded.annotations))
         return EncodedInput(sequences, annotations, encoded.tokens, encoded.truncated_tokens, outcome)
 
     def _key(self, item: TokenizeItem) -> bytes:
-        self._encoder.check(item.input)
-        return self._encoder.key(item.input, item.call.caller.cache_scope)
+        self.encoder.check(item.input)
+        return self.encoder.key(item.input, item.call.caller.cache_scope)
 
     def _check_and_encode(self, item: TokenizeItem) -> EncodedInput:
-        self._encoder.check(item.input)
+        self.encoder.check(item.input)
         item.call.check_deadline()
-        return self._encoder.encode(item.input)
+        return self.encoder.encode(item.input)
 
     def _encode(self, item: TokenizeItem) -> TimedValue[EncodedInput]:
         item.call.check_deadline()
         began_s = time.perf_counter()
-        encoded = self._encoder.encode(item.input)
+        encoded = self.encoder.encode(item.input)
         seconds = time.perf_counter() - began_s
         # Encoding in a thread does not block the event loop.
         return TimedValue(encoded, seconds, blocked_s=seconds if is_on_event_loop() else 0.0)
@@ -91,7 +79,6 @@ class TokenizerStage:
         self.models = models
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
-        """Encodes one input, or takes it from the cache."""
         item.call.check_deadline()
         with self.models.table.at(item.model) as model:
             return await model.tokenize(item)

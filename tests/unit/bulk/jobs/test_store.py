@@ -188,43 +188,6 @@ async def test_what_is_read_of_a_job_is_not_its_request(store: JobStore, redis: 
     assert redis.ask("INFO", "stats")["total_net_output_bytes"] < 100_000
 
 
-async def test_jobs_of_the_release_before_are_taken_in_their_order(store: JobStore, redis: RedisServer) -> None:
-    """They were in streams; those that waited for their tenant were beside them."""
-    prefix, stream = "neuronpipe-jobs", "neuronpipe-jobs:normal"
-    redis.ask("XGROUP", "CREATE", stream, "workers", "0", "MKSTREAM")
-    now_ms = int(time.time() * 1000)
-    for number, id in enumerate(("held", "back", "first", "later", "last", "ended")):
-        fields: dict[str, str | int] = {
-            "tenant": "a",
-            "priority": "normal",
-            "state": "queued",
-            "created": now_ms - 1000 + number,
-        }
-        fields |= {"expires": now_ms + 100_000, "retention": 100, "key": id, "notify": "", "size": 100, "request": "x"}
-        if id == "later":
-            redis.ask("ZADD", f"{stream}:later", now_ms + 1000, id)
-        else:
-            entry = redis.ask("XADD", stream, f"{now_ms - 1000 + number}-0", "id", id)
-            fields["entry"] = entry.decode()
-        redis.ask("HSET", f"{prefix}:job:{id}", *(part for one in fields.items() for part in one))
-        redis.ask("ZADD", f"{prefix}:open", now_ms + 100_000, id)
-        redis.ask("SADD", f"{prefix}:open:a", id)
-    read = redis.ask("XREADGROUP", "GROUP", "workers", "old", "COUNT", 2, "STREAMS", stream, ">")
-    (_, ((held, _), (back, _))) = read.popitem() if isinstance(read, dict) else read[0]
-    redis.ask(f"XCLAIM {stream} workers nobody 0 {back.decode()} IDLE 86400000 RETRYCOUNT 0")
-    await store.end("ended", "cancelled", _END)
-    assert await store.sweep(10, _END) == 0
-    assert redis.ask("XLEN", stream) == 0
-    newer = await _submit(store, "a")
-    assert held
-    assert _ids(await store.take("new", _LEASE_S, 9, ())) == ["back", "first", "later", "last", newer]
-    counts, _, _ = await store.count()
-    assert (counts["normal"].waiting, counts["normal"].running) == (0, 6)
-    # The old worker is told that it does not have the job any more, and then its lease ends.
-    redis.ask("ZADD", "neuronpipe-jobs:running:normal", 1, "held")
-    assert _ids(await store.take("new", _LEASE_S, 9, ())) == ["held"]
-
-
 async def test_results_reserve_their_room_before_they_are_computed(store: JobStore, redis: RedisServer) -> None:
     limit, result = 200_000, b"r" + bytes(40_000)
     ids = [await _submit(store, "a", limit, outcomes=40) for _ in range(20)]
@@ -391,14 +354,12 @@ async def test_jobs_of_tenants_without_room_count_as_waiting_since_they_came(
     assert redis.ask("ZCARD", "neuronpipe-jobs:refused:normal") == 1
 
 
-async def test_gateways_and_workers_of_the_version_before_run_beside(store: JobStore, redis: RedisServer) -> None:
-    """They know no tenants without room: they have one list of all, and tell of no change."""
+async def test_a_tenant_without_room_is_looked_at_again_after_a_time(store: JobStore, redis: RedisServer) -> None:
+    """Also if nothing tells of a change."""
     prefix = "neuronpipe-jobs"
     kept, waiting = await _fill(store, "a")
     assert await _take(store, "w", 1) == []
-    # A worker of that version finds the tenant behind others.
     assert redis.ask("ZRANGE", f"{prefix}:waiting:normal", 0, -1) == [b"a"]
-    # A gateway of that version submits a job, and deletes another one.
     added = await _submit(store, "x")
     order = redis.ask("ZSCORE", f"{prefix}:waiting:normal:x", added)
     redis.ask("ZREM", f"{prefix}:waiting:normal:x", added)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neuronpipe.bulk.transform.near_engine import BatchMaker, TransformSettings, cut_batches
+from neuronpipe.bulk.transform.near_engine import BatchMaker, BatchWindow, TransformSettings, cut_batches
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
@@ -38,34 +38,30 @@ class _Executor:
         return Prediction(TensorSets(arrays=outputs), bucket_tokens=max(map(len, ids)))
 
 
-def _item(request_id: str, lengths: Sequence[int], token: int = 1) -> ExecuteItem:
+def _item(lengths: Sequence[int], token: int = 1) -> ExecuteItem:
     arrays = [{"input_ids": np.full(length, token, np.int32)} for length in lengths]
-    return ExecuteItem(Call(request_id), ModelKey("m", 1), TensorSets(arrays=arrays))
+    return ExecuteItem(Call(), ModelKey("m", 1), TensorSets(arrays=arrays))
 
 
 async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence[int], **bad: int) -> list[Any]:
     """The lengths of each row's outputs, or its error; rows without sequences leave before. They come in this order."""
-    window = maker.open(len(rows))
 
-    async def one(row: int) -> Any:
-        request_id = maker.expect(window, row)
-        try:
-            if not rows[row]:
-                return None
-            found = await maker.execute(_item(request_id, rows[row], _BAD if row == bad.get("row") else 1))
-            return [int(outputs["length"]) for outputs in found.outputs.arrays]
-        except InternalError as error:
-            return error
-        finally:
-            maker.leave(request_id)
+    async def one(window: BatchWindow, row: int) -> Any:
+        with maker.row(window, row):
+            try:
+                if not rows[row]:
+                    return None
+                found = await maker.execute(_item(rows[row], _BAD if row == bad.get("row") else 1))
+                return [int(outputs["length"]) for outputs in found.outputs.arrays]
+            except InternalError as error:
+                return error
 
-    tasks = {}
-    for row in order:
-        tasks[row] = asyncio.create_task(one(row))
-        await asyncio.sleep(0)
-    found = [await tasks[row] for row in range(len(rows))]
-    await maker.close(window)
-    return found
+    async with maker.window(len(rows)) as window:
+        tasks = {}
+        for row in order:
+            tasks[row] = asyncio.create_task(one(window, row))
+            await asyncio.sleep(0)
+        return [await tasks[row] for row in range(len(rows))]
 
 
 @pytest.fixture

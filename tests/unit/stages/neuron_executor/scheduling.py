@@ -112,10 +112,12 @@ def joined(
     batch_time: BatchTime,
     lone_batch_time: BatchTime | None = None,
     observer: BatchObserver | None = None,
+    model_class: type[ExecutorModel] = ExecutorModel,
 ) -> ExecutorModel:
     """A model on a device."""
     observer = observer or BatchObserver(Telemetry(), spec, "", backend.cores)
-    return device.join(backend, spec, limits, BatchTimes(batch_time, lone_batch_time or batch_time), observer)
+    times = BatchTimes(batch_time, lone_batch_time or batch_time)
+    return device.join(backend, spec, limits, times, observer, model_class)
 
 
 @asynccontextmanager
@@ -137,12 +139,13 @@ async def running_model(
     lone_batch_time: BatchTime | None = None,
     observer: BatchObserver | None = None,
     lost: Collection[int] = (),
+    model_class: type[ExecutorModel] = ExecutorModel,
 ) -> AsyncIterator[ExecutorModel]:
     """A model on a device of its own; `lost`: cores that are lost already."""
     device = DeviceScheduler(backend.cores, backend.in_flight, batch_limit_s=60)
     for core in lost:
         device.cores.lose(core)
-    model = joined(device, backend, spec, limits, batch_time, lone_batch_time, observer)
+    model = joined(device, backend, spec, limits, batch_time, lone_batch_time, observer, model_class)
     async with running(device):
         yield model
 
@@ -159,6 +162,7 @@ async def held_scheduler(
     in_flight: int = 1,
     buckets: Sequence[str] = (),
     menu: ShapeMenu | None = None,
+    model_class: type[ExecutorModel] = ExecutorModel,
 ) -> AsyncIterator[System]:
     """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is
     foreseen.
@@ -171,7 +175,8 @@ async def held_scheduler(
         buckets=tuple(parse_bucket(bucket) for bucket in buckets),
         menu=menu,
     )
-    async with running_model(backend, spec, limits, batch_time or KnownTime(0, 0), lone_batch_time) as scheduler:
+    times = batch_time or KnownTime(0, 0), lone_batch_time
+    async with running_model(backend, spec, limits, *times, model_class=model_class) as scheduler:
         yield System(scheduler, backend)
 
 

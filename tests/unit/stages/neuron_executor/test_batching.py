@@ -1,6 +1,5 @@
-"""stages/neuron_executor/batching.py: the bucket that does most work a second; an item is a batch, whatever waits."""
+"""stages/neuron_executor/batching.py: the bucket that does most work a second."""
 
-import asyncio
 import math
 import random
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ import pytest
 from neuronpipe.bundles.buckets import BucketPlan, parse_bucket
 from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.stages.neuron_executor.batching import best_bucket
-from tests.unit.stages.neuron_executor.scheduling import held_scheduler, queued
 
 
 def _best(
@@ -92,27 +90,3 @@ def test_the_simulated_times_are_those_of_one_of_the_two_cores_that_the_publishe
         "inf2-bert-base": {"1x128": 1.001, "8x128": 5.983},
         "inf2-distilbert": {"1x128": 0.588, "16x128": 6.029},
     }
-
-
-async def test_an_item_is_a_batch_of_its_own() -> None:
-    async with held_scheduler() as system:
-        system.scheduler.keep_items_whole()
-        occupying = await system.occupy()
-        items = [[[1, 2, 3], [4]], [[5, 6, 7]], [[8], [9, 10], [11, 12]]]
-        callers = [system.submit(*item) for item in items]
-        await queued()
-        system.backend.let_run()
-        for item in items:
-            assert sorted(await system.backend.begun()) == sorted(item)
-            system.backend.let_run()
-        computed = await asyncio.gather(occupying, *callers)
-        assert [len(one) for one in computed] == [1, 2, 1, 3]
-
-
-async def test_an_item_is_not_shared_out_among_idle_cores() -> None:
-    async with held_scheduler(cores=2) as system:
-        system.scheduler.keep_items_whole()
-        caller = system.submit([1], [2], [3], [4])
-        assert len(await system.backend.begun()) == 4
-        system.backend.let_run()
-        assert len(await caller) == 4

@@ -132,17 +132,6 @@ async def test_a_sequence_alone_has_the_length_that_it_has_beside_others() -> No
         assert told == [24, 24]
 
 
-async def test_sequences_of_an_item_that_is_kept_whole_have_rows_of_the_menu() -> None:
-    async with held_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU, is_held=False) as system:
-        system.scheduler.keep_items_whole()
-        computed = [await system.submit(*_texts(count)) for count in (3, 5)]
-        computed.append(await system.submit([9] * 20))
-        assert [len(one) for one in computed] == [3, 5, 1]
-        assert system.backend.computed_shapes == [(4, 48), (8, 48), (1, 24)]
-        # Unused rows repeat the first sequence.
-        assert _firsts(system.backend.batches)[0] == [1, 2, 3, 1]
-
-
 @pytest.mark.parametrize(
     ("limits", "rows"),
     # Five sequences are no number of rows of the menu; four of them have 192 tokens, two 96.

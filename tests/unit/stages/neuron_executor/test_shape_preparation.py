@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from neuronpipe.bulk.transform.whole_items import WholeItemModel
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.calls import Call
@@ -286,11 +287,11 @@ async def test_a_shape_that_cannot_be_computed_is_told_once_and_requests_are_ser
 async def test_items_that_are_kept_whole_have_shapes_of_their_own_and_none_is_prepared(
     bundles: dict[str, Bundle], backend: type[_MenuBackend]
 ) -> None:
-    class Whole(EngineSettings):
-        whole_items = True
-
-    telemetry = Telemetry()
-    async with running_devices(Whole(cores=_CORES), telemetry) as devices, devices.open_batches(bundles["m"]):
+    settings, telemetry = EngineSettings(cores=_CORES), Telemetry()
+    async with (
+        running_devices(settings, telemetry, WholeItemModel) as devices,
+        devices.open_batches(bundles["m"]),
+    ):
         warm_ups = len(backend.prepared)
         await asyncio.sleep(0.02)  # ten times as long as the device has to be idle
         assert (len(backend.prepared), _gauges(telemetry)) == (warm_ups, [])

@@ -44,8 +44,6 @@ class FileScan:
 
 
 class RowWriter(Protocol):
-    """Writes a file of results."""
-
     def write(self, records: Sequence[Record]) -> None:
         """Adds rows."""
 

@@ -24,7 +24,6 @@ class _Writer:
         self._rows = 0
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         arrays = [_array([record[field.name] for record in records], field.type) for field in self._schema]
         self._batches.append(pyarrow.record_batch(arrays, self._schema))
         self._rows += len(records)
@@ -55,10 +54,8 @@ def _open(file: BinaryIO) -> Any:
 def _scan(file: BinaryIO, step: int) -> FileScan:
     """See Format. A place's offset is the number of the first row of its row group."""
     metadata = _open(file).metadata
-    groups = [
-        0,
-        *itertools.accumulate(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
-    ]
+    counts = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    groups = [0, *itertools.accumulate(counts)]
     places = [Place(row, max(start for start in groups if start <= row)) for row in range(0, metadata.num_rows, step)]
     return FileScan(metadata.num_rows, places, check_names(metadata.schema.to_arrow_schema().names))
 

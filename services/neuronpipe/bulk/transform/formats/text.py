@@ -43,11 +43,9 @@ class _JsonWriter:
         self._file = file
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         self._file.write(b"".join(map(_line, records)))
 
     def close(self) -> None:
-        """See RowWriter."""
         self._file.flush()
 
 
@@ -95,10 +93,9 @@ def _json_row(line: bytes) -> InputRow:
 def _is_too_deep(row: Any) -> bool:
     level = [row]
     for _ in range(_MOST_LEVELS):
-        nested = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
-        level = [value for several in nested for value in several]
+        lists = [value for value in level if isinstance(value, list)]
+        lists += [list(value.values()) for value in level if isinstance(value, dict)]
+        level = [value for values in lists for value in values]
     return bool(level)
 
 
@@ -175,7 +172,6 @@ class _CsvWriter:
         self.write([{name: name for name in self._names}])
 
     def write(self, records: Sequence[Record]) -> None:
-        """See RowWriter."""
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(
             [_cell(record[name]) for name in self._names] for record in records
@@ -183,7 +179,6 @@ class _CsvWriter:
         self._file.write(text.getvalue().encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """See RowWriter."""
         self._file.flush()
 
 

@@ -49,7 +49,6 @@ class ByteBudget:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Returns bytes that were taken."""
         with self._lock:
             self._free_bytes += size_bytes
 

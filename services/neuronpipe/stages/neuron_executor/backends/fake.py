@@ -77,7 +77,6 @@ class FakeBackend:
         return finish(await self.compute(core, prepare(), is_alone=is_alone))
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
-        """The outputs of a batch."""
         self._check(core, inputs)
         token_ids, mask = self._numbers(inputs)
         if self._device_time_s:
@@ -124,11 +123,8 @@ class FakeBackend:
 
     def _problems_of_pixels(self, inputs: Arrays) -> list[str]:
         (expected,), (array,) = self._kind.shortest().values(), inputs.values()
-        return (
-            []
-            if (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape)
-            else [f"{array.dtype}{array.shape}"]
-        )
+        is_right = (array.dtype, array.shape[1:]) == (expected.dtype, expected.shape)
+        return [] if is_right else [f"{array.dtype}{array.shape}"]
 
     def _problems_of_tokens(self, inputs: Arrays) -> list[str]:
         problems = []

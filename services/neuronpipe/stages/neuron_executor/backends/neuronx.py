@@ -70,9 +70,7 @@ class NeuronxBackend:
             {bucket: load_trace(files[f"{names[bucket][core % parts]}.pt"], core) for bucket in names}
             for core in range(self.cores)
         ]
-        self._threads = ThreadPoolExecutor(
-            max_workers=self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}"
-        )
+        self._threads = ThreadPoolExecutor(self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}")
 
     def _read_inputs(self, bucket: Bucket, name: str, files: dict[str, Path]) -> dict[str, list[int]]:
         """The shapes of a trace's inputs, in order."""
@@ -83,9 +81,8 @@ class NeuronxBackend:
             raise SetupError(
                 f"model {self._name!r}: its neuronx artefact lacks the bucket {bucket}; compile it again"
             ) from error
-        expected = {
-            input_name: shape for input_name, (shape, _) in bucket_inputs(self._inputs, bucket, self._image).items()
-        }
+        inputs = bucket_inputs(self._inputs, bucket, self._image)
+        expected = {input_name: shape for input_name, (shape, _) in inputs.items()}
         if self._turns.parts > 1:
             hidden = {HIDDEN: described[HIDDEN]} if HIDDEN in described else {}
             expected = {input_name: (hidden | expected).get(input_name, []) for input_name in described}
@@ -240,11 +237,9 @@ class _NeuronGraph:
             self._idle.append(np.array([[0, 1]] * (slots + 1)))
 
     def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
-        """See SlotGraph."""
         return self._guarded(lambda: self._run(*inputs), "a step")
 
     def read(self, token_ids: NDArray[np.int64], count: int, slot: int) -> None:
-        """See SlotGraph."""
         self._guarded(lambda: self._read_source(token_ids, count, slot), "what a source is read to")
 
     def _guarded(self, work: Callable[[], ResultT], name: str) -> ResultT:

@@ -35,8 +35,6 @@ _PRECISION = "INFERENCE_PRECISION_HINT"
 
 
 class OpenVinoBackend:
-    """See Backend."""
-
     in_flight = 1
 
     def __init__(self, request: BackendRequest) -> None:

@@ -25,7 +25,6 @@ class PartTurns:
 
     @property
     def part_ns(self) -> Sequence[int]:
-        """See Backend."""
         return [sum(self._ns[part :: self.parts]) for part in range(self.parts)] if self.parts > 1 else ()
 
     def cores_of(self, core: int) -> range:

@@ -108,9 +108,8 @@ class BeamSearch:
         running = sorted(running, key=lambda scored: -scored[1])[: options.num_beams]  # drawn texts have no order
         self._scores = np.array([score for _, score in running], np.float32)
         self._logprobs = [self._with_logprobs(step, scores) for step, _ in running]
-        self._grammars = [
-            grammar and grammar.copy() for grammar in (self._grammars[step.parent] for step, _ in running)
-        ]
+        grammars = (self._grammars[step.parent] for step, _ in running)
+        self._grammars = [grammar and grammar.copy() for grammar in grammars]
         return [step for step, _ in running] if running and self._can_improve(length) else []
 
     def _with_logprobs(self, step: BeamStep, scores: TokenScores) -> list[TokenLogprobs]:

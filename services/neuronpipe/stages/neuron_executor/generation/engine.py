@@ -11,7 +11,6 @@ from hashlib import blake2b
 import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,
     InternalError,
@@ -40,6 +39,7 @@ from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.steps import SequenceProgress, StepLoop
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import (
     GenerationFacts,
@@ -71,35 +71,23 @@ class Generator:
         telemetry: Telemetry,
         observer: GenerationObserver,
         tokenizer_json: Callable[[], bytes],
-        *,
-        max_sequences: int,
-        step_tokens: int,
-        max_queue_sequences: int,
-        max_prompt_wait_s: float,
-        step_limit_s: float,
-        prompt_lookup_tokens: int = 0,
+        settings: EngineSettings,
     ) -> None:
-        """`tokenizer_json`: reads the model's tokenizer, when the first text with a grammar needs it.
-
-        `max_prompt_wait_s`: limit of the forecast time until a prompt's first step; 0: no limit.
-
-        `step_limit_s`: time after which a step counts as hung; see `work`.
-
-        `prompt_lookup_tokens`: tokens of a draft, see prompt_lookup.py. A model that scores only the ends of runs has
-        no drafts.
-        """
+        """`tokenizer_json`: reads the model's tokenizer, when the first text with a grammar needs it."""
         self.spec = spec
         pool = BlockPool(model.blocks, model.block_tokens)
         spare_scores = max(model.part_tokens, _SPARE_SCORES_BYTES // (4 * spec.vocabulary_size))
-        self.planner = Planner(pool, Pace(model.part_tokens), max_sequences, step_tokens, spare_scores)
+        pace, rows = Pace(model.part_tokens), settings.max_batch_size
+        self.planner = Planner(pool, pace, rows, settings.step_tokens, spare_scores)
         self._most_scored = model.part_tokens if model.scores_all else 1
-        self._draft_tokens = prompt_lookup_tokens if model.scores_all else 0
+        # A model that scores only the ends of runs has no drafts.
+        self._draft_tokens = settings.prompt_lookup_tokens if model.scores_all else 0
         self._grammars = Grammars(spec, tokenizer_json)
         self._kind = input_kind(spec)
         self._tracer = telemetry.tracer
         self._observer = observer
-        self._max_queue_sequences = max_queue_sequences
-        self._max_prompt_wait_s = max_prompt_wait_s or float("inf")
+        self._max_queue_sequences = settings.max_queue_sequences
+        self._max_prompt_wait_s = settings.max_prompt_wait_s or float("inf")
         facts = GenerationFacts.of(spec)
         self._facts = facts
         self._end_token_ids = frozenset(facts.end_token_ids)
@@ -107,7 +95,7 @@ class Generator:
         self._numbers = itertools.count()
         self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread)
         self._thread = ComputeThread(f"generate-{spec.name}")
-        self._step_limit_s = step_limit_s
+        self._step_limit_s = settings.batch_limit_s
         self._working = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         observer.watch(
@@ -255,7 +243,7 @@ class Generator:
             if searches
             else TokenChooser(options, start, ends, self._facts, input_ids, item.sequence, grammar),
             ends,
-            _deadline_s(item.call),
+            float("inf") if item.call.deadline_s is None else item.call.deadline_s,
             item.call.caller.cache_scope + source,
             stream,
             asyncio.get_running_loop().create_future(),
@@ -324,7 +312,3 @@ def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:
 
 def _stopping() -> Unavailable:
     return Unavailable("the neuron-executor is stopping")
-
-
-def _deadline_s(call: Call) -> float:
-    return float("inf") if call.deadline_s is None else call.deadline_s

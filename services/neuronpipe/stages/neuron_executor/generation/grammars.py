@@ -183,7 +183,6 @@ class Grammars:
         self._compiling: set[str] = set()
 
     def close(self) -> None:
-        """Compiles no further grammars."""
         for job in chain.from_iterable(self._waiting.values()):
             job.leave()
         self._waiting.clear()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
-from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, SpanEvent, event_of
+from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, SpanEvent
+from neuronpipe.stages.neuron_executor.batch_observer import ModelObserver
 from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
-_FAILED = "failed"
 # Steps between two links of a text, which may take thousands of steps.
 _LINKED_STEPS = 16
 
@@ -46,14 +46,14 @@ class StepRecord:
         return replace(self, ended_ns=ended_ns)
 
 
-class GenerationObserver:
+class GenerationObserver(ModelObserver):
     """Records the steps and texts of one model."""
 
+    gauges = (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE)
+
     def __init__(self, telemetry: Telemetry, spec: ModelSpec, backend: str) -> None:
-        self._tracer = telemetry.tracer
-        self._meters = meters = telemetry.meters
-        self._backend = backend
-        self._labels = labels = (spec.name, str(spec.version))
+        super().__init__(telemetry, spec, backend)
+        meters, labels = self._meters, self.labels
         self._first_tokens = meters.histogram(Metrics.TIME_TO_FIRST_TOKEN, *labels)
         self._gaps = meters.histogram(Metrics.INTER_TOKEN_LATENCY, *labels)
         self._prefills = meters.histogram(Metrics.PREFILL_DURATION, *labels)
@@ -66,26 +66,11 @@ class GenerationObserver:
         self._drafted = meters.counter(Metrics.DRAFT_TOKENS, *labels)
         self._accepted = meters.counter(Metrics.ACCEPTED_TOKENS, *labels)
         self._preemptions = meters.counter(Metrics.PREEMPTIONS, *labels)
-        self._sizes = meters.histogram(Metrics.BATCH_SIZE, *labels)
-        self._durations = meters.histogram(Metrics.BATCH_DURATION, *labels, backend)
-        self._tokens = meters.counter(Metrics.BATCH_TOKENS, *labels)
-        for outcome in (Events.SHED, Events.EXPIRED, Events.CANCELLED, _FAILED):
-            meters.counter(Metrics.QUEUE_DROPPED, *labels, outcome)
-
-    def ready(self, duration_ns: int) -> None:
-        """Records the time that the model took to load and warm up."""
-        self._meters.gauge(Metrics.READY_DURATION, lambda: duration_ns, *self._labels, self._backend)
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int], blocks: Callable[[], float]) -> None:
         """Adds gauges of the model's sequences and blocks."""
-        self._meters.gauge(Metrics.STEP_SEQUENCES, running, *self._labels)
-        self._meters.gauge(Metrics.QUEUE_SEQUENCES, waiting, *self._labels)
-        self._meters.gauge(Metrics.BLOCKS_IN_USE, blocks, *self._labels)
-
-    def unwatch(self) -> None:
-        """Removes the gauges of a model that has left."""
-        for instrument in (Metrics.STEP_SEQUENCES, Metrics.QUEUE_SEQUENCES, Metrics.BLOCKS_IN_USE):
-            self._meters.remove(instrument, *self._labels)
+        for instrument, value in zip(self.gauges, (running, waiting, blocks), strict=True):
+            self._meters.gauge(instrument, value, *self.labels)
 
     def step(self, record: StepRecord) -> None:
         """Records a step. The first step of a sampled text, and one step in _LINKED_STEPS, get a span."""
@@ -103,7 +88,6 @@ class GenerationObserver:
         self._generated.add(count)
 
     def finished(self, sequence: GeneratedSequence, trace: SpanContext | None) -> None:
-        """Records a complete text."""
         figures, later_tokens = sequence.figures, sequence.generated - 1
         self._prefills.record(figures.prefill_ns, trace)
         if later_tokens > 0:
@@ -119,7 +103,7 @@ class GenerationObserver:
     def failed(self, sequence: GeneratedSequence, trace: SpanContext | None, error: BaseException) -> None:
         """Records a text that failed, or whose caller left."""
         self._count_work(sequence)
-        self._meters.counter(Metrics.QUEUE_DROPPED, *self._labels, event_of(error) or _FAILED).add()
+        self.count_dropped(error)
         if trace:
             self._record_spans(sequence, trace, error)
 
@@ -130,7 +114,7 @@ class GenerationObserver:
 
     def _record_step(self, span: Span, record: StepRecord) -> None:
         """Records the span of a step, with links to texts and from texts."""
-        name, version = self._labels
+        name, version = self.labels
         span.attributes |= {
             Attributes.MODEL: name,
             Attributes.VERSION: version,

@@ -169,7 +169,6 @@ class GeneratedSequence:
         )
 
     def note(self, now_ns: int) -> None:
-        """Records the time of the next token."""
         if self.first_token_ns:
             self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_token_ns)
         else:
@@ -178,8 +177,6 @@ class GeneratedSequence:
 
 
 class Planner:
-    """The sequences of one model, and their blocks."""
-
     def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int, spare_scores: int) -> None:
         """`max_sequences`: limit of rows in a step. `step_tokens`: limit of a step's tokens, at least one per row.
 
@@ -362,7 +359,6 @@ class Planner:
         return split(max(0, room - sum(len(sequence.rows) for sequence in answered)), needs)
 
     def _next(self) -> GeneratedSequence | None:
-        """The waiting sequence that is next."""
         if not self.waiting or not self._shares.are_several:
             return next(iter(self.waiting), None)
         firsts: dict[str, GeneratedSequence] = {}

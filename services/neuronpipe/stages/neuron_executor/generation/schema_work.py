@@ -55,7 +55,6 @@ class SchemaWork:
 
     @property
     def units(self) -> float:
-        """The estimated work."""
         return self._of(self._root).work
 
     def _of(self, schema: Any) -> _Cost:
@@ -72,15 +71,11 @@ class SchemaWork:
         if "$ref" in schema:
             all_of.append(self._of(self._target(schema["$ref"])))
         choices = [costs for name in _CHOICES if (costs := [self._of(part) for part in _items(schema.get(name))])]
-        properties = len(_items(schema.get("properties"))) + _PATTERN_OF_NAMES * len(
-            _items(schema.get("patternProperties"))
-        )
+        patterns_of_names = len(_items(schema.get("patternProperties")))
+        properties = len(_items(schema.get("properties"))) + _PATTERN_OF_NAMES * patterns_of_names
         ways = prod(cost.ways for cost in all_of) * prod(sum(cost.ways for cost in costs) for costs in choices)
-        width = (
-            properties
-            + sum(cost.width for cost in all_of)
-            + sum(max(cost.width for cost in costs) for costs in choices)
-        )
+        width = properties + sum(cost.width for cost in all_of)
+        width += sum(max(cost.width for cost in costs) for costs in choices)
         name = schema.get("format")
         patterns = ("pattern" in schema) + (self._formats.get(name, 1) if isinstance(name, str) else 0)
         patterns += sum(cost.patterns for cost in all_of)

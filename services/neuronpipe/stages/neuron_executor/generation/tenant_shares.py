@@ -24,12 +24,9 @@ class Text(Protocol):
     weight: float
 
     @property
-    def most_rows(self) -> int:
-        """The rows that the text may have."""
-
+    def most_rows(self) -> int: ...
     @property
-    def blocks_held(self) -> int:
-        """The blocks that the text has."""
+    def blocks_held(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -93,7 +90,6 @@ class TenantShares:
         return max(used / limit for used, limit in zip(use.used, self._limits, strict=True)) / use.weight
 
     def rows_of(self, tenant: str) -> int:
-        """The number of rows that a tenant uses."""
         return self._tenants[tenant].used[0] if tenant in self._tenants else 0
 
     def fits(self, text: Text, rows: int, blocks: int) -> bool:
@@ -102,7 +98,6 @@ class TenantShares:
         return all(used + more <= limit for used, more, limit in zip(use.used, (rows, blocks), share, strict=True))
 
     def is_over(self, text: Text) -> bool:
-        """Whether a text's tenant uses more than its share."""
         return not self.fits(text, 0, 0)
 
     def kept_for_others(self, tenant: str) -> tuple[int, int]:

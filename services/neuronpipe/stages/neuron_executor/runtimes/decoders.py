@@ -57,7 +57,6 @@ class GatheredModel:
         self._cache = graph.cache
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """See DecoderModel."""
         computed = self._graph.read(np.array([token_ids], np.int64))
         self._cache[:, list(blocks)] = 0
         for number, block in enumerate(blocks):
@@ -65,7 +64,6 @@ class GatheredModel:
             self._cache[:, block, :, : part.shape[2]] = part
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """See DecoderModel."""
         for source, target in blocks:
             self._cache[:, target] = self._cache[:, source]
 

@@ -35,7 +35,6 @@ def computed_logits(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDA
 
 
 def largest_logit(texts: Sequence[GivenText]) -> float:
-    """The largest absolute value of a given logit."""
     return max(float(np.abs(text.logits).max()) for text in texts)
 
 

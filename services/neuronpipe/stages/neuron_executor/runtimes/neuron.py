@@ -16,15 +16,8 @@ DOUBLES_VARIABLE = "NEURONPIPE_TEST_DOUBLES"
 
 # torch-neuronx 2.9.0.2.15.32035 is for PyTorch 2.9; its own version is 2.15, part of SDK 2.31.
 # Source: src/helperscripts/n2-manifest.json of aws-neuron/aws-neuron-sdk, 2026-08.
-_SDK_RELEASES = {
-    "2.8": "2.24",
-    "2.9": "2.25",
-    "2.10": "2.26",
-    "2.11": "2.27",
-    "2.12": "2.28",
-    "2.13": "2.29",
-    "2.15": "2.31",
-}
+_SDK_RELEASES = {"2.8": "2.24", "2.9": "2.25", "2.10": "2.26", "2.11": "2.27", "2.12": "2.28"}
+_SDK_RELEASES |= {"2.13": "2.29", "2.15": "2.31"}
 # In seconds. The documentation gives two defaults, 30 and 2.
 _EXECUTION_TIMEOUT_S = 30
 _TIMEOUT, _VISIBLE, _NUMBER = "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"

@@ -148,7 +148,6 @@ def compute(request: openvino.InferRequest, inputs: Mapping[str, NDArray[Any]]) 
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU computes in bfloat16."""
     return "BF16" in engine().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 

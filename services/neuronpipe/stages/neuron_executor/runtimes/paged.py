@@ -129,20 +129,17 @@ class PagedModel(_OpenVinoStep):
         self._hold([*zip(names, tensors, strict=True), *zip(source_caches, tensors, strict=bool(source_caches))])
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """See DecoderModel."""
         for array, computed in zip(self._source_arrays, self._encode(np.array([token_ids], np.int64)), strict=True):
             for number, block in enumerate(blocks):
                 part = computed[:, number * BLOCK_TOKENS : (number + 1) * BLOCK_TOKENS]
                 array[block, :, : part.shape[1]] = part
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
-        """See DecoderModel."""
         for source, target in blocks:
             for array in self._arrays:
                 array[target] = array[source]
 
     def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
-        """See DecoderModel."""
         inputs = _inputs(runs) | (_source_inputs(runs, self._source_arrays) if self._source_arrays else {})
         scores = self._run({name: array for name, array in inputs.items() if name in self._inputs})
         return scores.at(slice(sum(run.scored for run in runs)))
@@ -161,11 +158,9 @@ class OpenVinoGraph(_OpenVinoStep):
         self._hold([("cache", openvino.Tensor(self.cache, shared_memory=True))])
 
     def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
-        """See GatheringGraph."""
         return self._run(inputs), self._request.get_tensor("new").data
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
-        """See GatheringGraph."""
         return self._encode(token_ids)
 
 

@@ -67,7 +67,6 @@ class SlotModel:
         self._copied = np.arange(slots, dtype=np.int64)
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """See DecoderModel."""
         (slot,) = blocks
         padded = np.zeros((1, self.block_tokens), np.int64)
         padded[0, : len(token_ids)] = token_ids

@@ -63,7 +63,6 @@ class TorchGraph:
         self._encoder = load_program(encoder_file, device).module() if encoder_file.exists() else None
 
     def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
-        """See GatheringGraph."""
         tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
         logits, new = self._run(self._step, **tensors, cache=self.cache)
         logits = logits.float()
@@ -72,7 +71,6 @@ class TorchGraph:
         return TokenScores(*(array.cpu().numpy() for array in (logits, top_ids.int(), top_logits, log_sums))), new
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
-        """See GatheringGraph."""
         if self._encoder is None:
             raise RuntimeError("the model has no encoder")
         return self._run(self._encoder, input_ids=torch.from_numpy(token_ids).to(self._device))

@@ -31,7 +31,7 @@ _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 
 
 def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AbstractAsyncContextManager[Generator]:
-    return running_generator(decoder, _SPEC, max_sequences=max_sequences)
+    return running_generator(decoder, _SPEC, max_batch_size=max_sequences)
 
 
 def _item(prompt: list[int], max_new_tokens: int = 8, num_beams: int = 3, **options: Any) -> ExecuteItem:

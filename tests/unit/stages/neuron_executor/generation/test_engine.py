@@ -284,7 +284,7 @@ async def test_the_event_loop_never_waits_for_a_thread_that_has_the_planner(mean
 
 async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> None:
     decoder = WrittenDecoder(32)
-    async with _generator(decoder, max_prompt_wait_s=3, max_sequences=1) as generator:
+    async with _generator(decoder, max_prompt_wait_s=3, max_batch_size=1) as generator:
         generator.planner.pace.note_text(2.0)
         # The first has the only place; each of those that wait takes another two seconds.
         with generator.unplanned:
@@ -301,7 +301,7 @@ async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> No
 
 async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once() -> None:
     decoder = WrittenDecoder(32)
-    async with _generator(decoder, max_sequences=1) as generator:
+    async with _generator(decoder, max_batch_size=1) as generator:
         generator.planner.pace.note_text(2.0)
         with generator.unplanned:
             first = asyncio.create_task(generator.generate(_item([1], 8)))
@@ -313,7 +313,7 @@ async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once(
 
 async def test_interactive_prompts_go_before_bulk_ones() -> None:
     decoder, bulk = WrittenDecoder(16), Call(priority=Priority.PRIORITY_BULK)
-    async with _generator(decoder, max_sequences=1) as generator:
+    async with _generator(decoder, max_batch_size=1) as generator:
         await _together(generator, _item([1], 2, call=bulk), _item([2], 2, call=bulk), _item([3], 2))
     prompts = [run.token_ids[0] for step in decoder.steps for run in step if run.past == 0]
     assert prompts == [3, 1, 2]
@@ -512,7 +512,7 @@ async def test_a_step_that_hangs_ends_all_texts_and_the_process() -> None:
     decoder, callers = _HangingDecoder(32), list[asyncio.Task[Prediction]]()
 
     async def hang() -> None:
-        async with _generator(decoder, step_limit_s=0.1, max_sequences=1) as generator:
+        async with _generator(decoder, batch_limit_s=0.1, max_batch_size=1) as generator:
             callers.extend(asyncio.create_task(generator.generate(_item([number], 8))) for number in range(3))
             await asyncio.sleep(20)  # it is cancelled
 
@@ -531,7 +531,7 @@ async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
             time.sleep((0.2, 0.8, 0, 0)[len(self.steps)])
             return super().compute(runs)
 
-    async with _generator(Slow(16), step_limit_s=0.5) as generator:
+    async with _generator(Slow(16), batch_limit_s=0.5) as generator:
         assert tokens_of(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
 
 

@@ -89,7 +89,7 @@ def _without_braces(text: str) -> str:
 
 
 def _generator(blocks: int = 256) -> AbstractAsyncContextManager[Generator]:
-    return running_generator(WrittenDecoder(blocks), _SPEC, max_sequences=8)
+    return running_generator(WrittenDecoder(blocks), _SPEC, max_batch_size=8)
 
 
 def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> ExecuteItem:

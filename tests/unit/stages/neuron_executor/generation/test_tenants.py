@@ -33,7 +33,7 @@ _Tokens = list[list[int]]
 @asynccontextmanager
 async def _generator(blocks: int = 2000, **settings: Any) -> AsyncIterator[tuple[Generator, WrittenDecoder]]:
     decoder = WrittenDecoder(blocks)
-    limits: dict[str, Any] = {"max_sequences": _ROWS, "step_tokens": 16} | settings
+    limits: dict[str, Any] = {"max_batch_size": _ROWS, "step_tokens": 16} | settings
     async with running_generator(decoder, _SPEC, **limits) as generator:
         yield generator, decoder
 
@@ -194,7 +194,7 @@ async def test_a_full_queue_has_room_for_a_tenant_that_has_less_of_it() -> None:
 async def test_no_text_makes_room_in_a_full_queue_for_one_that_is_refused_or_comes_later(
     options: dict[str, Any], error: type[Exception]
 ) -> None:
-    async with _generator(max_queue_sequences=8, max_sequences=2) as (generator, _):
+    async with _generator(max_queue_sequences=8, max_batch_size=2) as (generator, _):
         generator.planner.pace.note_text(20.0)
         with generator.unplanned:
             first = [asyncio.create_task(_tokens(generator, _item("a", [7, one], 4))) for one in range(8)]

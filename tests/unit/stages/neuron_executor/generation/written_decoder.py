@@ -24,7 +24,9 @@ from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
+from tests.suite.constants import with_constants
 
 VOCABULARY = 64
 END = 2
@@ -180,10 +182,10 @@ async def running_generator(
 ) -> AsyncIterator[Generator]:
     """An engine over a decoder, with four sequences at once and eight tokens a step unless `settings` say otherwise."""
     telemetry = telemetry or Telemetry()
-    limits: dict[str, Any] = {"max_sequences": 4, "step_tokens": 8, "max_queue_sequences": 64, "max_prompt_wait_s": 0}
-    limits |= {"step_limit_s": 60} | settings
+    limits: dict[str, Any] = {"max_batch_size": 4, "step_tokens": 8, "max_queue_sequences": 64} | settings
+    engine_settings = with_constants(EngineSettings, **limits)
     observer = GenerationObserver(telemetry, spec, "written")
-    generator = Generator(decoder, spec, telemetry, observer, lambda: TOKENIZER_JSON, **limits)
+    generator = Generator(decoder, spec, telemetry, observer, lambda: TOKENIZER_JSON, engine_settings)
     async with run_beside(generator.work()):
         try:
             yield generator

@@ -1,0 +1,67 @@
+"""The executor's models for a transform: the sequences of each item are one batch, with the threads of one core.
+
+So the bits of an item's results depend neither on other waiting items nor on the speed of computation.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from neuronpipe.core.calls import Call
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tracing import SpanContext
+from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
+from neuronpipe.stages.neuron_executor.forecast import QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.shapes import ComputedShape
+
+
+class WholeItemModel(ExecutorModel):
+    """A model that keeps items whole. No shape is prepared, because items have other shapes than the menu plans."""
+
+    may_use_all_cores = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.policy = self._whole_items = WholeItems(self.policy, self.queue)
+
+    def enqueue(
+        self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
+    ) -> list[QueuedSequence]:
+        item = super().enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
+        self._whole_items.add(item)
+        return item
+
+    def planned_shapes(self) -> list[ComputedShape]:
+        return []
+
+
+class WholeItems:
+    """Batches of whole items, in the shapes of another policy; see BatchPolicy."""
+
+    def __init__(self, shapes: BatchPolicy, queue: SequenceQueue) -> None:
+        self.batch_of, self.lone_tokens, self.keep_if_in_time = (
+            shapes.batch_of,
+            shapes.lone_tokens,
+            shapes.keep_if_in_time,
+        )
+        self._queue = queue
+        # The item of each sequence, by the number of the sequence.
+        self._items: dict[int, Sequence[QueuedSequence]] = {}
+
+    def add(self, item: Sequence[QueuedSequence]) -> None:
+        """Keeps the sequences of an item together until each has its result."""
+        for sequence in item:
+            self._items[sequence.number] = item
+            sequence.future.add_done_callback(partial(self._forget, sequence.number))
+
+    def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
+        """Takes the waiting sequences of the same item; see BatchPolicy."""
+        mates = [mate for mate in self._items[oldest.number] if mate.is_waiting]
+        for mate in mates:
+            self._queue.remove(mate)
+        return self.batch_of([oldest, *mates])
+
+    def _forget(self, number: int, _: object) -> None:
+        del self._items[number]
