@@ -64,7 +64,9 @@ class EngineSettings(CoreSettings):
         1, ge=1, le=4, description="batches in flight on a core: 1 for the lowest latency, 2 keeps a NeuronCore busy"
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads shared by the cores; 0: one for each available CPU")
-    max_batch_size: int = Field(32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets")
+    max_batch_size: int = Field(
+        32, ge=1, le=4096, description="maximum number of sequences in a batch; not for buckets"
+    )
     max_batch_tokens: int = Field(
         8192, ge=1, description="maximum number of padded tokens in a batch of several sequences; not for buckets"
     )
