@@ -268,8 +268,10 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
         )
     writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if kind not in writing or architecture != writing[kind]:
-        advice = "of such models those are served that summarize or translate texts (BART, mBART, Marian, PEGASUS, T5)"
-        raise SetupError(f"{folder}: {name} has an encoder and a decoder; {advice}")
+        raise SetupError(
+            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
+            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
+        )
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

@@ -308,9 +308,9 @@ def _check(folder: Path, is_adapter: bool) -> None:
         refuse_adapter(folder)
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
-        begins = f"modules.json begins with {kind}, and supported are models that begin with a Transformer"
-        faults = ["no model: it has no config.json", begins if kind != "Transformer" else "", foreign]
-        raise SetupError(f"{folder}: {'; '.join(filter(None, faults))}")
+        begins = f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"
+        others = (begins if kind != "Transformer" else "") + (f"; {foreign}" if foreign else "")
+        raise SetupError(f"{folder}: no model: it has no config.json{others}")
     if not is_adapter:
         _check_types(transformer_folder(folder))
         if foreign := foreign_files(transformer_folder(folder), with_weights=True):

@@ -276,8 +276,11 @@ class AdmissionControl:
             return None
         if other := load.furthest_over(own, weight):
             return other
-        count, limit = load.load.requests, f"the limit is {load.limit} (the gateway's model_concurrency)"
-        raise Overloaded(f"model {load.name!r}: {count} requests in flight, {limit}", load.load.retry_after_s(1, 0))
+        raise Overloaded(
+            f"model {load.name!r}: {load.load.requests} requests in flight, the limit is {load.limit} (the gateway's "
+            "model_concurrency)",
+            load.load.retry_after_s(1, 0),
+        )
 
     def _make_room(self, admission: Admission, requests: int, tokens: int) -> None:
         """Sheds other requests to make room for this many more. Raises Overloaded where that is not possible."""
