@@ -3,12 +3,13 @@
 A stage is an async function from an item to a value, or to a stream of tokens that ends with a value. It raises the
 errors of core/errors.py. In one process, `Stages` are methods of the stage objects. Over the network, they send the
 item together with others; only rpc/codecs.py knows the messages.
+
+The values are tuples, because making a frozen dataclass of six fields takes 1.6 µs, and a tuple 0.4 µs.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
@@ -47,33 +48,37 @@ class Work(NamedTuple):
 NO_WORK = Work()
 
 
-@dataclass(frozen=True, slots=True)
-class StageItem(ABC):
+class StageItem(Protocol):
     """The fields of all items: the call to which the item belongs, the model, and the context of the stage."""
 
-    call: Call
-    model: ModelKey
-    work: Work = field(default=NO_WORK, kw_only=True)
+    @property
+    def call(self) -> Call: ...
 
     @property
-    @abstractmethod
+    def model(self) -> ModelKey: ...
+
+    @property
+    def work(self) -> Work: ...
+
+    @property
     def size_bytes(self) -> int:
         """The approximate size of the item in a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeItem(StageItem):
+class TokenizeItem(NamedTuple):
     """One input to encode."""
 
+    call: Call
+    model: ModelKey
     input: Packed[TaskInput]
+    work: Work = NO_WORK
 
     @property
     def size_bytes(self) -> int:
         return self.input.size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedInput:
+class EncodedInput(NamedTuple):
     """An encoded input: `sequences` for the executor, `annotations` for decoding, and numbers of tokens."""
 
     sequences: TensorSets
@@ -87,26 +92,27 @@ class EncodedInput:
         return self.sequences.size_bytes + self.annotations.size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteItem(StageItem):
+class ExecuteItem(NamedTuple):
     """The sequences of one input, for the executor.
 
     `options`: the options of a task that generates, with every field set. `sequence`: the number of the text among the
     texts that are drawn for one prompt, from 0 on. `is_urgent`: its tokens are read at once.
     """
 
+    call: Call
+    model: ModelKey
     sequences: TensorSets
     options: GenerationOptions | None = None
     sequence: int = 0
     is_urgent: bool = True
+    work: Work = NO_WORK
 
     @property
     def size_bytes(self) -> int:
         return self.sequences.size_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(NamedTuple):
     """The model's outputs for one input, one set for each sequence in order, and their timings (stages.proto).
 
     `generation`: set for an item that generates. Its outputs are token_ids, int32 [tokens], and finish_reason, int32
@@ -130,13 +136,15 @@ class Prediction:
 NO_PREDICTION = Prediction(NO_TENSORS)
 
 
-@dataclass(frozen=True, slots=True)
-class PostprocessItem(StageItem):
+class PostprocessItem(NamedTuple):
     """The outputs of one input, to be decoded. Remote stages get only the fields of `input` that decoding reads."""
 
+    call: Call
+    model: ModelKey
     input: Packed[TaskInput]
     annotations: TensorSets
     outputs: TensorSets
+    work: Work = NO_WORK
 
     @property
     def size_bytes(self) -> int:

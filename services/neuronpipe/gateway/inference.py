@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TokenLogprob
@@ -13,8 +13,7 @@ from neuronpipe.core.items import EncodedInput, ModelKey
 from neuronpipe.core.packed import Packed, TensorSets
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(NamedTuple):
     """One input for one model, as the caller named it: without a version the newest version answers.
 
     `encoded`: the tensors of a caller who tokenized, which the model itself takes instead of `input`.
@@ -43,8 +42,7 @@ class GeneratedPart:
 Result: TypeAlias = Packed[TaskResult] | TensorSets
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceResult:
+class InferenceResult(NamedTuple):
     """The answer to one request. `timings`: only the total where the result was cached."""
 
     request_id: str

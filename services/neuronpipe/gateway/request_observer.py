@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, StageTimings
 from neuronpipe.core.attributes import attributes_of, cache_word, priority_word
@@ -190,11 +189,11 @@ class RequestObserver:
             return
         span = self.first_span(name, call, time.monotonic_ns())
         if span is None:
-            yield replace(call, trace=self.tracer.unsampled(call.trace) or SpanContext.new(is_sampled=False))
+            yield call._replace(trace=self.tracer.unsampled(call.trace) or SpanContext.new(is_sampled=False))
             return
         error: BaseException | None = None
         try:
-            yield replace(call, trace=span.context)
+            yield call._replace(trace=span.context)
         except BaseException as failure:
             error = failure
             raise

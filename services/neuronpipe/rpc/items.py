@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -312,7 +312,7 @@ class _ItemStream:
         try:
             with self._served.observer.observe(item) as observation:
                 if observation.trace is not item.work.trace:
-                    item = replace(item, work=item.work._replace(trace=observation.trace))
+                    item = item._replace(work=item.work._replace(trace=observation.trace))
                 if isinstance(item, ExecuteItem) and item.options:
                     value = await self._served.stage(item, _OutcomesOfItem(self, item_id))
                 else:
@@ -326,7 +326,7 @@ class _ItemStream:
             if self._served.leaves_unavailable and isinstance(error, Unavailable):
                 self._is_due.set()  # the item may have been the last item, so that the stream can end
             else:
-                self.finish(item_id, told_error(error, replace(item.call, trace=item.work.trace)))
+                self.finish(item_id, told_error(error, item.call._replace(trace=item.work.trace)))
         finally:
             self._running.pop(item_id, None)
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
 from neuronpipe.core.calls import Call
@@ -35,7 +35,7 @@ class Options:
         own = call.for_request(request_id or call.request_id or new_request_id(), self.priority)
         if self.timeout_s is None:
             return own
-        return replace(own, deadline_s=min(own.deadline_s or math.inf, time.monotonic() + self.timeout_s))
+        return own.until(min(own.deadline_s or math.inf, time.monotonic() + self.timeout_s))
 
 
 _NONE = Options()

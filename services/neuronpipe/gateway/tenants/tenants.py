@@ -6,7 +6,6 @@ import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Annotated, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -242,7 +241,7 @@ class Tenants:
         """Lowers the priority of a call to the highest priority of its tenant."""
         if call.is_bulk or self.rights_of(call.caller.tenant).is_interactive:
             return call
-        return replace(call, priority=Priority.PRIORITY_BULK)
+        return call._replace(priority=Priority.PRIORITY_BULK)
 
     def check(self, tenant: str, tokens: int = 1, admitted: Admitted | None = None) -> None:
         """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `admitted`:
