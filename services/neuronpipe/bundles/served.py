@@ -50,8 +50,9 @@ class ServedModel(Generic[ResourceT]):
         """Returns the resource, open until the block ends. Raises Unavailable for a model that is not ready."""
         if self.state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
+        if not self._uses:
+            self._is_unused.clear()
         self._uses += 1
-        self._is_unused.clear()
         return self.resource
 
     def __exit__(self, *_: object) -> None:

@@ -139,7 +139,7 @@ class ModelSpec(Frozen):
 
     def answers(self, task: str) -> bool:
         """Whether the model answers a task, by its graph or by its tokenizer."""
-        return task in self.tasks or (task in TOKENIZER_TASKS and self.takes_texts)
+        return task == self.task or task in self.also_answers or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
         """Raises WrongTask for a task that the model does not answer."""

@@ -64,9 +64,10 @@ class Packed(Generic[MessageT]):
     @property
     def body(self) -> Any:
         """The message of the task, such as a TextGenerationInput. Raises InvalidInput, also where there is no task."""
-        if self.task is None:
+        task = self.task
+        if task is None:
             raise InvalidInput("input", "holds no task")
-        return getattr(self.message, self.task)
+        return getattr(self.message, task)
 
 
 def pack_body(kind: type[MessageT], task: str, body: Message) -> Packed[MessageT]:

@@ -151,6 +151,9 @@ def _fields_of(message: Descriptor) -> Mapping[int, _Field]:
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
     """Returns the number at a position, and the position after it. Raises IndexError for a broken number."""
+    number = data[position]
+    if number < 0x80:  # the usual case
+        return number, position + 1
     number = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -260,9 +260,13 @@ class AdmissionControl:
         """The least excess of the tenant's recent models, with its loads; None if a model takes the request."""
         if remaining_s is None:
             return None
-        models = [(load, own) for load in self._models.values() if (own := load.known(tenant))]
-        now_s = time.monotonic()
-        if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
+        now_s, models = time.monotonic(), []
+        for load in self._models.values():
+            if own := load.known(tenant):
+                if now_s >= load.overloaded_until_s:  # the usual case
+                    return None
+                models.append((load, own))
+        if not models:
             return None
         weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
         least = min(

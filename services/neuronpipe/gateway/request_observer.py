@@ -52,6 +52,7 @@ class RequestTimings:
             }
             if call.caller.tenant:
                 root.attributes[Attributes.TENANT] = call.caller.tenant
+        self._passed_on = None if root else self._tracer.unsampled(call.trace)
 
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
@@ -66,7 +67,7 @@ class RequestTimings:
             self.leave()
         self._stage = stage
         if not self._root:
-            return self._tracer.unsampled(self._trace)
+            return self._passed_on
         self._stage_span = Span(stage, self._root.context.child(), self._root.context, self.marks_ns[-1])
         enter_span(self._stage_span)
         return self._stage_span.context

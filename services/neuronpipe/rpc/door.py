@@ -6,10 +6,10 @@ service.
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
@@ -161,15 +161,18 @@ class GrpcDoor:
             )
         if guard:
             enter_caller(guard.identify(credentials_of(call)))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(counted)
+        counted.__enter__()
+        try:
             if counted is self._in_flight:  # an rpc of its services
                 if not self._is_open:
                     raise self._in_flight.starting()
-                check_peer(call, self._allowed_peers)
+                if self._allowed_peers:
+                    check_peer(call, self._allowed_peers)
             if rpc.is_work and not (rpc.client_streaming and rpc.server_streaming):
                 self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
-            stack.pop_all()
+        except BaseException:
+            counted.__exit__(None, None, None)
+            raise
 
     async def requests(self, rpc: Rpc, read: "StreamRead", connection: str) -> AsyncIterator[Any]:
         """The messages of a caller's stream, until the caller ends it.
@@ -229,31 +232,30 @@ class _DoorMethod:
         except Exception as error:
             raise self._end_of(error) from None
 
-    async def answer(self, call: ServerCall, request: bytes | None) -> None:
-        rpc = self._rpc
-        read = self._door.stream_read(rpc, call) if self.takes_stream else None
+    async def answer(self, call: ServerCall, request: bytes | None) -> bytes | None:
+        door, rpc = self._door, self._rpc
+        read = door.stream_read(rpc, call) if self.takes_stream else None
         try:
-            door = self._door
             if read:
                 message = door.requests(rpc, read, call.peer)
             elif request is None or len(request) <= LARGE_BYTES:
                 message = _decoded(rpc, request)
             else:
                 message = await door.decode(rpc, request, call.peer)
-            answer = self._handler(message, call)
+            answer: Any = self._handler(message, call)
             if not rpc.server_streaming:
-                await call.send(rpc.encode(await cast(Awaitable[Any], answer)))
-                return
-            async with contextlib.aclosing(cast(AsyncGenerator[Any, None], answer)) as responses:
+                return rpc.encode(await answer)
+            async with contextlib.aclosing(answer) as responses:
                 async for response in responses:
                     await call.send(rpc.encode(response))
                     if read:
                         read.answered()
+            return None
         except Exception as error:
             raise self._end_of(error) from None
         finally:
             if read:
-                self._door.forget(read)
+                door.forget(read)
 
     def done(self, call: ServerCall) -> None:
         self._counted.__exit__(None, None, None)

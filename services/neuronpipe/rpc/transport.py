@@ -74,10 +74,11 @@ class Method(Protocol):
     def accept(self, call: ServerCall) -> None:
         """Counts a call when its head has come. Raises CallEnd to refuse the call, which is then not read."""
 
-    async def answer(self, call: ServerCall, request: bytes | None) -> None:
+    async def answer(self, call: ServerCall, request: bytes | None) -> bytes | None:
         """Answers an accepted call, in the context in which it was accepted. Raises CallEnd.
 
-        `request`: the message of a caller that sends one message. None if it is missing, and for a stream.
+        `request`: the message of a caller that sends one message. None if it is missing, and for a stream. Returns the
+        last message; None if all messages were sent.
         """
 
     def done(self, call: ServerCall) -> None:

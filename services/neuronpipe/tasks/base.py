@@ -390,7 +390,7 @@ def side_of(truncation: "Truncation.ValueType") -> Side:
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
     """The arrays of a sequence for the executor. token_type_ids only if the model takes them and a type is not zero."""
     arrays = {"input_ids": encoded.token_ids}
-    if "token_type_ids" in model.inputs and encoded.token_type_ids.any():
+    if "token_type_ids" in model.inputs and np.count_nonzero(encoded.token_type_ids):
         arrays["token_type_ids"] = encoded.token_type_ids
     return arrays
 

@@ -127,8 +127,9 @@ class InFlight:
             raise Overloaded(
                 f"{self.count} calls in flight, the {self._service} service takes {self._max_calls}", retry_after_s=1
             )
+        if not self.count:
+            self._idle.clear()
         self.count += 1
-        self._idle.clear()
 
     def __exit__(self, *_: object) -> None:
         self.count -= 1

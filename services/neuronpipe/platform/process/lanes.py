@@ -36,16 +36,19 @@ class Lanes:
         """Returns a new lane, whose name appears in errors."""
         return Lane(name, self, self._pool)
 
-    async def turn(self, size_bytes: int) -> None:
-        """Waits for a pass of the event loop whose budget has room for small work of this size."""
+    def take_turn(self, size_bytes: int) -> asyncio.Future[None] | None:
+        """Takes small work of this size into this pass of the event loop; None where its budget has room. Otherwise
+        returns the future that is done in the pass in which the work may run.
+        """
+        loop = asyncio.get_running_loop()
         if not self._inline_bytes:
-            asyncio.get_running_loop().call_soon(self._begin_pass)
+            loop.call_soon(self._begin_pass)
         if not self._turns and self._inline_bytes + size_bytes <= _INLINE_BYTES:
             self._inline_bytes += size_bytes
-            return
-        turn = asyncio.get_running_loop().create_future()
+            return None
+        turn = loop.create_future()
         self._turns.append((turn, size_bytes))
-        await turn
+        return turn
 
     def _begin_pass(self) -> None:
         self._inline_bytes = 0
@@ -93,7 +96,8 @@ class Lane:
         """
         try:
             if size_bytes <= _INLINE_BYTES and not self._turn:
-                await self._lanes.turn(size_bytes)
+                if turn := self._lanes.take_turn(size_bytes):
+                    await turn
                 if not self._turn:
                     return work(*args, **kwargs)
             return await asyncio.wrap_future(self._queue(partial(work, *args, **kwargs)))

@@ -15,7 +15,7 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, MessageStream
+from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Deflated, MessageStream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
@@ -229,11 +229,17 @@ class Http2Call(MessageStream):
                 if self.messages:
                     request = self.next_message()
                     self.drop_received()
-                    request = await self.inflated(request)
+                    if isinstance(request, Deflated):
+                        request = await self.inflated(request)
                 else:
                     self.check_end()
-            await method.answer(self, request)
-            self._finish_well()
+            message = await method.answer(self, request)
+            if message is not None and not (self.is_closed or self.has_sent_end):
+                self._queue(message)
+                if not self.has_room():
+                    self.connection.has_written(self)
+                    await self.wait_for_room()
+            self._end(_OK)
             self.connection.flush_if_alone()
         except CallEnd as end:
             self.finish(end)
@@ -251,23 +257,19 @@ class Http2Call(MessageStream):
         if self.is_closed or self.has_sent_end:
             raise asyncio.CancelledError
         try:
-            if not self.has_sent_head:
-                self.has_sent_head = True
-                self.connection.engine.send_response(self.number, _HEAD)
-            self.put(message)
+            self._queue(message)
         except NGH2Error:  # the stream has just ended
             raise asyncio.CancelledError from None
-        await self.wait_for_room()
+        self.connection.has_written(self)
+        if not self.has_room():
+            await self.wait_for_room()
 
-    def _finish_well(self) -> None:
-        if self.is_closed or self.has_sent_end:
-            return
-        self._end_sending()
-        if self.has_sent_head:
-            self.connection.engine.send_trailers(self.number, _OK)
-        else:
-            self.connection.engine.send_response(self.number, (*_HEAD, *_OK), end_stream=True)
-        self.connection.has_ended(self)
+    def _queue(self, message: bytes) -> None:
+        """Queues a message, the first one behind the head. Raises NGH2Error."""
+        if not self.has_sent_head:
+            self.has_sent_head = True
+            self.connection.engine.send_response(self.number, _HEAD)
+        self.put(message)
 
     def finish(self, end: CallEnd) -> None:
         """Ends the call with a status."""
@@ -275,16 +277,22 @@ class Http2Call(MessageStream):
             return
         if end.code == RESOURCE_EXHAUSTED:
             self.connection.rest()
-        self._end_sending()
         trailers = [(b"grpc-status", b"%d" % end.code)]
         if end.message:
             trailers.append((b"grpc-message", quote(end.message, safe=_MESSAGE_CHARACTERS).encode()))
-        trailers += [_packed(name, value) for name, value in end.trailers]
-        with contextlib.suppress(NGH2Error):
+        self._end([*trailers, *(_packed(name, value) for name, value in end.trailers)])
+
+    def _end(self, trailers: Sequence[tuple[bytes, bytes]]) -> None:
+        if self.is_closed or self.has_sent_end:
+            return
+        self._end_sending()
+        try:
             if self.has_sent_head:
                 self.connection.engine.send_trailers(self.number, trailers)
             else:
                 self.connection.engine.send_response(self.number, (*_HEAD, *trailers), end_stream=True)
+        except NGH2Error:  # the stream has just ended
+            return
         self.connection.has_ended(self)
 
     def refuse(self, end: CallEnd) -> None:
@@ -327,8 +335,9 @@ class Http2Call(MessageStream):
 
     def close(self) -> None:
         super().close()
-        self.drop_received()
-        self._forget()
+        if not self.has_sent_end:
+            self.drop_received()
+            self._forget()
         if self.task and not self.task.done():
             self.task.cancel()
         # A cancelled task keeps its frames, and the frames keep this call. Task, call, connection and buffers
@@ -337,9 +346,11 @@ class Http2Call(MessageStream):
 
     def _forget(self) -> None:
         """Ends every wait for the caller."""
-        self.connection.deadlines.remove(self)
+        if self.deadline_s is not None or self.refusal:
+            self.connection.deadlines.remove(self)
         self.end_arrival()
-        self.end_claim()
+        if self.claim:
+            self.end_claim()
         if not self._is_running:  # a task that is cancelled before it runs does not reach its `finally`
             self._uncount()
 

@@ -73,7 +73,9 @@ class ClientCall(MessageStream):
         if self.is_closed or self.is_ended:
             raise self.status or CallEnd(UNAVAILABLE, "the connection has ended")
         self.put(message)
-        await self.wait_for_room()
+        self.connection.has_written(self)
+        if not self.has_room():
+            await self.wait_for_room()
 
     def cancel(self) -> None:
         """Ends the call."""
@@ -110,16 +112,15 @@ class _ClientConnection(Http2Connection[ClientCall]):
         self.flush_soon()
         return call
 
-    def take(self, event: object) -> None:
-        if isinstance(event, ResponseReceived | TrailersReceived) and (call := self.streams.get(event.stream_id)):
+    def _take_head(self, event: ResponseReceived | TrailersReceived) -> None:
+        if call := self.streams.get(event.stream_id):
             call.take_head(event.headers)
+
+    takers = Http2Connection.takers | {ResponseReceived: _take_head, TrailersReceived: _take_head}
 
     def greeted(self) -> None:
         if not self.ready.done():
             self.ready.set_result(None)
-
-    def taken(self, touched: Any) -> None:
-        return
 
     def refuse(self, stream: ClientCall, end: CallEnd) -> None:
         stream.status = end

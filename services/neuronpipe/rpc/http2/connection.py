@@ -7,8 +7,8 @@ import socket
 import ssl
 import termios
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Role
 from ngh2 import Connection as Engine
@@ -177,46 +177,45 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     # --- what comes ---
 
     def _handle(self, events: Iterable[object]) -> None:
-        has_new_window = False
+        takers = self.takers
         for event in events:
-            kind = type(event)
-            if kind is DataReceived:
-                self._take_data(event)  # type: ignore[arg-type]  # mypy does not know `type(event)`
-            elif kind is StreamClosed:
-                if stream := self.streams.pop(event.stream_id, None):  # type: ignore[attr-defined]
-                    self._written.discard(stream)
-                    self.stream_closed(stream, event.error_code)  # type: ignore[attr-defined]
-            elif kind is WindowUpdated:
-                self._count_idle_frame()
-                has_new_window = True
-            elif kind is StreamReset:
-                if event.stream_id in self.streams:  # type: ignore[attr-defined]
-                    self._resets.count(self.received_s)
-                else:
-                    self._count_idle_frame()
-            elif kind is ConnectionClosed:
-                if event.error_code and not self.goaway_received.is_set():  # type: ignore[attr-defined]
-                    self.failed()
-                self.close()
-            elif kind is SettingsReceived:
-                self._count_idle_frame()
-                self.greeted()
-                has_new_window = True
-            elif kind is PingReceived:
-                self._count_idle_frame()
-            elif kind is PingAcknowledged:
-                self._count_idle_frame()
-                self.ping_acknowledged(event.opaque_data)  # type: ignore[attr-defined]
-            elif kind is GoAwayReceived:
-                self._count_idle_frame()
-                self.goaway_received.set()
-            else:
-                self.take(event)
-        if has_new_window and self.waiting_writers:
-            self.flush_soon()
+            if take := takers.get(type(event)):
+                take(self, event)
         if self.touched and not self.is_lost:
             touched, self.touched = self.touched, []
             self.taken(touched)
+
+    def _take_closed_stream(self, event: StreamClosed) -> None:
+        if stream := self.streams.pop(event.stream_id, None):
+            self._written.discard(stream)
+            self.stream_closed(stream, event.error_code)
+
+    def _take_reset(self, event: StreamReset) -> None:
+        if event.stream_id in self.streams:
+            self._resets.count(self.received_s)
+        else:
+            self._count_idle_frame()
+
+    def _take_window(self, event: WindowUpdated | SettingsReceived) -> None:
+        self._count_idle_frame()
+        if isinstance(event, SettingsReceived):
+            self.greeted()
+        if self.waiting_writers:
+            self.flush_soon()
+
+    def _take_ping(self, event: PingReceived | PingAcknowledged) -> None:
+        self._count_idle_frame()
+        if isinstance(event, PingAcknowledged):
+            self.ping_acknowledged(event.opaque_data)
+
+    def _take_goaway(self, event: GoAwayReceived) -> None:
+        self._count_idle_frame()
+        self.goaway_received.set()
+
+    def _take_end(self, event: ConnectionClosed) -> None:
+        if event.error_code and not self.goaway_received.is_set():
+            self.failed()
+        self.close()
 
     def _take_data(self, event: DataReceived) -> None:
         stream = self.streams.get(event.stream_id)
@@ -244,11 +243,21 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         else:
             self._idle_frames.count(self.received_s)
 
+    # What takes each kind of event. Other events mean nothing here.
+    takers: ClassVar[Mapping[type[object], Callable[[Any, Any], None]]] = {
+        DataReceived: _take_data,
+        StreamClosed: _take_closed_stream,
+        StreamReset: _take_reset,
+        WindowUpdated: _take_window,
+        SettingsReceived: _take_window,
+        PingReceived: _take_ping,
+        PingAcknowledged: _take_ping,
+        GoAwayReceived: _take_goaway,
+        ConnectionClosed: _take_end,
+    }
+
     def greeted(self) -> None:
         """Notes the first SETTINGS of the peer."""
-
-    def take(self, event: object) -> None:
-        """Takes an event that only a server or only a client knows."""
 
     def taken(self, touched: Iterable[StreamT]) -> None:
         """Handles the streams that got something (`touched`), once all events of a read were taken."""

@@ -135,29 +135,37 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._is_resting = False
         self.resume_reading()
 
-    def take(self, event: object) -> None:
-        if isinstance(event, RequestReceived):
-            self._calls += 1
-            self.paid_frames += PAID_FRAMES
-            if self.leaving.phase is Phase.ACKNOWLEDGED:
-                self.leaving.postpone(self.loop.time())
-            call = Http2Call(self, event.stream_id, self.options.settings.max_message_bytes)
-            call.is_ended = event.end_stream
-            self.streams[event.stream_id] = call
-            try:
-                self._accept(call, call.read_head(event.headers))
-                self.touched.append(call)
-            except CallEnd as end:
-                call.refuse(end)
-            except NotGrpc:
-                call.answer_http()
-        elif isinstance(event, SettingsAcknowledged):
-            self._is_greeted = True
-        elif isinstance(event, TrailersReceived) and (stream := self.streams.get(event.stream_id)):
-            # The fields of a request's trailers mean nothing in gRPC.
-            stream.is_ended = True
-            stream.wake_reader()
-            self.touched.append(stream)
+    def _take_call(self, event: RequestReceived) -> None:
+        self._calls += 1
+        self.paid_frames += PAID_FRAMES
+        if self.leaving.phase is Phase.ACKNOWLEDGED:
+            self.leaving.postpone(self.loop.time())
+        call = Http2Call(self, event.stream_id, self.options.settings.max_message_bytes)
+        call.is_ended = event.end_stream
+        self.streams[event.stream_id] = call
+        try:
+            self._accept(call, call.read_head(event.headers))
+            self.touched.append(call)
+        except CallEnd as end:
+            call.refuse(end)
+        except NotGrpc:
+            call.answer_http()
+
+    def _take_trailers(self, event: TrailersReceived) -> None:
+        """Ends the caller's side of a call. The fields of a request's trailers mean nothing in gRPC."""
+        if call := self.streams.get(event.stream_id):
+            call.is_ended = True
+            call.wake_reader()
+            self.touched.append(call)
+
+    def _take_acknowledgement(self, event: SettingsAcknowledged) -> None:
+        self._is_greeted = True
+
+    takers = Http2Connection.takers | {
+        RequestReceived: _take_call,
+        TrailersReceived: _take_trailers,
+        SettingsAcknowledged: _take_acknowledgement,
+    }
 
     def _accept(self, call: Http2Call, path: str) -> None:
         """Passes a call to its method, or refuses it by its head. Raises CallEnd."""
@@ -193,7 +201,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def stream_closed(self, stream: Http2Call, code: int) -> None:
         stream.close()
-        self._note_read(stream)
+        if self._unread:
+            self._note_read(stream)
         self._answered_early.discard(stream)
         self.leaving.has_served = True
         if self.leaving.is_asked:
@@ -207,6 +216,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         """Notes that a call has queued all bytes of its answer."""
         if not call.is_ended:
             self._answered_early.add(call)
+        self.paid_frames += PAID_FRAMES
         self.has_written(call)
 
     def flush_if_alone(self) -> None:

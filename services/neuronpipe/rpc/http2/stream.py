@@ -45,7 +45,7 @@ class Carrier(Protocol):
         """Notes that a stream has queued bytes."""
 
 
-class _Deflated(bytes):
+class Deflated(bytes):
     """A message that the peer has compressed."""
 
     __slots__ = ()
@@ -143,7 +143,7 @@ class MessageStream:
                 return
             message = self._take(self._size_bytes)
             self._size_bytes = -1
-            self._add(_Deflated(message) if self._is_deflated else message)
+            self._add(Deflated(message) if self._is_deflated else message)
 
     def _check_head(self, flag: int) -> None:
         if self._size_bytes > self.max_message_bytes:
@@ -174,12 +174,13 @@ class MessageStream:
 
     def drop_received(self) -> None:
         """Forgets unread messages and bytes, and ignores bytes that still come."""
-        self.ignores_data = True
-        self.messages.clear()
-        self._chunks.clear()
-        self._offset = self.buffered_bytes = self.unread_bytes = 0
-        self._size_bytes = -1
-        self._release()
+        if not self.ignores_data:
+            self.ignores_data = True
+            self.messages.clear()
+            self._chunks.clear()
+            self._offset = self.buffered_bytes = self.unread_bytes = 0
+            self._size_bytes = -1
+            self._release()
 
     def wake_reader(self) -> None:
         """Wakes a waiting read if it can return."""
@@ -194,7 +195,8 @@ class MessageStream:
             if self.error:
                 raise self.error
             if self.messages:
-                return await self.inflated(self.next_message())
+                message = self.next_message()
+                return await self.inflated(message) if isinstance(message, Deflated) else message
             if self.is_ended:
                 self.check_end()
                 return None
@@ -214,10 +216,8 @@ class MessageStream:
         if self.buffered_bytes or self._size_bytes >= 0:
             raise CallEnd(INTERNAL, "the last message is incomplete")
 
-    async def inflated(self, message: bytes) -> bytes:
+    async def inflated(self, message: Deflated) -> bytes:
         """The message without compression. Raises CallEnd, also for a message that becomes too large."""
-        if not isinstance(message, _Deflated):
-            return message
         if self.encoding not in _WINDOW_BITS:  # identity; unknown encodings were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
         try:
@@ -239,7 +239,7 @@ class MessageStream:
             self.connection.flush_soon()
 
     def put(self, message: bytes) -> None:
-        """Queues a message. A large message is not copied behind its prefix."""
+        """Queues a message; call `connection.has_written` then. A large message is not copied behind its prefix."""
         engine, head = self.connection.engine, b"\0" + len(message).to_bytes(4, "big")
         self.put_bytes += len(message) + 5
         if len(message) < _SMALL_PIECE_BYTES:
@@ -247,7 +247,6 @@ class MessageStream:
         else:
             engine.send_data(self.number, head)
             engine.send_data(self.number, message)
-        self.connection.has_written(self)
 
     def has_room(self) -> bool:
         """Whether all queued bytes can be sent now. A caller that does not read thereby holds up the writer."""

@@ -209,12 +209,13 @@ class PlannedShapes:
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes the nearest lengths first, and gives back sequences that fill no batch of the menu; see BatchPolicy."""
-        members = [oldest]
+        growing = _GrowingBatch(oldest)
         for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
             if self._menu.may_mix(oldest.padded_tokens, length) and not self._add(
-                members, length, wait_s, idle_cores, limit_s
+                growing, length, wait_s, idle_cores, limit_s
             ):
                 break
+        members = growing.members
         while self._menu.rows_within(len(members), max(member.padded_tokens for member in members)) < len(members):
             self._queue.push(members.pop())
         return self.batch_of(members)
@@ -237,14 +238,11 @@ class PlannedShapes:
         """The number of padded tokens from which a batch need not grow."""
         return min(self._forecast.overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
 
-    def _add(self, members: list[QueuedSequence], length: int, wait_s: float, idle_cores: int, limit_s: float) -> bool:
+    def _add(self, growing: "_GrowingBatch", length: int, wait_s: float, idle_cores: int, limit_s: float) -> bool:
         """Adds waiting sequences of a padded length while that saves time. Returns whether the batch can still grow."""
-        overhead_tokens = self._forecast.overhead_tokens
+        members, padded = growing.members, growing.padded_tokens
         # Each idle core gets a share. Otherwise one core would work while the others are idle.
-        own_tokens = sum(member.padded_tokens for member in members)
-        share = (self._queue.tokens_before(is_bulk=True) + own_tokens) / idle_cores
-        padded = max(member.padded_tokens for member in members)
-        earliest_s = min(member.deadline_s for member in members)
+        share = (self._queue.tokens_before(is_bulk=True) + growing.tokens) / idle_cores
         padding = 0
         while head := self._queue.first(length, is_bulk=members[0].is_bulk):
             if not self.keep_if_in_time(head, wait_s):  # a late sequence would keep those behind it out of the batch
@@ -256,7 +254,7 @@ class PlannedShapes:
             tokens = new_padded * (len(members) + 1)
             if (
                 len(members) == min(self._limits.max_batch_size, self._menu.most_rows(padded))
-                or own_tokens >= share
+                or growing.tokens >= share
                 or padded * len(members) >= self._enough_tokens
             ):
                 return False
@@ -267,12 +265,32 @@ class PlannedShapes:
                 batch_s > limit_s
                 or tokens > self._limits.max_batch_tokens
                 or len(members) >= self._menu.most_rows(new_padded)
-                or padding > overhead_tokens * _WORTHWHILE_PADDING
-                or finish_s >= min(earliest_s, head.deadline_s)
+                or padding > self._forecast.overhead_tokens * _WORTHWHILE_PADDING
+                or finish_s >= growing.deadline_s
+                or finish_s >= head.deadline_s
             ):
                 return True
             self._queue.remove(head)
-            members.append(head)
-            own_tokens += length
-            padded, earliest_s = new_padded, min(earliest_s, head.deadline_s)
+            growing.add(head)
+            padded = new_padded
         return True
+
+
+class _GrowingBatch:
+    """A batch that may still grow: its members, their padded tokens together, the length to which all are padded, and
+    the earliest of their deadlines.
+    """
+
+    __slots__ = ("deadline_s", "members", "padded_tokens", "tokens")
+
+    def __init__(self, oldest: QueuedSequence) -> None:
+        self.members = [oldest]
+        self.tokens = self.padded_tokens = oldest.padded_tokens
+        self.deadline_s = oldest.deadline_s
+
+    def add(self, sequence: QueuedSequence) -> None:
+        """Adds a sequence that has left the queue."""
+        self.members.append(sequence)
+        self.tokens += sequence.padded_tokens
+        self.padded_tokens = max(self.padded_tokens, sequence.padded_tokens)
+        self.deadline_s = min(self.deadline_s, sequence.deadline_s)

@@ -27,6 +27,8 @@ class Cores:
         self.count = count
         # Time of the first loss; None while no core is lost.
         self.lost_s: float | None = None
+        # The number of batches on all cores.
+        self.running = 0
         self._lost: set[int] = set()
         # For each core the expected times and the owners of its batches, and the time when it began the first of them.
         self._given: list[deque[tuple[float, object]]] = [deque() for _ in range(count)]
@@ -41,10 +43,6 @@ class Cores:
     @property
     def idle(self) -> int:
         return sum(not batches and core not in self._lost for core, batches in enumerate(self._given))
-
-    @property
-    def running(self) -> int:
-        return sum(map(len, self._given))
 
     def is_lost(self, core: int) -> bool:
         return core in self._lost
@@ -77,6 +75,7 @@ class Cores:
         if self.is_idle(core):
             self._since_ns[core] = time.monotonic_ns()
         self._given[core].append((expected_s, owner))
+        self.running += 1
         if is_kept_apart:
             self._kept_apart.add(core)
 
@@ -84,6 +83,7 @@ class Cores:
         """Records that a batch ended or failed. Returns the times of its begin and its end on time.monotonic_ns()."""
         since_ns, self._since_ns[core] = self._since_ns[core], time.monotonic_ns()
         self._given[core].popleft()
+        self.running -= 1
         self._kept_apart.discard(core)
         return since_ns, self._since_ns[core]
 

@@ -292,11 +292,14 @@ class Forecast:
 
     def alone_s(self, computed_tokens: int) -> float:
         """The time of the next batch if it has this number of tokens, as far as known."""
-        is_idle = not self._cores.running
-        if is_idle and self._is_outdated():
+        if self._cores.running:
+            return self._batch_time.seconds(computed_tokens)
+        if self._is_outdated():
             return 0.0
-        is_alone = is_idle and not any(len(forecast._queue) for forecast in self._on_device)
-        return (self._lone_batch_time if is_alone else self._batch_time).seconds(computed_tokens)
+        for model in self._on_device:
+            if len(model._queue):
+                return self._batch_time.seconds(computed_tokens)
+        return self._lone_batch_time.seconds(computed_tokens)
 
     def together_s(self, padded_tokens: int) -> float:
         """The least time for which a number of tokens keeps all cores busy, as far as known."""
@@ -313,9 +316,9 @@ class Forecast:
         The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
         core computes one batch at a time, also if it was given several, and batch times are counted accordingly.
         """
-        waiting_s = sum(
-            model._queue.tokens_before(is_bulk=is_bulk) * model._batch_time.token_s for model in self._on_device
-        )
+        waiting_s = 0.0
+        for model in self._on_device:
+            waiting_s += model._queue.tokens_before(is_bulk=is_bulk) * model._batch_time.token_s
         others_s = self._cores.busy_with_others_s(self) if len(self._on_device) > 1 else 0.0
         return others_s + waiting_s / max(1, self._cores.left)
 

@@ -145,7 +145,7 @@ class Encoder:
         return EncodedInput(
             sequences=TensorSets(arrays=encoded.sequences),
             annotations=TensorSets(arrays=encoded.annotations),
-            tokens=sum(self._spec.tokens_of(sequence) for sequence in encoded.sequences),
+            tokens=sum([self._spec.tokens_of(sequence) for sequence in encoded.sequences]),
             truncated_tokens=encoded.truncated_tokens,
         )
 

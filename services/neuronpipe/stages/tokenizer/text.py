@@ -142,7 +142,7 @@ class JsonTokenizer:
 
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         encoding = self._encode_behind(prompt, text, text_pair)
-        return EncodedText(_array(encoding.ids), _array(encoding.type_ids))
+        return EncodedText(_array(encoding.ids), _types(encoding.type_ids))
 
     def encode_chat(
         self,
@@ -171,7 +171,7 @@ class JsonTokenizer:
         prompt: str = "",
     ) -> EncodedText:
         encoding = self._encode_behind(prompt, text, text_pair)
-        token_ids, token_type_ids = _array(encoding.ids), _array(encoding.type_ids)
+        token_ids, token_type_ids = _array(encoding.ids), _types(encoding.type_ids)
         if len(token_ids) <= max_tokens:
             return EncodedText(token_ids, token_type_ids)
         dropped = _dropped(encoding, max_tokens, side, only_first=only_first)
@@ -205,7 +205,7 @@ class JsonTokenizer:
 
     def _encode_behind(self, prompt: str, text: str, text_pair: str | None) -> Encoding:
         """Encodes a text or a pair behind a prompt, whose special tokens are special."""
-        matches = [*self._special.finditer(prompt)]
+        matches = [*self._special.finditer(prompt)] if prompt else []
         if not matches or self._reads_special_tokens:
             return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
@@ -348,6 +348,11 @@ def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
 
 def _array(numbers: list[int]) -> TokenIds:
     return np.array(numbers, dtype=np.int32)
+
+
+def _types(numbers: list[int]) -> TokenIds:
+    """The types of tokens as an array: in half the time where all are zero, as in most texts."""
+    return _array(numbers) if any(numbers) else np.zeros(len(numbers), np.int32)
 
 
 def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
