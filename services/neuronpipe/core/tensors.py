@@ -30,13 +30,15 @@ def to_tensor_set(arrays: Arrays) -> TensorSet:
     """Returns the arrays as a message. Raises KeyError for a data type that no message has, which is a bug."""
     message = TensorSet()
     for name, array in arrays.items():  # in place: a message that is handed to a constructor is copied
-        message.tensors.add(name=name, data_type=_DATA_TYPES[array.dtype], shape=array.shape, data=array.tobytes())
+        tensor = message.tensors.add()
+        tensor.name, tensor.data_type, tensor.data = name, _DATA_TYPES[array.dtype], array.tobytes()
+        tensor.shape.extend(array.shape)
     return message
 
 
 def to_arrays(message: TensorSet) -> dict[str, Array]:
     """Returns the arrays, as read-only views. Raises InvalidInput if bytes do not fill a tensor's shape."""
-    return {tensor.name: _to_array(tensor) for tensor in message.tensors}
+    return {tensor.name: _to_array(tensor) for tensor in message.tensors[:]}  # a slice: in upb, iterating takes longer
 
 
 def _to_array(tensor: Tensor) -> Array:
@@ -44,12 +46,13 @@ def _to_array(tensor: Tensor) -> Array:
     if dtype is None:
         raise InvalidInput(f"tensor {tensor.name}", f"data type {tensor.data_type} is not known")
     # Each access to a field of bytes copies the bytes.
-    shape, data = tuple(tensor.shape), tensor.data
+    shape, data = tensor.shape[:], tensor.data
     expected_bytes = math.prod(shape) * dtype.itemsize
     if len(data) != expected_bytes:
         raise InvalidInput(f"tensor {tensor.name}", f"{len(data)} bytes, its shape takes {expected_bytes}")
     try:
-        return np.frombuffer(data, dtype=dtype).reshape(shape)
+        array = np.frombuffer(data, dtype)
+        return array if len(shape) == 1 else array.reshape(shape)
     except ValueError as error:  # too many dimensions, or giant dimensions of an empty array
         problem = f"no array can have its shape of {len(shape)} dimensions"
         raise InvalidInput(f"tensor {tensor.name}", problem) from error

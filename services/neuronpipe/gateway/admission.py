@@ -22,6 +22,7 @@ _INTERACTIVE_SHARE = 0.25
 _LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
 # Refusals before reading share one error for this time, because a refusal must cost little.
 _REFUSAL_LIFE_S = 0.02
+_NO_TURN: AbstractAsyncContextManager[None] = nullcontext()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,7 +53,7 @@ class Admission(Admitted):
 
     def turn(self, model: ModelKey) -> AbstractAsyncContextManager[Turn | None]:
         """Waits for the turn of the tenant, which lasts as long as the block. Without tenants there is no turn."""
-        return self.control.tenants.turn(self, model) if self.control.tenants else nullcontext()
+        return self.control.tenants.turn(self, model) if self.control.tenants else _NO_TURN
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
         """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the

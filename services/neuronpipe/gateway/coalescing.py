@@ -91,7 +91,8 @@ class Coalescer:
                 self._queue.remove(queued)
                 if queued.endpoint:
                     queued.endpoint.abandon(queued.item_id)
-            self._release(queued, is_sent=False)
+            if queued.held:
+                self._release(queued, is_sent=False)
             if queued.events and (span := current_span()):
                 span.events.extend(queued.events)
         if isinstance(outcome, NeuronpipeError):

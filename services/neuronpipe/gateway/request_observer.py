@@ -37,7 +37,6 @@ class RequestTimings:
         """Begins the timings of a request that arrives now. `name`: the name of its span."""
         self._tracer = observer.tracer
         self._meters = observer.unknown
-        self._trace = call.trace
         self.marks_ns = [time.monotonic_ns()]
         self.held = held
         self._stage: Name | None = None

@@ -104,7 +104,7 @@ class RunningRequest:
     @property
     def known_tokens(self) -> int | None:
         """The cost of the input, where it is known before the input is tokenized."""
-        if not has_image(self.request, self.model.spec):
+        if self.model.spec.image is None or not has_image(self.request, self.model.spec):
             return None
         # The tokens of an image are known, and its bytes take the memory.
         return self.model.spec.image_tokens + self.size_bytes // _IMAGE_BYTES_PER_TOKEN

@@ -166,6 +166,9 @@ class StageQueue:
 
 def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
     """The model with the oldest item among the models of the endpoint."""
+    if len(lines) == 1:  # the usual case
+        (model,) = lines
+        return model if has_model(model) else None
     models = [model for model in lines if has_model(model)]
     if len(models) > 1:
         return min(models, key=lambda model: next(iter(lines[model])))

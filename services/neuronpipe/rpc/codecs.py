@@ -1,7 +1,7 @@
 """Converts values to messages: one codec for each stage, for items and for outcomes, in both directions.
 
 The codecs fill messages in place, because a message that is passed to another message's constructor is serialized and
-parsed again.
+parsed again. They copy repeated fields by a slice: in upb, iterating over one takes a microsecond more.
 """
 
 import time
@@ -72,13 +72,14 @@ class TokenizeCodec:
         message.input = item.input.data
 
     def read_item(self, message: wire.TokenizeItem) -> TokenizeItem:
-        input = Packed(TaskInput, data=message.input)
-        return TokenizeItem(_read_call(message.context), _read_model(message), input, work=_read_work(message.context))
+        call, model, work = _read_head(message)
+        return TokenizeItem(call, model, Packed(TaskInput, data=message.input), work)
 
     def write_value(self, value: EncodedInput, outcome: wire.TokenizeOutcome) -> None:
         encoded = outcome.encoded
         encoded.sequences.extend(value.sequences.data)
-        encoded.annotations.extend(value.annotations.data)
+        if annotations := value.annotations.data:
+            encoded.annotations.extend(annotations)
         encoded.tokens = value.tokens
         encoded.truncated_tokens = value.truncated_tokens
         encoded.token_cache = value.token_cache
@@ -86,8 +87,8 @@ class TokenizeCodec:
     def read_value(self, outcome: wire.TokenizeOutcome) -> EncodedInput:
         encoded = outcome.encoded
         return EncodedInput(
-            TensorSets(data=list(encoded.sequences)),
-            TensorSets(data=list(encoded.annotations)),
+            TensorSets(data=encoded.sequences[:]),
+            TensorSets(data=encoded.annotations[:]),
             encoded.tokens,
             encoded.truncated_tokens,
             encoded.token_cache,
@@ -108,10 +109,10 @@ class ExecuteCodec:
             message.sequence = item.sequence
 
     def read_item(self, message: wire.ExecuteItem) -> ExecuteItem:
+        call, model, work = _read_head(message)
         options = message.options if message.HasField("options") else None
-        sequences = TensorSets(data=list(message.sequences))
-        call, model = _read_call(message.context), _read_model(message)
-        return ExecuteItem(call, model, sequences, options, sequence=message.sequence, work=_read_work(message.context))
+        sequences = TensorSets(data=message.sequences[:])
+        return ExecuteItem(call, model, sequences, options, message.sequence, work=work)
 
     def write_value(self, value: Prediction | NewTokens, outcome: wire.ExecuteOutcome) -> None:
         if isinstance(value, NewTokens):
@@ -143,7 +144,7 @@ class ExecuteCodec:
             return NewTokens(list(tokens.token_ids), tokens.figures, logprobs, tokens.is_waiting)
         prediction = outcome.prediction
         return Prediction(
-            TensorSets(data=list(prediction.outputs)),
+            TensorSets(data=prediction.outputs[:]),
             prediction.queue_ns,
             prediction.compute_ns,
             prediction.batch_size,
@@ -162,18 +163,14 @@ class PostprocessCodec:
     def write_item(self, item: PostprocessItem, message: wire.PostprocessItem) -> None:
         _write_head(item, message)
         message.input = _decoding_part(item.input)
-        message.annotations.extend(item.annotations.data)
+        if annotations := item.annotations.data:
+            message.annotations.extend(annotations)
         message.outputs.extend(item.outputs.data)
 
     def read_item(self, message: wire.PostprocessItem) -> PostprocessItem:
-        return PostprocessItem(
-            _read_call(message.context),
-            _read_model(message),
-            Packed(TaskInput, data=message.input),
-            TensorSets(data=list(message.annotations)),
-            TensorSets(data=list(message.outputs)),
-            work=_read_work(message.context),
-        )
+        call, model, work = _read_head(message)
+        annotations, outputs = TensorSets(data=message.annotations[:]), TensorSets(data=message.outputs[:])
+        return PostprocessItem(call, model, Packed(TaskInput, data=message.input), annotations, outputs, work)
 
     def write_value(self, value: Packed[TaskResult], outcome: wire.PostprocessOutcome) -> None:
         outcome.result = value.data
@@ -249,14 +246,15 @@ def _decoding_part(input: Packed[TaskInput]) -> bytes:
 
 
 def _write_head(item: StageItem, message: Any) -> None:
-    message.model, message.version = item.model.name, str(item.model.version)
     call, work, context = item.call, item.work, message.context
+    message.model, message.version = item.model.name, str(item.model.version)
     context.request_id = call.request_id
     context.priority = call.priority
     context.cost_tokens = work.cost_tokens
-    context.cache_scope = call.caller.cache_scope
-    context.is_beyond_share = work.is_beyond_share
-    context.tenant = call.caller.tenant
+    if call.caller is not ANONYMOUS:
+        context.tenant, context.cache_scope = call.caller.tenant, call.caller.cache_scope
+    if work.is_beyond_share:
+        context.is_beyond_share = True
     if work.weight != 1:
         context.weight = work.weight
     if work.trace:
@@ -268,22 +266,16 @@ def _write_head(item: StageItem, message: Any) -> None:
         context.remaining_ns = min(_FOREVER_NS, int(remaining_s * 1e9) or 1)
 
 
-def _read_call(context: ItemContext) -> Call:
-    return Call(
-        request_id=context.request_id,
-        deadline_s=time.monotonic() + context.remaining_ns / 1e9 if context.remaining_ns else None,
-        priority=context.priority,
-        caller=Caller("", context.tenant, context.cache_scope) if context.tenant or context.cache_scope else ANONYMOUS,
-    )
-
-
-def _read_work(context: ItemContext) -> Work:
-    trace = SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None
-    return Work(trace, context.cost_tokens, context.is_beyond_share, context.weight or 1.0)
-
-
-def _read_model(message: Any) -> ModelKey:
+def _read_head(message: Any) -> tuple[Call, ModelKey, Work]:
+    """The fields that all items have. Raises ModelNotFound."""
+    context: ItemContext = message.context
     try:
-        return ModelKey(message.model, int(message.version))
+        model = ModelKey(message.model, int(message.version))
     except ValueError:  # no gateway of this project sends this
         raise ModelNotFound(f"model {message.model!r} has no version {message.version!r}") from None
+    remaining_ns, tenant, cache_scope = context.remaining_ns, context.tenant, context.cache_scope
+    deadline_s = time.monotonic() + remaining_ns / 1e9 if remaining_ns else None
+    caller = Caller("", tenant, cache_scope) if tenant or cache_scope else ANONYMOUS
+    trace = SpanContext.parse(context.traceparent, context.tracestate) if context.traceparent else None
+    work = Work(trace, context.cost_tokens, context.is_beyond_share, context.weight or 1.0)
+    return Call(context.request_id, deadline_s, context.priority, None, caller), model, work

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
@@ -22,7 +22,7 @@ from neuronpipe.core.metrics import Histogram, Telemetry
 from neuronpipe.core.names import Attributes, Metrics
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
-from neuronpipe.core.tracing import Span, SpanContext, enter_span, status_name
+from neuronpipe.core.tracing import Span, enter_span, status_name
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, read_models, write_announcement
 from neuronpipe.rpc.rpcs import Rpc, message_classes
@@ -88,10 +88,6 @@ class ItemObserver:
         self._by_status: dict[str, Histogram] = {}
         telemetry.meters.gauge(Metrics.ITEMS_IN_FLIGHT, lambda: self.in_flight, method)
 
-    def observe(self, item: StageItem) -> "ItemObservation":
-        """Makes the context manager for the work on an item."""
-        return ItemObservation(self, item)
-
     def durations(self, status: str) -> Histogram:
         """The histogram of durations of items that ended with a status."""
         durations = self._by_status.get(status)
@@ -102,40 +98,39 @@ class ItemObserver:
 
 
 class ItemObservation:
-    """The observation of one item. `value` is what the stage returned."""
+    """The observation of the work on one item, for as long as the block runs.
 
-    __slots__ = ("_item", "_observer", "_span", "_started_ns", "value")
+    `value`: what the stage returned. `trace`: the span to which the stage's work belongs, which is the new span of the
+    item, or else the item's own span.
+    """
+
+    __slots__ = ("_item", "_observer", "_span", "_started_ns", "trace", "value")
 
     def __init__(self, observer: ItemObserver, item: StageItem) -> None:
         self._observer = observer
         self._item = item
         self._span: Span | None = None
-        self._started_ns = 0
-        self.value: object = None
-
-    @property
-    def trace(self) -> SpanContext | None:
-        """The span to which the stage's work belongs: the new span of the item, or else the item's own span."""
-        return self._span.context if self._span else self._item.work.trace
-
-    def __enter__(self) -> "ItemObservation":
-        observer, parent = self._observer, self._item.work.trace
         self._started_ns = time.monotonic_ns()
+        self.trace = parent = item.work.trace
+        self.value: object = None
         observer.in_flight += 1
         if parent and parent.is_sampled and observer.tracer.is_on:  # the gateway has decided
-            self._span = Span(observer.method, parent.child(), parent, self._started_ns, kind="server")
-            enter_span(self._span)
+            self._span = span = Span(observer.method, parent.child(), parent, self._started_ns, kind="server")
+            self.trace = span.context
+            enter_span(span)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ended_ns = time.monotonic_ns()
-        observer, item = self._observer, self._item
+        observer, item, span = self._observer, self._item, self._span
         observer.in_flight -= 1
         status = status_name(error)
-        observer.durations(status).record(ended_ns - self._started_ns, self._span.context if self._span else None)
-        if span := self._span:
+        observer.durations(status).record(ended_ns - self._started_ns, span.context if span else None)
+        if span:
             span.ended_ns = ended_ns
             span.attributes |= {
                 Attributes.RPC_SYSTEM: "grpc",
@@ -226,7 +221,8 @@ class _ItemStream:
         self._answer_at: asyncio.TimerHandle | None = None
         self._announces = served.models is not None
         # Done when the process drains.
-        self._stopping: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._stopping: asyncio.Future[Any] = self._loop.create_future()
 
     async def answer(self, requests: AsyncIterator[_Message]) -> AsyncIterator[_Message]:
         """Sends outcomes until the gateway ends the stream, or until reading from the stream raises.
@@ -263,7 +259,7 @@ class _ItemStream:
                     self._answer_at = None
                 yield response
                 self._unsent -= len(sent)
-                self._unsent_bytes -= sum(finished.size_bytes for finished in sent)
+                self._unsent_bytes -= sum([finished.size_bytes for finished in sent])
                 self._has_sent.set()
                 if self._finished:
                     self._is_due.set()
@@ -280,7 +276,6 @@ class _ItemStream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
-        loop = asyncio.get_running_loop()
         async for request in requests:
             if self._served.models and request.HasField("needed"):
                 self._served.models.need(self, read_models(request.needed))
@@ -290,10 +285,11 @@ class _ItemStream:
             if self._stopping.done():  # the gateway sends these items elsewhere
                 self._is_due.set()  # the last item may have been abandoned, so that the stream can end
                 continue
-            for message in request.items:
+            messages = request.items[:]  # in upb, iterating over a repeated field takes longer
+            for message in messages:
                 self._begin(message)
-            if request.items and not self._answer_at:
-                self._answer_at = loop.call_later(_ANSWER_AFTER_S, self._is_due.set)
+            if messages and not self._answer_at:
+                self._answer_at = self._loop.call_later(_ANSWER_AFTER_S, self._is_due.set)
             # The gateway reads outcomes more slowly than it sends items.
             while self._unsent_bytes > _MAX_UNSENT_BYTES:
                 self._has_sent.clear()
@@ -304,13 +300,13 @@ class _ItemStream:
         try:
             if len(self._running) + self._unsent >= _MAX_ITEMS:
                 raise Overloaded(f"{_MAX_ITEMS} items in one stream, the limit", retry_after_s=1)
-            self._running[item_id] = asyncio.create_task(self._run(item_id, self._codec.read_item(message)))
+            self._running[item_id] = self._loop.create_task(self._run(item_id, self._codec.read_item(message)))
         except Exception as error:
             self.finish(item_id, told_error(error, Call(message.context.request_id)))
 
     async def _run(self, item_id: int, item: Any) -> None:
         try:
-            with self._served.observer.observe(item) as observation:
+            with ItemObservation(self._served.observer, item) as observation:
                 if observation.trace is not item.work.trace:
                     item = item._replace(work=item.work._replace(trace=observation.trace))
                 if isinstance(item, ExecuteItem) and item.options:
@@ -355,7 +351,8 @@ class _ItemStream:
         size_bytes = 0
         while self._finished and (not sent or size_bytes + self._finished[0].size_bytes <= _MAX_RESPONSE_BYTES):
             finished = self._finished.popleft()
-            message = response.outcomes.add(item_id=finished.item_id)
+            message = response.outcomes.add()
+            message.item_id = finished.item_id
             if isinstance(finished.outcome, NeuronpipeError):
                 message.error.CopyFrom(to_status(finished.outcome))
             else:

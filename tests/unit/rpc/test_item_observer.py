@@ -9,7 +9,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Events, Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tracing import SpanContext, current_span
-from neuronpipe.rpc.items import ItemObserver
+from neuronpipe.rpc.items import ItemObservation, ItemObserver
 from tests.unit.recorded import Recorded
 
 _METHOD = "neuronpipe.api.v1.TokenizerService/Tokenize"
@@ -21,7 +21,7 @@ def _item(trace: SpanContext | None) -> ExecuteItem:
 
 def test_a_sampled_items_span_is_the_child_of_the_span_that_it_came_with() -> None:
     telemetry, parent = Recorded(), SpanContext.new(is_sampled=True)
-    with ItemObserver(_METHOD, telemetry).observe(_item(parent)) as observation:
+    with ItemObservation(ItemObserver(_METHOD, telemetry), _item(parent)) as observation:
         # The stage's own spans are inside of this one.
         inside, current = observation.trace, current_span()
         observation.value = EncodedInput(TensorSets(data=[b"", b""]), tokens=5)
@@ -43,7 +43,7 @@ def test_a_sampled_items_span_is_the_child_of_the_span_that_it_came_with() -> No
 @pytest.mark.parametrize("trace", [None, SpanContext.new(is_sampled=False)], ids=["none", "unsampled"])
 def test_an_item_that_is_not_sampled_is_counted_only(trace: SpanContext | None) -> None:
     telemetry = Recorded()
-    with ItemObserver(_METHOD, telemetry).observe(_item(trace)) as observation:
+    with ItemObservation(ItemObserver(_METHOD, telemetry), _item(trace)) as observation:
         assert observation.trace == trace
     assert telemetry.spans == []
     assert telemetry.counts(Metrics.ITEM_DURATION) == {(_METHOD, "OK"): 1}
@@ -51,14 +51,14 @@ def test_an_item_that_is_not_sampled_is_counted_only(trace: SpanContext | None) 
 
 def test_without_anybody_who_takes_spans_a_sampled_item_is_counted_only() -> None:
     parent = SpanContext.new(is_sampled=True)
-    with ItemObserver(_METHOD, Telemetry()).observe(_item(parent)) as observation:
+    with ItemObservation(ItemObserver(_METHOD, Telemetry()), _item(parent)) as observation:
         assert observation.trace == parent
 
 
 def test_a_failed_item_says_with_what() -> None:
     telemetry = Recorded()
     observer = ItemObserver(_METHOD, telemetry)
-    with pytest.raises(DeadlineExceeded), observer.observe(_item(SpanContext.new(is_sampled=True))):
+    with pytest.raises(DeadlineExceeded), ItemObservation(observer, _item(SpanContext.new(is_sampled=True))):
         raise DeadlineExceeded("late")
     (span,) = telemetry.spans
     assert (span.is_error, [event.name for event in span.events]) == (True, [Events.EXPIRED])

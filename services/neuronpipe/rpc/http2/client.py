@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from ngh2 import NGH2Error, Role
@@ -116,7 +116,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
         if call := self.streams.get(event.stream_id):
             call.take_head(event.headers)
 
-    takers = Http2Connection.takers | {ResponseReceived: _take_head, TrailersReceived: _take_head}
+    takers: ClassVar = {**Http2Connection.takers, ResponseReceived: _take_head, TrailersReceived: _take_head}
 
     def greeted(self) -> None:
         if not self.ready.done():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, ClassVar
 
 from ngh2 import NGH2Error, Role
 from ngh2.events import RequestReceived, SettingsAcknowledged, TrailersReceived
@@ -161,7 +161,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def _take_acknowledgement(self, event: SettingsAcknowledged) -> None:
         self._is_greeted = True
 
-    takers = Http2Connection.takers | {
+    takers: ClassVar = {
+        **Http2Connection.takers,
         RequestReceived: _take_call,
         TrailersReceived: _take_trailers,
         SettingsAcknowledged: _take_acknowledgement,
