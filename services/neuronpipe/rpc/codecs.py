@@ -5,9 +5,9 @@ parsed again. They copy repeated fields by a slice: in upb, iterating over one t
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext, NeededModels
@@ -186,12 +186,12 @@ def write_announcement(models: AnnouncedModels, max_message_bytes: int, announce
     """Fills an empty announcement with the models and the message limit of a process."""
     announcement.max_message_bytes = max_message_bytes
     write_models(models.keys, announcement)
-    for model, problem in sorted(models.problems.items()):
-        announcement.failed.add(name=model.name, version=str(model.version), problem=problem)
-    for model, is_loading in sorted(models.unloaded.items()):
-        announcement.unloaded.add(name=model.name, version=str(model.version), is_loading=is_loading)
-    for model, preparation in sorted(models.prepared.items()):
-        announcement.prepared.add(name=model.name, version=str(model.version), **asdict(preparation))
+    for (name, version), problem in sorted(models.problems.items()):
+        announcement.failed.add(name=name, version=str(version), problem=problem)
+    for (name, version), is_loading in sorted(models.unloaded.items()):
+        announcement.unloaded.add(name=name, version=str(version), is_loading=is_loading)
+    for (name, version), preparation in sorted(models.prepared.items()):
+        announcement.prepared.add(name=name, version=str(version), **asdict(preparation))
 
 
 def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
@@ -202,41 +202,35 @@ def write_models(models: Iterable[ModelKey], message: Announcement | NeededModel
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
     """The keys of the models in a message."""
-    return frozenset(ModelKey(model.name, int(model.version)) for model in message.models if _is_version(model.version))
+    return frozenset(key for key, _ in _versions(message.models))
 
 
-def read_problems(announcement: Announcement) -> dict[ModelKey, str]:
-    """The reason for each model that a process could not load."""
-    return {
-        ModelKey(model.name, int(model.version)): model.problem
-        for model in announcement.failed
-        if _is_version(model.version)
-    }
+class AnnouncedState(NamedTuple):
+    """The state of a process's models; see core/streams.py."""
+
+    problems: Mapping[ModelKey, str]
+    unloaded: Mapping[ModelKey, bool]
+    prepared: Mapping[ModelKey, Preparation]
 
 
-def read_unloaded(announcement: Announcement) -> dict[ModelKey, bool]:
-    """The models of a process that are not in its memory, and whether each is being loaded."""
-    return {
-        ModelKey(model.name, int(model.version)): model.is_loading
-        for model in announcement.unloaded
-        if _is_version(model.version)
-    }
+def read_state(announcement: Announcement) -> AnnouncedState:
+    """The state of a process's models in its announcement."""
+    return AnnouncedState(
+        {key: model.problem for key, model in _versions(announcement.failed)},
+        {key: model.is_loading for key, model in _versions(announcement.unloaded)},
+        {
+            key: Preparation(model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes)
+            for key, model in _versions(announcement.prepared)
+        },
+    )
 
 
-def read_prepared(announcement: Announcement) -> dict[ModelKey, Preparation]:
-    """The progress of a process in preparing its models."""
-    return {
-        ModelKey(model.name, int(model.version)): Preparation(
-            model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes
-        )
-        for model in announcement.prepared
-        if _is_version(model.version)
-    }
-
-
-def _is_version(word: str) -> bool:
-    # int() raises ValueError from 4,301 digits on, and any client that reaches a stage may send them.
-    return word.isdecimal() and len(word) <= _MAX_DIGITS
+def _versions(models: Iterable[Any]) -> Iterator[tuple[ModelKey, Any]]:
+    """The messages of models by their keys."""
+    for model in models:
+        # int() raises ValueError from 4,301 digits on, and any client that reaches a stage may send them.
+        if model.version.isdecimal() and len(model.version) <= _MAX_DIGITS:
+            yield ModelKey(model.name, int(model.version)), model
 
 
 def _decoding_part(input: Packed[TaskInput]) -> bytes:

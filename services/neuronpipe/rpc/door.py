@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ _MAX_WATCHES = MAX_CALLS // 2
 _REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
+@dataclass(eq=False)
 class GrpcDoor:
     """Takes gRPC calls at the address of the settings; a Door (platform/process/door.py).
 
@@ -48,35 +50,24 @@ class GrpcDoor:
     `max_stream_idle_s`: time for which a stream of requests may be open without a request in it; 0: for ever.
     """
 
-    def __init__(
-        self,
-        settings: ProcessSettings,
-        services: Collection[str],
-        tls: ServerTls | None = None,
-        guard: Guard | None = None,
-        *,
-        allowed_peers: Collection[str] = (),
-        shares_port: bool = False,
-        listens_when_open: bool = False,
-        option: str = "--listen",
-        event: str = "listening",
-        max_stream_idle_s: float = 0.0,
-    ) -> None:
-        self._settings = settings
-        self._max_stream_idle_s = max_stream_idle_s
-        self._guard = guard
-        self._tls = tls
-        self._allowed_peers = allowed_peers
-        self._option, self._event = option, event
-        self.services = services
+    settings: ProcessSettings
+    services: Collection[str]
+    tls: ServerTls | None = None
+    guard: Guard | None = None
+    _: KW_ONLY
+    allowed_peers: Collection[str] = ()
+    shares_port: bool = False
+    listens_when_open: bool = False
+    option: str = "--listen"
+    event: str = "listening"
+    max_stream_idle_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self._methods: dict[str, _DoorMethod] = {}
-        self._is_open = False
+        self._is_open = self._is_draining = False
         self._reads: set[StreamRead] = set()
-        self._is_draining = False
         self._server: Http2Server | None = None
-        self.port = 0 if unix_path(settings.listen) else int(settings.listen.rpartition(":")[2])
-        self._shares_port = shares_port
-        self._listens_when_open = listens_when_open
+        self.port = 0 if unix_path(self.settings.listen) else int(self.settings.listen.rpartition(":")[2])
 
     async def listen(self, health: HealthBoard, in_flight: InFlight) -> None:
         """Binds the address, and listens there unless `listens_when_open`; calls are refused until the door is open.
@@ -84,41 +75,41 @@ class GrpcDoor:
         Raises SetupError.
         """
         self._in_flight = in_flight
-        self._idle = in_flight.caller_waits("max_stream_idle_s", self._max_stream_idle_s)
+        self._idle = in_flight.caller_waits("max_stream_idle_s", self.max_stream_idle_s)
         reflection_servicer = reflection.aio.ReflectionServicer(
             [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
         )
         own = {"health": health_handlers(health)}
-        if not self._allowed_peers:
+        if not self.allowed_peers:
             handlers = {"ServerReflectionInfo": reflection_servicer.ServerReflectionInfo}
             own["reflection"] = handlers_of(_REFLECTION_SERVICE, handlers)
         watches, other_calls = _AtMost(_MAX_WATCHES), _AtMost(MAX_CALLS)
         for name, pairs in own.items():
-            guard = None if self._guard and name in self._guard.open_services else self._guard
+            guard = None if self.guard and name in self.guard.open_services else self.guard
             for rpc, handler in pairs:
                 counted = watches if rpc.path == WATCH else other_calls
                 # Reflection's v1 has the messages of v1alpha, and some clients know only v1 or only v1alpha.
                 for path in {rpc.path, rpc.path.replace(".v1alpha.", ".v1.")}:
                     self._methods[path] = _DoorMethod(self, rpc, handler, counted, guard)
         self._server = Http2Server(
-            ServerOptions(self._settings, in_flight, self._find, self._tls, shares_port=self._shares_port)
+            ServerOptions(self.settings, in_flight, self._find, self.tls, shares_port=self.shares_port)
         )
-        self.port = self._server.listener.bind(self._option)
-        if not self._listens_when_open:
+        self.port = self._server.listener.bind(self.option)
+        if not self.listens_when_open:
             self._take_connections(self._server)
 
     def open(self, handlers: RpcHandlers) -> None:
         """Answers calls from now on. Raises SetupError if the address can no longer be listened on."""
         for rpc, handler in handlers:
-            self._methods[rpc.path] = _DoorMethod(self, rpc, handler, self._in_flight, self._guard)
+            self._methods[rpc.path] = _DoorMethod(self, rpc, handler, self._in_flight, self.guard)
         self._is_open = True
-        if self._listens_when_open and self._server:
+        if self.listens_when_open and self._server:
             self._take_connections(self._server)
 
     def _take_connections(self, server: Http2Server) -> None:
         server.listen()
-        address = self._settings.listen
-        log(self._event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
+        address = self.settings.listen
+        log(self.event, address=f"{address.rpartition(':')[0]}:{self.port}" if self.port else address)
 
     def ask_to_leave(self) -> None:
         """Asks the callers to send new calls elsewhere."""
@@ -149,12 +140,12 @@ class GrpcDoor:
         if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
             # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
             rpc = Rpc(path, path, bytes, bytes, client_streaming=True)
-            return _DoorMethod(self, rpc, _never, self._in_flight, self._guard)
+            return _DoorMethod(self, rpc, _never, self._in_flight, self.guard)
         return method
 
     def admit(self, rpc: Rpc, call: ServerCall, guard: Guard | None, counted: AbstractContextManager[None]) -> None:
         """Decides on a call by its head. Raises the error that refuses the call."""
-        limit_bytes = self._settings.max_header_bytes
+        limit_bytes = self.settings.max_header_bytes
         if call.metadata_bytes > limit_bytes:
             raise InvalidInput(
                 "metadata", f"{call.metadata_bytes} bytes, the limit is {limit_bytes} (max_header_bytes)"
@@ -166,8 +157,8 @@ class GrpcDoor:
             if counted is self._in_flight:  # an rpc of its services
                 if not self._is_open:
                     raise self._in_flight.starting()
-                if self._allowed_peers:
-                    check_peer(call, self._allowed_peers)
+                if self.allowed_peers:
+                    check_peer(call, self.allowed_peers)
             if rpc.is_work and not (rpc.client_streaming and rpc.server_streaming):
                 self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
         except BaseException:
@@ -202,29 +193,24 @@ class GrpcDoor:
         """Makes the reader of a call's stream."""
 
         def error_of(is_late: bool) -> NeuronpipeError:
-            problem = f"the stream had no request for {self._max_stream_idle_s:g} s, the limit"
+            problem = f"the stream had no request for {self.max_stream_idle_s:g} s, the limit"
             return self._in_flight.waited(is_late, problem)
 
         return StreamRead(call, self._idle, error_of, is_answered=rpc.server_streaming)
 
 
+@dataclass(eq=False)
 class _DoorMethod:
     """The calls of one path; a Method of rpc/transport.py."""
 
-    def __init__(
-        self,
-        door: GrpcDoor,
-        rpc: Rpc,
-        handler: RpcHandler,
-        counted: AbstractContextManager[None],
-        guard: Guard | None,
-    ) -> None:
-        self.takes_stream = rpc.client_streaming
-        self._door = door
-        self._rpc = rpc
-        self._counted = counted
-        self._guard = guard
-        self._handler = handler
+    _door: GrpcDoor
+    _rpc: Rpc
+    _handler: RpcHandler
+    _counted: AbstractContextManager[None]
+    _guard: Guard | None
+
+    def __post_init__(self) -> None:
+        self.takes_stream = self._rpc.client_streaming
 
     def accept(self, call: ServerCall) -> None:
         try:

@@ -14,10 +14,10 @@ from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
 from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
-from neuronpipe.core.streams import Outcome, Preparation, StageResponse
+from neuronpipe.core.streams import Outcome, StageResponse
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
-from neuronpipe.rpc.codecs import read_models, read_prepared, read_problems, read_unloaded, write_models
+from neuronpipe.rpc.codecs import read_models, read_state, write_models
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.rpc.transport import CallEnd
@@ -56,9 +56,7 @@ class StageStream:
         # Whether the process stops, and refuses new streams.
         self.is_draining = False
         self.models = self._announced(first)
-        self.problems: Mapping[ModelKey, str] = read_problems(first.announcement)
-        self.unloaded: Mapping[ModelKey, bool] = read_unloaded(first.announcement)
-        self.prepared: Mapping[ModelKey, Preparation] = read_prepared(first.announcement)
+        self.problems, self.unloaded, self.prepared = read_state(first.announcement)
         self.retired = retired
 
     async def send(
@@ -106,9 +104,7 @@ class StageStream:
         self.is_draining |= kept_item_ids is not None
         if (models := self._announced(response)) is None:  # the usual case
             return StageResponse(outcomes, kept_item_ids)
-        announcement = response.announcement
-        problems, unloaded = read_problems(announcement), read_unloaded(announcement)
-        return StageResponse(outcomes, kept_item_ids, models, problems, unloaded, read_prepared(announcement))
+        return StageResponse(outcomes, kept_item_ids, models, *read_state(response.announcement))
 
     def _serialize(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]

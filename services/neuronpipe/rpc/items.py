@@ -147,19 +147,6 @@ class ItemObservation:
             observer.tracer.record(span)
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """The parts that all streams of a stage share."""
-
-    rpc: StageRpc
-    stage: StageFunction
-    observer: ItemObserver
-    models: AnnouncedModels | None
-    max_message_bytes: int
-    leaves_unavailable: bool
-    in_flight: InFlight | None
-
-
 def stage_method(
     rpc: StageRpc,
     stage: StageFunction,
@@ -180,8 +167,8 @@ def stage_method(
     which items they abandon.
     """
     observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
-    served = _Served(rpc, stage, observer, models, max_message_bytes, leaves_unavailable, in_flight)
-    return lambda requests, context: _ItemStream(served).answer(requests)
+    parts = rpc, stage, observer, models, max_message_bytes, leaves_unavailable, in_flight
+    return lambda requests, context: _ItemStream(*parts).answer(requests)
 
 
 class _FinishedItem(NamedTuple):
@@ -205,23 +192,29 @@ class _OutcomesOfItem:
         self._stream.finish(self._item_id, tokens)
 
 
+@dataclass(eq=False)
 class _ItemStream:
     """The stream of one gateway."""
 
-    def __init__(self, served: _Served) -> None:
-        self._served = served
-        self._codec = served.rpc.codec
+    rpc: StageRpc
+    stage: StageFunction
+    observer: ItemObserver
+    models: AnnouncedModels | None
+    max_message_bytes: int
+    leaves_unavailable: bool
+    in_flight: InFlight | None
+
+    def __post_init__(self) -> None:
+        self._codec = self.rpc.codec
         self._running: dict[int, asyncio.Task[None]] = {}
         # Outcomes that wait for a message, and the number of outcomes that wait or are being sent.
         self._finished: deque[_FinishedItem] = deque()
-        self._unsent = 0
-        self._unsent_bytes = 0
-        self._has_sent = asyncio.Event()
-        self._is_due = asyncio.Event()
+        self._unsent = self._unsent_bytes = 0
+        self._has_sent, self._is_due = asyncio.Event(), asyncio.Event()
         self._answer_at: asyncio.TimerHandle | None = None
-        self._announces = served.models is not None
-        # Done when the process drains.
+        self._announces = self.models is not None
         self._loop = asyncio.get_running_loop()
+        # Done when the process drains.
         self._stopping: asyncio.Future[Any] = self._loop.create_future()
 
     async def answer(self, requests: AsyncIterator[_Message]) -> AsyncIterator[_Message]:
@@ -229,7 +222,7 @@ class _ItemStream:
 
         Items that were read before an error, or before the process drains, are still answered.
         """
-        models, in_flight = self._served.models, self._served.in_flight
+        models, in_flight = self.models, self.in_flight
         unwatch = models.watch(self._announce) if models else None
         if models:
             models.need(self, None)  # until the gateway says which models it needs
@@ -277,8 +270,8 @@ class _ItemStream:
 
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         async for request in requests:
-            if self._served.models and request.HasField("needed"):
-                self._served.models.need(self, read_models(request.needed))
+            if self.models and request.HasField("needed"):
+                self.models.need(self, read_models(request.needed))
             for item_id in request.abandoned_item_ids:
                 if task := self._running.pop(item_id, None):
                     task.cancel()
@@ -306,20 +299,20 @@ class _ItemStream:
 
     async def _run(self, item_id: int, item: Any) -> None:
         try:
-            with ItemObservation(self._served.observer, item) as observation:
+            with ItemObservation(self.observer, item) as observation:
                 if observation.trace is not item.work.trace:
                     item = item._replace(work=item.work._replace(trace=observation.trace))
                 if isinstance(item, ExecuteItem) and item.options:
-                    value = await self._served.stage(item, _OutcomesOfItem(self, item_id))
+                    value = await self.stage(item, _OutcomesOfItem(self, item_id))
                 else:
-                    value = await self._served.stage(item)
+                    value = await self.stage(item)
                 observation.value = value
                 size_bytes = value.size_bytes
                 if size_bytes >= LARGE_BYTES:
                     size_bytes = await asyncio.to_thread(self._codec.pack, value)
             self.finish(item_id, value, size_bytes)
         except Exception as error:
-            if self._served.leaves_unavailable and isinstance(error, Unavailable):
+            if self.leaves_unavailable and isinstance(error, Unavailable):
                 self._is_due.set()  # the item may have been the last item, so that the stream can end
             else:
                 self.finish(item_id, told_error(error, item.call._replace(trace=item.work.trace)))
@@ -339,9 +332,9 @@ class _ItemStream:
 
     def _new_response(self) -> _Message:
         """A message that is empty, except for an announcement that is due."""
-        response = self._served.rpc.response_class()
-        if self._announces and self._served.models:
-            write_announcement(self._served.models, self._served.max_message_bytes, response.announcement)
+        response = self.rpc.response_class()
+        if self._announces and self.models:
+            write_announcement(self.models, self.max_message_bytes, response.announcement)
         self._announces = False
         return response
 

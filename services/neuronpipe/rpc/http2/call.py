@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 from urllib.parse import quote
@@ -44,56 +45,35 @@ class NotGrpc(Exception):
 
 
 class CallCarrier(Carrier, Protocol):
-    """The interface of a connection for its calls. `peer_names`: see ServerCall."""
+    """The interface of a connection for its calls; see the connection in server.py."""
 
     options: ServerOptions
     deadlines: Deadlines
     peer: str
     peer_names: tuple[str, ...]
 
-    def has_ended(self, call: "Http2Call") -> None:
-        """Notes that a call has queued all bytes of its answer."""
-
-    def rest(self) -> None:
-        """Stops reading for a moment, because a call was refused for load."""
-
-    def flush_if_alone(self) -> None:
-        """Sends at once if no other stream is open whose bytes could travel along."""
+    def has_ended(self, call: "Http2Call") -> None: ...
+    def rest(self) -> None: ...
+    def flush_if_alone(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Http2Call(MessageStream):
-    """The ServerCall (rpc/transport.py) over HTTP/2."""
-
-    __slots__ = (
-        "_arrival",
-        "_is_counted",
-        "_is_running",
-        "claim",
-        "context",
-        "deadline_s",
-        "has_sent_head",
-        "metadata",
-        "metadata_bytes",
-        "method",
-        "refusal",
-        "task",
-    )
+    """The ServerCall (rpc/transport.py) over HTTP/2. `refusal`: the end of the call, if its head decided it."""
 
     connection: CallCarrier
-
-    def __init__(self, connection: CallCarrier, number: int, max_message_bytes: int) -> None:
-        super().__init__(connection, number, max_message_bytes)
-        self.metadata: Metadata = ()
-        self.metadata_bytes = 0
-        self.deadline_s: float | None = None
-        self.method: Method | None = None
-        self.context: Context | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.has_sent_head = self._is_counted = self._is_running = False
-        self._arrival: int | None = None
-        self.claim: Claim | None = None
-        # The end of the call, if its head decided it.
-        self.refusal: CallEnd | None = None
+    metadata: Metadata = ()
+    metadata_bytes: int = 0
+    deadline_s: float | None = None
+    method: Method | None = None
+    context: Context | None = None
+    task: asyncio.Task[None] | None = None
+    claim: Claim | None = None
+    refusal: CallEnd | None = None
+    has_sent_head: bool = False
+    _is_counted: bool = False
+    _is_running: bool = False
+    _arrival: int | None = None
 
     @property
     def peer(self) -> str:
@@ -169,7 +149,7 @@ class Http2Call(MessageStream):
             self.end_claim()
 
     def next_message(self) -> bytes:
-        message = super().next_message()
+        message = MessageStream.next_message(self)  # a class with slots that dataclass makes has no super()
         if self.claim and not self.is_claiming:
             self.end_claim()
         return message
@@ -334,7 +314,7 @@ class Http2Call(MessageStream):
             self.task.cancel()
 
     def close(self) -> None:
-        super().close()
+        MessageStream.close(self)
         if not self.has_sent_end:
             self.drop_received()
             self._forget()

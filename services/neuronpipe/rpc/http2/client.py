@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from ngh2 import NGH2Error, Role
-from ngh2.events import ResponseReceived, TrailersReceived
+from ngh2.events import ResponseReceived, SettingsReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.platform.tls import LoadedTls
@@ -28,19 +29,17 @@ _NO_HTTP2 = "the server does not speak HTTP/2"
 _STATUS_OF_HTTP = {b"400": 13, b"401": 16, b"403": 7, b"404": 12, b"429": 14, b"502": 14, b"503": 14, b"504": 14}
 
 
+@dataclass(slots=True, eq=False)
 class ClientCall(MessageStream):
-    """A call with a stream of messages in both directions."""
+    """A call with a stream of messages in both directions.
 
-    __slots__ = ("has_grpc_status", "status")
+    `status`: the end of the call, once it is known. `has_grpc_status`: the server sent the status; otherwise a proxy or
+    the loss of the connection ended the call.
+    """
 
     connection: "_ClientConnection"
-
-    def __init__(self, connection: "_ClientConnection", number: int) -> None:
-        super().__init__(connection, number, (1 << 32) - 1)
-        # The end of the call, once it is known.
-        self.status: CallEnd | None = None
-        # Whether the server sent the status. Otherwise a proxy or the loss of the connection ended the call.
-        self.has_grpc_status = False
+    status: CallEnd | None = None
+    has_grpc_status: bool = False
 
     def take_head(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Takes the head of the answer, or the trailers."""
@@ -63,7 +62,7 @@ class ClientCall(MessageStream):
 
     async def read(self) -> bytes | None:
         """The next message, or None once the server has ended the call with OK. Raises CallEnd for any other end."""
-        message = await super().read()
+        message = await MessageStream.read(self)  # a class with slots that dataclass makes has no super()
         if message is None and self.status and self.status.code:
             raise self.status
         return message
@@ -108,7 +107,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
             (b"grpc-accept-encoding", b"identity,gzip,deflate"),
         ]
         number = self.engine.send_request(head)
-        call = self.streams[number] = ClientCall(self, number)
+        call = self.streams[number] = ClientCall(self, number, (1 << 32) - 1)
         self.flush_soon()
         return call
 
@@ -116,11 +115,17 @@ class _ClientConnection(Http2Connection[ClientCall]):
         if call := self.streams.get(event.stream_id):
             call.take_head(event.headers)
 
-    takers: ClassVar = {**Http2Connection.takers, ResponseReceived: _take_head, TrailersReceived: _take_head}
-
-    def greeted(self) -> None:
+    def _take_settings(self, event: SettingsReceived) -> None:
         if not self.ready.done():
             self.ready.set_result(None)
+        self.take_window(event)
+
+    takers: ClassVar = {
+        **Http2Connection.takers,
+        ResponseReceived: _take_head,
+        TrailersReceived: _take_head,
+        SettingsReceived: _take_settings,
+    }
 
     def refuse(self, stream: ClientCall, end: CallEnd) -> None:
         stream.status = end

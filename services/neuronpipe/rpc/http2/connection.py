@@ -44,6 +44,7 @@ _MAX_HEADERS = 1 << 12
 # Frames that bring nothing: PING, SETTINGS, WINDOW_UPDATE, GOAWAY, empty DATA, and RST_STREAM of a call that is over. A
 # peer may send a burst of the first number, and then the second number per second. More end the connection.
 _IDLE_FRAMES = (500, 100)
+_IDLE_KINDS = frozenset((WindowUpdated, SettingsReceived, PingReceived, PingAcknowledged, GoAwayReceived))
 # Calls and data pay for more idle frames: gRPC's C core sends two WINDOW_UPDATE for each message that it waits for,
 # readers send them for bytes that they have read, and clients measure round trips by PING. Each call, each message and
 # each DATA frame of the peer pays for PAID_FRAMES idle frames, and each 256 bytes that we send for one idle frame. At
@@ -179,7 +180,10 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     def _handle(self, events: Iterable[object]) -> None:
         takers = self.takers
         for event in events:
-            if take := takers.get(type(event)):
+            kind = type(event)
+            if kind in _IDLE_KINDS:
+                self._count_idle_frame()
+            if take := takers.get(kind):
                 take(self, event)
         if self.touched and not self.is_lost:
             touched, self.touched = self.touched, []
@@ -196,20 +200,12 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         else:
             self._count_idle_frame()
 
-    def _take_window(self, event: WindowUpdated | SettingsReceived) -> None:
-        self._count_idle_frame()
-        if isinstance(event, SettingsReceived):
-            self.greeted()
+    def take_window(self, event: object) -> None:
+        """Sends what a larger window of the peer lets through."""
         if self.waiting_writers:
             self.flush_soon()
 
-    def _take_ping(self, event: PingReceived | PingAcknowledged) -> None:
-        self._count_idle_frame()
-        if isinstance(event, PingAcknowledged):
-            self.ping_acknowledged(event.opaque_data)
-
     def _take_goaway(self, event: GoAwayReceived) -> None:
-        self._count_idle_frame()
         self.goaway_received.set()
 
     def _take_end(self, event: ConnectionClosed) -> None:
@@ -248,16 +244,11 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         DataReceived: _take_data,
         StreamClosed: _take_closed_stream,
         StreamReset: _take_reset,
-        WindowUpdated: _take_window,
-        SettingsReceived: _take_window,
-        PingReceived: _take_ping,
-        PingAcknowledged: _take_ping,
+        WindowUpdated: take_window,
+        SettingsReceived: take_window,
         GoAwayReceived: _take_goaway,
         ConnectionClosed: _take_end,
     }
-
-    def greeted(self) -> None:
-        """Notes the first SETTINGS of the peer."""
 
     def taken(self, touched: Iterable[StreamT]) -> None:
         """Handles the streams that got something (`touched`), once all events of a read were taken."""
@@ -366,9 +357,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """Sends a ping of eight bytes, which the peer sends back."""
         self.engine.ping(data)
         self.flush()
-
-    def ping_acknowledged(self, data: bytes) -> None:
-        """Notes that a ping came back."""
 
     # --- the end ---
 

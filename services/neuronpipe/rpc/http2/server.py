@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from typing import Any, ClassVar
 
 from ngh2 import NGH2Error, Role
-from ngh2.events import RequestReceived, SettingsAcknowledged, TrailersReceived
+from ngh2.events import PingAcknowledged, RequestReceived, SettingsAcknowledged, TrailersReceived
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import NeuronpipeError
@@ -161,11 +161,17 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def _take_acknowledgement(self, event: SettingsAcknowledged) -> None:
         self._is_greeted = True
 
+    def _take_pong(self, event: PingAcknowledged) -> None:
+        if event.opaque_data == _DRAIN_PING and self.leaving.phase in (Phase.NOTICE_GIVEN, Phase.ACKNOWLEDGED):
+            self.loop.call_later(self.leaving.acknowledge(self.loop.time()), self._release_answers)
+            self.look_at_time_soon()
+
     takers: ClassVar = {
         **Http2Connection.takers,
         RequestReceived: _take_call,
         TrailersReceived: _take_trailers,
         SettingsAcknowledged: _take_acknowledgement,
+        PingAcknowledged: _take_pong,
     }
 
     def _accept(self, call: Http2Call, path: str) -> None:
@@ -357,11 +363,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
         if self.leaving.holds_answers:
             self.leaving.holds_answers = False
             self.flush()
-
-    def ping_acknowledged(self, data: bytes) -> None:
-        if data == _DRAIN_PING and self.leaving.phase in (Phase.NOTICE_GIVEN, Phase.ACKNOWLEDGED):
-            self.loop.call_later(self.leaving.acknowledge(self.loop.time()), self._release_answers)
-            self.look_at_time_soon()
 
     def take_no_more(self) -> None:
         """Takes no more streams. The connection ends with its last stream."""

@@ -7,6 +7,7 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 import asyncio
 import zlib
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ngh2 import Connection as Engine
@@ -29,20 +30,15 @@ ENCODINGS = (b"identity", *_WINDOW_BITS)
 
 
 class Carrier(Protocol):
-    """The interface of a connection for its streams. `is_paused`: the operating system takes no more bytes."""
+    """The interface of a connection for its streams; see Http2Connection."""
 
     engine: Engine
     is_paused: bool
     waiting_writers: "set[MessageStream]"
 
-    def acknowledge(self, size_bytes: int, number: int) -> None:
-        """Lets the peer send another `size_bytes`."""
-
-    def flush_soon(self) -> None:
-        """Sends the queued bytes at the end of this turn of the event loop."""
-
-    def has_written(self, stream: "MessageStream") -> None:
-        """Notes that a stream has queued bytes."""
+    def acknowledge(self, size_bytes: int, number: int) -> None: ...
+    def flush_soon(self) -> None: ...
+    def has_written(self, stream: "MessageStream") -> None: ...
 
 
 class Deflated(bytes):
@@ -51,56 +47,36 @@ class Deflated(bytes):
     __slots__ = ()
 
 
+@dataclass(slots=True, eq=False)
 class MessageStream:
-    """The messages of one call in both directions."""
+    """The messages of one call in both directions.
 
-    __slots__ = (
-        "_chunks",
-        "_held_bytes",
-        "_is_deflated",
-        "_offset",
-        "_reading",
-        "_size_bytes",
-        "_writing",
-        "buffered_bytes",
-        "connection",
-        "encoding",
-        "error",
-        "has_sent_end",
-        "ignores_data",
-        "is_closed",
-        "is_ended",
-        "max_message_bytes",
-        "messages",
-        "number",
-        "put_bytes",
-        "unread_bytes",
-    )
+    `messages`: whole messages that wait to be read. `is_ended`: the peer sent all of its side. `has_sent_end`: we sent
+    all of ours. `is_closed`: both are over. `error`: the error that reads raise. `ignores_data`: bytes that still come
+    are dropped. `put_bytes`: bytes that were ever queued.
+    """
 
-    def __init__(self, connection: Carrier, number: int, max_message_bytes: int) -> None:
-        self.connection = connection
-        self.number = number
-        self.max_message_bytes = max_message_bytes
-        self.encoding: bytes | None = None
-        # Whole messages that wait to be read.
-        self.messages: deque[bytes] = deque()
-        self.unread_bytes = 0
-        # `is_ended`: the peer sent all of its side. `has_sent_end`: we sent all of ours. `is_closed`: both are over.
-        self.is_ended = self.has_sent_end = self.is_closed = False
-        # The error that reads raise.
-        self.error: Exception | None = None
-        # Whether bytes that still come are dropped.
-        self.ignores_data = False
-        # The message that is arriving: its bytes from `_offset` of the first piece, its size (-1 before its prefix).
-        self._chunks: deque[bytes | bytearray] = deque()
-        self._offset = self.buffered_bytes = 0
-        self._size_bytes = -1
-        self._is_deflated = False
-        self._held_bytes = 0
-        # Bytes that were ever queued.
-        self.put_bytes = 0
-        self._reading: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
+    connection: Carrier
+    number: int
+    max_message_bytes: int
+    encoding: bytes | None = None
+    messages: deque[bytes] = field(default_factory=deque)
+    unread_bytes: int = 0
+    is_ended: bool = False
+    has_sent_end: bool = False
+    is_closed: bool = False
+    error: Exception | None = None
+    ignores_data: bool = False
+    put_bytes: int = 0
+    # The message that is arriving: its bytes from `_offset` of the first piece, its size (-1 before its prefix).
+    _chunks: deque[bytes | bytearray] = field(default_factory=deque)
+    _offset: int = 0
+    buffered_bytes: int = 0
+    _size_bytes: int = -1
+    _is_deflated: bool = False
+    _held_bytes: int = 0
+    _reading: asyncio.Future[None] | None = None
+    _writing: asyncio.Future[None] | None = None
 
     def receive(self, data: bytes) -> None:
         """Takes bytes from the peer. Raises CallEnd for a message that is too large, or that breaks gRPC's format."""
