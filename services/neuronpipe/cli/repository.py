@@ -140,10 +140,10 @@ class GatewayRegistry:
 
         from neuronpipe.api.v1.registry_pb2_grpc import RegistryServiceStub
         from neuronpipe.bundles.registry import Registry
-        from neuronpipe.rpc.client import Connection, error_of, key_metadata
+        from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
 
         key = key_metadata(target=self._target, is_encrypted=self._tls is not None)
-        connection = Connection(self._target, RegistryServiceStub, tls=self._tls)
+        connection = ServiceConnection(self._target, RegistryServiceStub, tls=self._tls)
         try:
             with connection.use() as stub:
                 answer = await ask(stub, timeout=_LIMIT_S, metadata=key)

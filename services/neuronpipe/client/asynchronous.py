@@ -31,7 +31,7 @@ from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.generation_options import GenerationFields
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.client import Connection, error_of, key_metadata
+from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
 
 if TYPE_CHECKING:  # the types of stubs of a grpc.aio channel
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -127,7 +127,7 @@ class AsyncClient(TaskMethods):
         self._timeout_s = timeout_s
         key = key_metadata(api_key, target=target, is_encrypted=tls is not None)
         self._metadata = [*key, *([(ROUTE_KEY, route_key)] if route_key else ())]
-        self._connection = Connection(target, _Stubs.of, RETRIES if retries else None, tls)
+        self._connection = ServiceConnection(target, _Stubs.of, RETRIES if retries else None, tls)
 
     async def _call(self, call: TaskCall[ValueT]) -> ValueT:
         return call.read((await self.infer(call.request)).result)

@@ -90,7 +90,7 @@ StubsT = TypeVar("StubsT")
 _CONNECT_MS = 20_000
 
 
-class Connection(Generic[StubsT]):
+class ServiceConnection(Generic[StubsT]):
     """A channel and its stubs, which follow the TLS files.
 
     gRPC cannot change the files of a channel. So new files get a new channel, and the old channel ends with its last

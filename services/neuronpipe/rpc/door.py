@@ -191,12 +191,10 @@ class GrpcDoor:
 
     def stream_read(self, rpc: Rpc, call: ServerCall) -> "StreamRead":
         """Makes the reader of a call's stream."""
-
-        def error_of(is_late: bool) -> NeuronpipeError:
-            problem = f"the stream had no request for {self.max_stream_idle_s:g} s, the limit"
-            return self._in_flight.waited(is_late, problem)
-
-        return StreamRead(call, self._idle, error_of, is_answered=rpc.server_streaming)
+        late = f"the stream had no request for {self.max_stream_idle_s:g} s, the limit"
+        return StreamRead(
+            call, self._idle, partial(self._in_flight.waited, late=late), is_answered=rpc.server_streaming
+        )
 
 
 @dataclass(eq=False)
@@ -256,20 +254,20 @@ async def _never(request: object, context: Context) -> bytes:
     return b""
 
 
+@dataclass(eq=False)
 class _AtMost(AbstractContextManager[None]):
     """Counts the calls of one kind. Raises Overloaded at the limit."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
+    limit: int
+    count: int = 0
 
     def __enter__(self) -> None:
-        if self._count >= self._limit:
-            raise Overloaded(f"{self._count} calls of this kind, the limit", retry_after_s=1)
-        self._count += 1
+        if self.count >= self.limit:
+            raise Overloaded(f"{self.count} calls of this kind, the limit", retry_after_s=1)
+        self.count += 1
 
     def __exit__(self, *_: object) -> None:
-        self._count -= 1
+        self.count -= 1
 
 
 def _decoded(rpc: Rpc, data: bytes | None) -> Any:
@@ -335,6 +333,7 @@ def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
         raise CallEnd(_PERMISSION_DENIED, "the caller's certificate has no name of an allowed peer")
 
 
+@dataclass(eq=False)
 class StreamRead:
     """Reads the messages of one stream, for one task.
 
@@ -342,29 +341,26 @@ class StreamRead:
     `is_answered`: whether each request gets its own answer.
     """
 
-    def __init__(
-        self, call: ServerCall, idle: CallerWaits, error_of: Callable[[bool], NeuronpipeError], *, is_answered: bool
-    ) -> None:
-        self._call = call
-        self._idle = idle
-        self._error_of = error_of
-        self._is_answered = is_answered
-        self._unanswered = 0
-        self._idle_number: int | None = None
-        self._is_reading = False
+    call: ServerCall
+    idle: CallerWaits
+    error_of: Callable[[bool], NeuronpipeError]
+    is_answered: bool
+    _unanswered: int = 0
+    _idle_number: int | None = None
+    _is_reading: bool = False
 
     async def next(self) -> bytes | None:
         """The next message, or None at the end. Raises `error_of(…)` for an idle stream, and the error that ends it."""
         self._is_reading = True
         self._begin_idle()
         try:
-            data = await self._call.read()
-            self._unanswered += self._is_answered
+            data = await self.call.read()
+            self._unanswered += self.is_answered
             return data
         finally:
             self._is_reading = False
             if self._idle_number is not None:
-                self._idle.remove(self._idle_number)
+                self.idle.remove(self._idle_number)
                 self._idle_number = None
 
     def answered(self) -> None:
@@ -374,8 +370,8 @@ class StreamRead:
 
     def _begin_idle(self) -> None:
         if self._is_reading and not self._unanswered and self._idle_number is None:
-            self._idle_number = self._idle.begin(lambda is_late: self.end(self._error_of(is_late)))
+            self._idle_number = self.idle.begin(lambda is_late: self.end(self.error_of(is_late)))
 
     def end(self, error: NeuronpipeError) -> None:
         """Makes the waiting read, and later reads, raise an error."""
-        self._call.stop_reading(error)
+        self.call.stop_reading(error)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -47,17 +48,14 @@ class StageStream:
 
     def __init__(self, rpc: StageRpc, call: ClientCall, first: Any, retired: asyncio.Event) -> None:
         """`first`: the first message, by which the process shows that it accepts items."""
-        self._rpc = rpc
-        self._call = call
-        self._max_message_bytes = 0
+        self._rpc, self._call, self.retired = rpc, call, retired
         # The status with which the process ended the stream.
         self.end: CallEnd | None = None
-        self.has_ended = False
-        # Whether the process stops, and refuses new streams.
-        self.is_draining = False
+        # `is_draining`: the process stops, and refuses new streams.
+        self.has_ended = self.is_draining = False
+        self._max_message_bytes = 0
         self.models = self._announced(first)
         self.problems, self.unloaded, self.prepared = read_state(first.announcement)
-        self.retired = retired
 
     async def send(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
@@ -113,12 +111,14 @@ class StageStream:
 
         Also returns the errors of items that exceed a whole message.
         """
-        message = self._rpc.request_class(abandoned_item_ids=abandoned_item_ids)
+        message, write_item = self._rpc.request_class(), self._rpc.codec.write_item
+        if abandoned_item_ids:
+            message.abandoned_item_ids.extend(abandoned_item_ids)
         refused: list[Outcome] = []
         for item_id, item in items:
             try:
                 written = message.items.add()
-                self._rpc.codec.write_item(item, written)
+                write_item(item, written)
                 written.context.item_id = item_id
             except Exception as error:
                 del message.items[-1]
@@ -140,11 +140,9 @@ class StageStream:
         kind = outcome.WhichOneof("outcome")
         if kind == "error":
             return from_status(outcome.error)
-        return (
-            self._rpc.codec.read_value(outcome)
-            if kind
-            else InternalError(f"the {self._rpc.service_name} service answered with nothing")
-        )
+        if kind:
+            return self._rpc.codec.read_value(outcome)
+        return InternalError(f"the {self._rpc.service_name} service answered with nothing")
 
     def _announced(self, response: Any) -> frozenset[ModelKey] | None:
         if not response.HasField("announcement"):
@@ -200,40 +198,32 @@ async def follow_endpoints(
                 await asyncio.sleep(_PAUSE_S)  # some proxies ask for a new connection at each connection's first call
 
 
+@dataclass(eq=False)
 class _FollowedEndpoint:
-    """An address of a target, with its connection, which is made again when it was lost."""
+    """An address of a target, with its connection, which is made again when it was lost.
 
-    following: "asyncio.Task[None]"
+    `before`: the same address on an older connection, retired once this object serves. `leaving`: set when this object
+    must also be replaced. `absences`: answers in a row that did not contain the address.
+    """
 
-    def __init__(
-        self,
-        rpc: StageRpc,
-        address: str,
-        server_name: str,
-        serve: Callable[[StageStream], Awaitable[None]],
-        tls: LoadedTls | None,
-        before: "_FollowedEndpoint | None",
-        leaving: asyncio.Event,
-    ) -> None:
-        """`before`: the same address on an older connection, retired once this object serves. `leaving`: set when this
-        object must also be replaced.
-        """
-        # Answers in a row that did not contain the address.
+    following: "asyncio.Task[None]" = field(init=False)
+    rpc: StageRpc
+    address: str
+    server_name: str
+    serve: Callable[[StageStream], Awaitable[None]]
+    tls: LoadedTls | None
+    before: "_FollowedEndpoint | None"
+    leaving: asyncio.Event
+
+    def __post_init__(self) -> None:
         self.absences = 0
-        self.tls = tls
-        self._rpc = rpc
-        self._address = address
-        self._server_name = server_name
-        self._serve = serve
         self.is_served = self.is_leaving = False
-        self._leaving = leaving
         # Reasons that the log already contains for the process that cannot be reached.
         self._logged_reasons: set[str] = set()
         self._retired = asyncio.Event()
-        self._before = before
-        if before and not before.is_served:  # a stream that never opened has nothing to end
-            before.following.cancel()
-            self._before = before._before
+        if self.before and not self.before.is_served:  # a stream that never opened has nothing to end
+            self.before.following.cancel()
+            self.before = self.before.before
 
     def retire(self) -> None:
         """Ends the stream once its process has answered all items in flight."""
@@ -243,28 +233,28 @@ class _FollowedEndpoint:
         self._retire_before()
 
     def _retire_before(self) -> None:
-        if self._before:
-            self._before.retire()
-            self._before = None
+        if self.before:
+            self.before.retire()
+            self.before = None
 
     async def follow(self) -> None:
         """Keeps a stream to the address until it is retired."""
-        channel = Http2Channel(self._address, self.tls, self._server_name, self._note_failure)
+        channel = Http2Channel(self.address, self.tls, self.server_name, self._note_failure)
         try:
             while not self._retired.is_set():
-                call = await channel.open_call(self._rpc.path)
+                call = await channel.open_call(self.rpc.path)
                 try:
                     first = await call.read()
                     if first is not None:  # the service's sign that it takes items
-                        await self._serve_stream(call, self._rpc.response_class.FromString(first))
+                        await self._serve_stream(call, self.rpc.response_class.FromString(first))
                 except DecodeError:
                     self._note_failure("its first message is not a stage's")
                 except CallEnd as end:
                     if _CODES.get(end.code) not in _USUAL_ENDS:
                         log_warning(
                             "a stage refuses its stream",
-                            rpc=self._rpc.path,
-                            address=self._address,
+                            rpc=self.rpc.path,
+                            address=self.address,
                             code=_CODES.get(end.code, str(end.code)),
                         )
                         await asyncio.sleep(_REFUSED_PAUSE_S)
@@ -280,30 +270,30 @@ class _FollowedEndpoint:
         """Logs the reason why there is no stream. Each reason is logged once, until a stream is open."""
         if reason not in self._logged_reasons and len(self._logged_reasons) < _MAX_REASONS:
             self._logged_reasons.add(reason)
-            log_warning("a stage cannot be reached", rpc=self._rpc.path, address=self._address, reason=reason)
+            log_warning("a stage cannot be reached", rpc=self.rpc.path, address=self.address, reason=reason)
 
     async def _serve_stream(self, call: ClientCall, first: Any) -> None:
         self.is_served = True
         self._logged_reasons.clear()
-        log("a stage's stream is open", rpc=self._rpc.path, address=self._address)
+        log("a stage's stream is open", rpc=self.rpc.path, address=self.address)
         self._retire_before()  # the new stream serves before the old stream can end
-        stream = StageStream(self._rpc, call, first, self._retired)
+        stream = StageStream(self.rpc, call, first, self._retired)
         try:
             async with run_beside(self._watch_connection(call, stream)):
-                await self._serve(stream)
+                await self.serve(stream)
         finally:
             self.is_served = self.is_leaving = False  # the next stream has its own connection
         if stream.has_ended:
             code, reason = (_CODES.get(stream.end.code, ""), stream.end.message) if stream.end else ("OK", "")
             log_end = log if code in ("OK", *_USUAL_ENDS) else log_warning
-            log_end("a stage's stream has ended", rpc=self._rpc.path, address=self._address, code=code, reason=reason)
+            log_end("a stage's stream has ended", rpc=self.rpc.path, address=self.address, code=code, reason=reason)
 
     async def _watch_connection(self, call: ClientCall, stream: StageStream) -> None:
         """Notes when the address needs another connection. A process that stops accepts none."""
         await call.connection.goaway_received.wait()
         if not stream.is_draining:
             self.is_leaving = True
-            self._leaving.set()
+            self.leaving.set()
 
 
 async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:

@@ -272,13 +272,14 @@ class _ItemStream:
         async for request in requests:
             if self.models and request.HasField("needed"):
                 self.models.need(self, read_models(request.needed))
-            for item_id in request.abandoned_item_ids:
+            # Slices, because in upb iterating over a repeated field takes a microsecond more.
+            for item_id in request.abandoned_item_ids[:]:
                 if task := self._running.pop(item_id, None):
                     task.cancel()
             if self._stopping.done():  # the gateway sends these items elsewhere
                 self._is_due.set()  # the last item may have been abandoned, so that the stream can end
                 continue
-            messages = request.items[:]  # in upb, iterating over a repeated field takes longer
+            messages = request.items[:]
             for message in messages:
                 self._begin(message)
             if messages and not self._answer_at:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc import client as rpc_client
-from neuronpipe.rpc.client import Connection
+from neuronpipe.rpc.client import ServiceConnection
 from tests.servers.certificates import Authority, peer_names, replace, server_credentials
 from tests.unit.soon import soon
 
@@ -65,12 +65,12 @@ class _Stubs:
 @pytest_asyncio.fixture
 async def connection(
     server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Connection[_Stubs]]:
+) -> AsyncIterator[ServiceConnection[_Stubs]]:
     """A connection that looks at its files before each call."""
     monkeypatch.setattr(rpc_client, "LOOK_EVERY_S", 0)
     replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
     _AUTHORITY.issue("first.example").write(tmp_path / "client")
-    one = Connection(server.target, _Stubs, tls=_files(tmp_path))
+    one = ServiceConnection(server.target, _Stubs, tls=_files(tmp_path))
     yield one
     await one.close()
 
@@ -79,20 +79,20 @@ def _files(folder: Path) -> TlsFiles:
     return TlsFiles(folder / "client" / "tls.crt", folder / "client" / "tls.key", folder / "ca.crt")
 
 
-async def _tell(connection: Connection[_Stubs]) -> bytes:
+async def _tell(connection: ServiceConnection[_Stubs]) -> bytes:
     with connection.use() as stubs:
         names: bytes = await stubs.tell(b"", timeout=_LIMIT_S)
         return names
 
 
-async def _wait(connection: Connection[_Stubs]) -> bytes:
+async def _wait(connection: ServiceConnection[_Stubs]) -> bytes:
     with connection.use() as stubs:
         names: bytes = await stubs.wait(b"", timeout=_LIMIT_S)
         return names
 
 
 async def test_new_calls_show_the_new_certificate_and_old_ones_are_answered(
-    server: _Server, connection: Connection[_Stubs], tmp_path: Path
+    server: _Server, connection: ServiceConnection[_Stubs], tmp_path: Path
 ) -> None:
     with connection.use() as stubs:
         first = stubs.channel
@@ -106,7 +106,7 @@ async def test_new_calls_show_the_new_certificate_and_old_ones_are_answered(
     await soon(lambda: first.get_state() == grpc.ChannelConnectivity.SHUTDOWN)
 
 
-async def test_the_last_good_certificate_stays_in_use(connection: Connection[_Stubs], tmp_path: Path) -> None:
+async def test_the_last_good_certificate_stays_in_use(connection: ServiceConnection[_Stubs], tmp_path: Path) -> None:
     assert await _tell(connection) == b"first.example"
     (tmp_path / "client" / "tls.key").write_bytes(_AUTHORITY.issue().key)
     assert await _tell(connection) == b"first.example"
@@ -117,7 +117,7 @@ async def test_the_last_good_certificate_stays_in_use(connection: Connection[_St
 
 
 async def test_closing_ends_calls_that_are_left_from_an_older_certificate(
-    server: _Server, connection: Connection[_Stubs], tmp_path: Path
+    server: _Server, connection: ServiceConnection[_Stubs], tmp_path: Path
 ) -> None:
     old = asyncio.create_task(_wait(connection))
     await soon(lambda: server.waiting == 1)
@@ -130,4 +130,4 @@ async def test_closing_ends_calls_that_are_left_from_an_older_certificate(
 
 async def test_a_client_with_files_that_cannot_be_used_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot be read"):
-        Connection("127.0.0.1:1", _Stubs, tls=TlsFiles(ca=tmp_path / "missing.crt"))
+        ServiceConnection("127.0.0.1:1", _Stubs, tls=TlsFiles(ca=tmp_path / "missing.crt"))

@@ -45,7 +45,7 @@ from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.process.background import Places, run_apart
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.client import Connection, error_of, key_metadata
+from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
 
 ResultT = TypeVar("ResultT")
 
@@ -66,7 +66,7 @@ class BulkGateway:
 
     def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
         """Raises SetupError for TLS files that cannot be used."""
-        self._connection = Connection(target, InferenceServiceStub, None, tls)
+        self._connection = ServiceConnection(target, InferenceServiceStub, None, tls)
         self._key = key_metadata(target=target, is_encrypted=tls is not None)
         self._places = Places(max_in_flight)
         self._closed_until_s: dict[str, float] = {}

@@ -8,6 +8,7 @@ import ssl
 import termios
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Role
@@ -75,21 +76,21 @@ _KEEPALIVE_PING = b"alive\0\0\0"
 StreamT = TypeVar("StreamT", bound=MessageStream)
 
 
+@dataclass(slots=True, eq=False)
 class _Rate:
     """The rate at which a peer sends frames of a kind, as a leaky bucket."""
 
-    __slots__ = ("_burst", "_level", "_per_s", "_seen_s")
-
-    def __init__(self, burst: float, per_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
-        self._level = self._seen_s = 0.0
+    burst: float
+    per_s: float
+    _level: float = 0.0
+    _seen_s: float = 0.0
 
     def count(self, now_s: float) -> None:
         """Counts a frame. Raises DenialOfServiceError for a flood."""
-        self._level = max(0.0, self._level - (now_s - self._seen_s) * self._per_s) + 1
+        self._level = max(0.0, self._level - (now_s - self._seen_s) * self.per_s) + 1
         self._seen_s = now_s
-        if self._level > self._burst:
-            raise DenialOfServiceError(f"{self._burst} frames, then {self._per_s} a second, the limit")
+        if self._level > self.burst:
+            raise DenialOfServiceError(f"{self.burst} frames, then {self.per_s} a second, the limit")
 
 
 class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):

@@ -1,6 +1,7 @@
 """The steps in which a server ends a connection without losing a call: phases, times and limits, without I/O."""
 
 import math
+from dataclasses import dataclass
 from enum import IntEnum
 
 # Callers begin calls when they get answers, and gRPC without retries fails calls that begin while the notice arrives.
@@ -33,6 +34,7 @@ class Phase(IntEnum):
     GOING_AWAY = 4
 
 
+@dataclass(slots=True, eq=False)
 class Leaving:
     """The phase of a connection, and the times at which the server acts next.
 
@@ -41,13 +43,13 @@ class Leaving:
     `holds_answers`: answers are kept back around the notice. `has_served`: a call on this connection has ended.
     """
 
-    __slots__ = ("_drain_s", "_notice_s", "ends_s", "has_served", "holds_answers", "next_s", "phase")
-
-    def __init__(self) -> None:
-        self.phase = Phase.OPEN
-        self.next_s = self.ends_s = math.inf
-        self.has_served = self.holds_answers = False
-        self._notice_s = self._drain_s = 0.0
+    phase: Phase = Phase.OPEN
+    next_s: float = math.inf
+    ends_s: float = math.inf
+    has_served: bool = False
+    holds_answers: bool = False
+    _notice_s: float = 0.0
+    _drain_s: float = 0.0
 
     @property
     def is_asked(self) -> bool:

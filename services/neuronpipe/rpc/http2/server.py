@@ -304,33 +304,29 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def check_time(self, now_s: float) -> float | None:
         settings, leaving = self.options.settings, self.leaving
-        limits = [super().check_time(now_s)]
-        if not self._is_greeted:
-            limits.append(self.made_s + settings.max_handshake_s)
-            if now_s >= self.made_s + settings.max_handshake_s:
-                self.end("max_handshake_s")
-        if settings.max_connection_idle_s and leaving.phase is Phase.OPEN:
-            limit_s = (now_s if self.streams else self.idle_since_s) + settings.max_connection_idle_s
-            limits.append(limit_s)
-            if now_s >= limit_s:
-                self._server.count_ended("max_connection_idle_s")
-                self._give_notice()
-        if settings.max_connection_age_s and leaving.phase is Phase.OPEN:
-            limits.append(self.made_s + settings.max_connection_age_s)
-            if now_s >= self.made_s + settings.max_connection_age_s:
-                leaving.ends_s = now_s + settings.max_connection_age_grace_s
-                self._give_notice()
+        limits_s = [super().check_time(now_s)]
+
+        def is_over(limit_s: float) -> bool:
+            limits_s.append(limit_s)
+            return now_s >= limit_s
+
+        if not self._is_greeted and is_over(self.made_s + settings.max_handshake_s):
+            self.end("max_handshake_s")
+        idle_s, age_s = settings.max_connection_idle_s, settings.max_connection_age_s
+        idle_since_s = now_s if self.streams else self.idle_since_s
+        if idle_s and leaving.phase is Phase.OPEN and is_over(idle_since_s + idle_s):
+            self._server.count_ended("max_connection_idle_s")
+            self._give_notice()
+        if age_s and leaving.phase is Phase.OPEN and is_over(self.made_s + age_s):
+            leaving.ends_s = now_s + settings.max_connection_age_grace_s
+            self._give_notice()
         if now_s >= leaving.next_s:
-            if leaving.phase is Phase.OPEN:
-                self._give_notice()
-            else:
-                self.take_no_more()
+            (self._give_notice if leaving.phase is Phase.OPEN else self.take_no_more)()
         if now_s >= leaving.ends_s:
             self.end("max_connection_age_grace_s")
         if self.is_lost:
             return None
-        limits += [leaving.next_s, leaving.ends_s]
-        return min(limit for limit in limits if limit and limit > now_s)
+        return min(limit_s for limit_s in (*limits_s, leaving.next_s, leaving.ends_s) if limit_s and limit_s > now_s)
 
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. The server answers the calls that are on their way."""
