@@ -290,23 +290,23 @@ WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 def health_handlers(board: HealthBoard) -> RpcHandlers:
     """gRPC's health service (grpc/doc/health-checking.md)."""
 
+    statuses = {
+        None: HealthCheckResponse.SERVICE_UNKNOWN,
+        True: HealthCheckResponse.SERVING,
+        False: HealthCheckResponse.NOT_SERVING,
+    }
+
     async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        status = _status(board.is_serving(request.service))
-        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+        is_serving = board.is_serving(request.service)
+        if is_serving is None:
             raise CallEnd(_NOT_FOUND)
-        return HealthCheckResponse(status=status)
+        return HealthCheckResponse(status=statuses[is_serving])
 
     async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
         async for is_serving in board.watch(request.service):
-            yield HealthCheckResponse(status=_status(is_serving))
+            yield HealthCheckResponse(status=statuses[is_serving])
 
     return handlers_of(HEALTH_SERVICE, {"Check": check, "Watch": watch})
-
-
-def _status(is_serving: bool | None) -> "HealthCheckResponse.ServingStatus":
-    if is_serving is None:
-        return HealthCheckResponse.SERVICE_UNKNOWN
-    return HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING
 
 
 _PERMISSION_DENIED = 7  # google.rpc.Code
@@ -324,9 +324,7 @@ def credentials_of(call: ServerCall) -> Credentials:
 
 
 def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
-    """Raises CallEnd if a caller's certificate has none of the allowed names. Without names, any caller is allowed."""
-    if not allowed:
-        return
+    """Raises CallEnd if a caller's certificate has none of the allowed names."""
     names = call.peer_names()
     if not any(name in allowed for name in names):
         log_warning("a caller is not among the allowed peers", peer=call.peer, names=list(names))

@@ -250,13 +250,9 @@ class _FollowedEndpoint:
                 except DecodeError:
                     self._note_failure("its first message is not a stage's")
                 except CallEnd as end:
-                    if _CODES.get(end.code) not in _USUAL_ENDS:
-                        log_warning(
-                            "a stage refuses its stream",
-                            rpc=self.rpc.path,
-                            address=self.address,
-                            code=_CODES.get(end.code, str(end.code)),
-                        )
+                    code = _CODES.get(end.code, str(end.code))
+                    if code not in _USUAL_ENDS:
+                        log_warning("a stage refuses its stream", rpc=self.rpc.path, address=self.address, code=code)
                         await asyncio.sleep(_REFUSED_PAUSE_S)
                     elif not call.has_grpc_status:  # a process that starts or stops says so
                         self._note_failure(end.message)

@@ -25,7 +25,7 @@ from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import Span, enter_span, status_name
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, read_models, write_announcement
-from neuronpipe.rpc.rpcs import Rpc, message_classes
+from neuronpipe.rpc.rpcs import Rpc
 
 # The messages, items and values of all three stages. They have no common type.
 _Message: TypeAlias = Any
@@ -50,26 +50,15 @@ LARGE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRpc(Rpc):
-    """The rpc of a stage, the name of the stage's service, and its messages (neuronpipe.forward.v1)."""
+    """The rpc of a stage, the name of the stage's service, and the codec of its messages (neuronpipe.forward.v1)."""
 
     service_name: str
     codec: Codec[Any, Any]
-    request_class: type[_Message]
-    response_class: type[_Message]
 
 
 def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> StageRpc:
     (method,) = stages_pb2.DESCRIPTOR.services_by_name[service].methods
-    request, response = message_classes(method, wire.DESCRIPTOR)
-    return StageRpc.of(
-        method,
-        wire.DESCRIPTOR,
-        is_trusted=True,
-        service_name=service_name,
-        codec=codec,
-        request_class=request,
-        response_class=response,
-    )
+    return StageRpc.of(method, wire.DESCRIPTOR, is_trusted=True, service_name=service_name, codec=codec)
 
 
 TOKENIZE = _stage_rpc("tokenizer", "TokenizerService", TokenizeCodec())
@@ -90,11 +79,10 @@ class ItemObserver:
 
     def durations(self, status: str) -> Histogram:
         """The histogram of durations of items that ended with a status."""
-        durations = self._by_status.get(status)
-        if durations is None:
-            durations = self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
-            self._by_status[status] = durations
-        return durations
+        known = self._by_status.get(status)
+        return known or self._by_status.setdefault(
+            status, self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
+        )
 
 
 class ItemObservation:

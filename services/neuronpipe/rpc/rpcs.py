@@ -40,6 +40,9 @@ class Rpc:
     is_work: bool = False
     # Whether only gateways call it. A gateway's messages are as large as the requests of all its callers together.
     is_trusted: bool = False
+    # The classes of its messages; None for bytes.
+    request_class: Any = None
+    response_class: Any = None
 
     @classmethod
     def of(
@@ -63,6 +66,8 @@ class Rpc:
             decode=request.FromString if is_trusted else parser(request, method.input_type, max_text_bytes),
             is_trusted=is_trusted,
             encode=response.SerializeToString,
+            request_class=request,
+            response_class=response,
             client_streaming=method.client_streaming,
             server_streaming=method.server_streaming,
             **fields,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from google.rpc.status_pb2 import Status
 
@@ -64,10 +64,7 @@ class ServerCall(Protocol):
 
 
 class Method(Protocol):
-    """The work of a door on the calls of one path.
-
-    `takes_stream`: the caller sends a stream of messages.
-    """
+    """The work of a door on the calls of one path. `takes_stream`: the caller sends a stream of messages."""
 
     takes_stream: bool
 
@@ -114,9 +111,9 @@ def end_of(error: Exception) -> CallEnd:
     if isinstance(error, CallEnd):
         return error
     if isinstance(error, Overloaded):
-        end = _end_of_overloaded(error.message, error.retry_after_s)
+        end = _frequent_end_of(Overloaded, error.message, error.retry_after_s)
     elif isinstance(error, DeadlineExceeded):
-        end = _end_of_late(error.message)
+        end = _frequent_end_of(DeadlineExceeded, error.message)
     else:
         end = _end_of(error if isinstance(error, NeuronpipeError) else internal_error(error, Call()))
     error.__traceback__ = None  # the traceback's frames hold the request, which may be large
@@ -133,12 +130,9 @@ def _end_of(error: NeuronpipeError) -> tuple[int, str, Metadata]:
 
 
 # The results are cached, because under overload thousands of calls per second end in the same way.
-@lru_cache(maxsize=64)
-def _end_of_overloaded(message: str, retry_after_s: float) -> tuple[int, str, Metadata]:
-    code, message, trailer = _end_of(Overloaded(message, retry_after_s))
-    return code, message, (*trailer, (RETRY_PUSHBACK, str(max(1, round(retry_after_s * 1000)))))
-
-
-@lru_cache(maxsize=64)
-def _end_of_late(message: str) -> tuple[int, str, Metadata]:
-    return _end_of(DeadlineExceeded(message))
+@lru_cache(maxsize=128)
+def _frequent_end_of(kind: type[NeuronpipeError], *fields: Any) -> tuple[int, str, Metadata]:
+    code, message, trailers = _end_of(error := kind(*fields))
+    if isinstance(error, Overloaded):
+        trailers = (*trailers, (RETRY_PUSHBACK, str(max(1, round(error.retry_after_s * 1000)))))
+    return code, message, trailers

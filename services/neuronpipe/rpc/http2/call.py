@@ -82,8 +82,6 @@ class Http2Call(MessageStream):
     def peer_names(self) -> Sequence[str]:
         return self.connection.peer_names
 
-    # --- its head ---
-
     def read_head(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Takes the head of the call, and returns its path. Raises CallEnd, and NotGrpc for another content type.
 
@@ -118,8 +116,6 @@ class Http2Call(MessageStream):
             raise NotGrpc
         self.metadata = metadata
         return path.decode("latin-1")
-
-    # --- its messages ---
 
     def stop_reading(self, error: Exception) -> None:
         self.error = error
@@ -182,8 +178,6 @@ class Http2Call(MessageStream):
     async def inflate(self, message: bytes, window_bits: int) -> bytes | None:
         in_flight, limit_bytes = self.connection.options.in_flight, self.max_message_bytes
         return await in_flight.inflate(self.connection.peer, message, window_bits, limit_bytes)
-
-    # --- its answer ---
 
     def accept(self, method: Method) -> None:
         """Passes the call to a method, which counts it. Raises CallEnd."""

@@ -151,6 +151,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
             self.ready.set_exception(error or ConnectionResetError(problem))
 
 
+@dataclass(eq=False)
 class Http2Channel:
     """A connection to one address, made when the first call needs it, and again after it was lost.
 
@@ -158,19 +159,16 @@ class Http2Channel:
     server's certificate must contain. `note_failure`: gets the reason of each attempt to connect that fails.
     """
 
-    def __init__(
-        self,
-        address: str,
-        tls: LoadedTls | None = None,
-        server_name: str = "",
-        note_failure: Callable[[str], None] = lambda reason: None,
-    ) -> None:
-        self._address = address
-        self._path = unix_path(address)
-        self._tls = None if self._path else tls
-        self._authority = server_name or ("localhost" if self._path else address.partition(":")[2])
-        self._note_failure = note_failure
-        self._connection: _ClientConnection | None = None
+    address: str
+    tls: LoadedTls | None = None
+    server_name: str = ""
+    note_failure: Callable[[str], None] = lambda reason: None
+    _connection: _ClientConnection | None = None
+
+    def __post_init__(self) -> None:
+        self._path = unix_path(self.address)
+        self._tls = None if self._path else self.tls
+        self._authority = self.server_name or ("localhost" if self._path else self.address.partition(":")[2])
 
     async def open_call(self, path: str) -> ClientCall:
         """Opens a call once the server can be reached."""
@@ -180,7 +178,7 @@ class Http2Channel:
                 connection = await self._connected()
                 return connection.open_call(path, self._authority, "https" if self._tls else "http")
             except (OSError, NGH2Error) as error:  # OSError includes TimeoutError and ssl.SSLError
-                self._note_failure(_reason(error))
+                self.note_failure(_reason(error))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
@@ -193,7 +191,7 @@ class Http2Channel:
             if self._path:
                 _, connection = await loop.create_unix_connection(_ClientConnection, self._path)
             else:
-                host, _, port = self._address.partition(":")[2].rpartition(":")
+                host, _, port = self.address.partition(":")[2].rpartition(":")
                 secure: dict[str, Any] = {}
                 if self._tls:
                     name = self._authority.rpartition(":")[0] or self._authority

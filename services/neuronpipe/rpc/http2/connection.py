@@ -123,8 +123,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self._written: set[MessageStream] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    # --- what the transport calls ---
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # a stream's; uvloop's is no subclass of asyncio's
         self.loop = asyncio.get_running_loop()
@@ -175,8 +173,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         # Both sets refer to streams, which refer to this connection.
         self.waiting_writers.clear()
         self._written.clear()
-
-    # --- what comes ---
 
     def _handle(self, events: Iterable[object]) -> None:
         takers = self.takers
@@ -270,8 +266,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
             except (NGH2Error, ValueError):  # the stream or the connection has just ended
                 return
 
-    # --- what goes ---
-
     def has_written(self, stream: MessageStream) -> None:
         """Notes that a stream has queued bytes."""
         self._written.add(stream)
@@ -322,8 +316,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     def flushed(self, written: Iterable[MessageStream]) -> None:
         """Runs after a flush. `written`: the streams that had queued bytes."""
 
-    # --- time ---
-
     def _look_at_time(self) -> None:
         """Checks all limits by one timer, because most connections reach no limit."""
         self._timer = None
@@ -358,8 +350,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """Sends a ping of eight bytes, which the peer sends back."""
         self.engine.ping(data)
         self.flush()
-
-    # --- the end ---
 
     def _fail(self, error: NGH2Error) -> None:
         """Ends the connection after an error of nghttp2, which then sends no GOAWAY itself."""

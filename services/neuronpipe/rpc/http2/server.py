@@ -95,8 +95,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
         super().resume_writing()
         self._note_read(None)
 
-    # --- what comes ---
-
     def data_received(self, data: bytes) -> None:
         turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
         while begin < len(data) and not self._is_resting and turns.continue_turn(calls, began_s):
@@ -217,8 +215,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
         if not self.streams:
             self.idle_since_s = self.loop.time()
 
-    # --- what goes ---
-
     def has_ended(self, call: Http2Call) -> None:
         """Notes that a call has queued all bytes of its answer."""
         if not call.is_ended:
@@ -299,8 +295,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def _note_read(self, stream: MessageStream | None) -> None:
         if wait := self._unread.pop(stream, None):
             self._server.sends.remove(wait[0])
-
-    # --- time, and the end ---
 
     def check_time(self, now_s: float) -> float | None:
         settings, leaving = self.options.settings, self.leaving
