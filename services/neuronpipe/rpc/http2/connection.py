@@ -236,7 +236,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         else:
             self._idle_frames.count(self.received_s)
 
-    # What takes each kind of event. Other events mean nothing here.
+    # The function that takes each kind of event. Other events mean nothing here.
     takers: ClassVar[Mapping[type[object], Callable[[Any, Any], None]]] = {
         DataReceived: _take_data,
         StreamClosed: _take_closed_stream,
