@@ -131,6 +131,7 @@ class ModelSpec(Frozen):
     tokens: tuple[str, ...] = Field(
         (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
     )
+    image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -145,8 +146,6 @@ class ModelSpec(Frozen):
         """Raises WrongTask for a task that the model does not answer."""
         if not self.answers(task):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
-
-    image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
 
     @property
     def takes_texts(self) -> bool:

@@ -42,18 +42,19 @@ _UNDECODED_PER_NEW = 8
 class GenerationRequest(RunningRequest):
     """A prompt that the model continues token by token, with one text or several.
 
-    The fields below are set when the prompt is tokenized. `interval`: the number of tokens that become text together
-    after the first token. `is_search`: whether a beam search finds the texts; the executor tells no tokens before its
-    end. `reads_along`: whether tokens become text as they come.
+    `interval`: the number of tokens that become text together after the first token. `is_search`: whether a beam
+    search finds the texts; the executor tells no tokens before its end. `reads_along`: whether tokens become text as
+    they come.
     """
 
+    # `count` sets these fields, after the prompt is tokenized and before the model computes it.
     encoded: EncodedInput
     options: GenerationOptions
     end_token_ids: frozenset[int]
     interval: int
     is_search: bool
     reads_along: bool
-    _texts: "Sequence[_RunningText]" = ()
+    _texts: "Sequence[_RunningText]"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -84,14 +84,8 @@ class Pipeline:
                 else:
                     result, usage = await running.answer()
         except BaseException as error:
-            caller_error = told_error(error, call) if isinstance(error, Exception) else error
-            timings.fail(caller_error)
-            try:
-                if caller_error is error:
-                    raise
-                raise caller_error from error
-            finally:
-                del caller_error  # the error keeps this frame
+            _fail(timings, call, error)
+            raise
         answered = running.finish(result, usage)
         self.copies.offer(running, answered, self._models.table)
         return answered
@@ -138,3 +132,14 @@ class Pipeline:
         table, tenants = self._models.table, self.admission_control.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table
         return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
+
+
+def _fail(timings: RequestTimings, call: Call, error: BaseException) -> None:
+    """Records the error of a request. Raises the error that the caller gets instead, if it is another."""
+    caller_error = told_error(error, call) if isinstance(error, Exception) else error
+    timings.fail(caller_error)
+    try:
+        if caller_error is not error:
+            raise caller_error from error
+    finally:
+        del caller_error  # the error keeps this frame

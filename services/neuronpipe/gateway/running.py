@@ -5,7 +5,7 @@ door, and for shadow copies.
 """
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import Usage
 from neuronpipe.core.calls import Call
@@ -44,7 +44,7 @@ class PipelineParts:
     observer: RequestObserver
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RunningRequest:
     """One request from its admission to its answer. One task owns it.
 
@@ -68,9 +68,14 @@ class RunningRequest:
     parts: TextParts | None = None
     is_copy: bool = False
 
-    new_tokens = 0
-    first_token_ns = 0
-    is_repeatable = True
+    # Defaults of the class. A request that generates sets its own in its constructor, and its first token at its end.
+    new_tokens: int = field(init=False, default=0)
+    first_token_ns: int = field(init=False, default=0)
+    is_repeatable: bool = field(init=False, default=True)
+    # The constructor sets the size. `answer` sets the others before its first block.
+    size_bytes: int = field(init=False)
+    admission: Admission = field(init=False)
+    _timeout: Timeout = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput and WrongTask where the model does not take the input."""

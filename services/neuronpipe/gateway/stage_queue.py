@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -83,8 +83,9 @@ class StageQueue:
         # The tokens of the waiting items of each model, without suspects.
         self.cost_tokens: Counter[ModelKey] = Counter()
         self._suspects: _Line = OrderedDict()
-        self._interactive: dict[ModelKey, _Line] = {}
-        self._bulk: dict[ModelKey, _Line] = {}
+        # A line begins with its first item and ends with its last, so no line is empty.
+        self._interactive: defaultdict[ModelKey, _Line] = defaultdict(OrderedDict)
+        self._bulk: defaultdict[ModelKey, _Line] = defaultdict(OrderedDict)
 
     def __iter__(self) -> Iterator[QueuedItem]:
         lines = [self._suspects, *self._interactive.values(), *self._bulk.values()]
@@ -96,14 +97,19 @@ class StageQueue:
         return bool(self._suspects)
 
     def append(self, queued: QueuedItem) -> None:
-        """Adds a new item at the end of its line."""
+        """Adds an item at the end of its line, and counts it in."""
         self._line_of(queued)[queued.item_id] = queued
+        self.cost_tokens[queued.item.model] += queued.cost_tokens
 
     def put_back(self, returned: Iterable[QueuedItem]) -> None:
         """Puts taken items back at the front of their lines, in their order."""
         for queued in reversed(list(returned)):
-            line = self._suspects if queued.is_suspect else self._line_of(queued)
-            line[queued.item_id] = queued
+            if queued.is_suspect:
+                line = self._suspects
+                line[queued.item_id] = queued
+            else:
+                line = self._line_of(queued)
+                self.append(queued)
             line.move_to_end(queued.item_id, last=False)
 
     def remove(self, queued: QueuedItem) -> None:
@@ -156,12 +162,7 @@ class StageQueue:
         return next((item for item in suspects if has_model(item.item.model) and not item.future.done()), None)
 
     def _line_of(self, queued: QueuedItem) -> _Line:
-        model, lines = queued.item.model, self._bulk if queued.is_bulk else self._interactive
-        self.cost_tokens[model] += queued.cost_tokens
-        line = lines.get(model)
-        if line is None:
-            line = lines[model] = OrderedDict()
-        return line
+        return (self._bulk if queued.is_bulk else self._interactive)[queued.item.model]
 
 
 def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:

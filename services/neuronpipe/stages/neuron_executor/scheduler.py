@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.model import ModelSpec
@@ -36,6 +36,17 @@ _HANGS_AFTER = 10
 # 2.09 times without this rule (2026-11-22).
 _INTERACTIVE_FOR_S = 0.25
 _BULK_BATCH_LIMIT_S = 0.006
+
+
+class _Taken(NamedTuple):
+    """A batch that a core has taken, with its model."""
+
+    model: ExecutorModel
+    batch: Batch
+
+    @property
+    def is_bulk(self) -> bool:
+        return self.batch.members[0].is_bulk
 
 
 class DeviceScheduler:
@@ -147,51 +158,58 @@ class DeviceScheduler:
     async def _work(self, core: int) -> None:
         """Runs batches on one core until it is lost. Each batch in flight has its worker. Raises CoresLost."""
         while taken := await self._next_batch(core):
-            model, batch = taken
             try:
-                await self._run_batch(core, model, batch)
+                await self._run_batch(core, *taken)
             except BaseException:  # the worker was cancelled
-                fail(batch.members, stopping())
+                fail(taken.batch.members, stopping())
                 raise
         if self._models and not self.cores.left and not self._is_closed:
             self.close()
             names = ", ".join(repr(model.spec.name) for model in self._models)
             raise CoresLost(f"no core is left for the model {names}")
 
-    async def _next_batch(self, core: int) -> tuple[ExecutorModel, Batch] | None:
+    async def _next_batch(self, core: int) -> _Taken | None:
         """Waits for a batch; None if the core is lost."""
         while not self.cores.is_lost(core):
             if core not in self._reserved and self.cores.may_take(core) and (taken := self._take(core)):
-                if self._in_flight > 1 or taken[1].members[0].is_bulk:
+                if self._in_flight > 1 or taken.is_bulk:
                     self._arrived.set()  # for cores that left the other sequences to this core
                 return taken
             self._arrived.clear()
             await self._arrived.wait()
         return None
 
-    def _take(self, core: int) -> tuple[ExecutorModel, Batch] | None:
+    def _take(self, core: int) -> _Taken | None:
         """The next batch for a core; None if there is none for it."""
         wait_s = self.cores.busy_s(core)
         while turn := self._turn():
             oldest, model = turn
-            limit_s = math.inf
-            if not oldest.is_bulk:
+            limit_s: float | None = math.inf
+            if oldest.is_bulk:
+                limit_s = self._bulk_limit_s()
+            else:
                 self._interactive_until_s = time.monotonic() + _INTERACTIVE_FOR_S
-            elif time.monotonic() < self._interactive_until_s:
-                if self.cores.idle < min(2, self.cores.left):
-                    return None
-                limit_s = _BULK_BATCH_LIMIT_S
-            if oldest.lost_cores and not self.cores.is_idle(core):
-                # A suspect runs without other batches on its core. Otherwise the cause of a loss would be unclear.
+            # A suspect runs without other batches on its core. Otherwise the cause of a loss would be unclear.
+            if limit_s is None or (oldest.lost_cores and not self.cores.is_idle(core)):
                 return None
             model.queue.remove(oldest)
             if model.policy.keep_if_in_time(oldest, wait_s):
-                if oldest.lost_cores:
-                    return model, model.policy.batch_of([oldest])
-                # Each other model with waiting sequences keeps one idle core.
-                other_models = sum(1 for other in self._models if other is not model and len(other.queue))
-                return model, model.policy.fill(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s)
+                return _Taken(model, self._batch_of(oldest, model, wait_s, limit_s))
         return None
+
+    def _bulk_limit_s(self) -> float | None:
+        """The limit of a bulk batch that begins now; None if bulk leaves the idle core to interactive sequences."""
+        if time.monotonic() >= self._interactive_until_s:
+            return math.inf
+        return None if self.cores.idle < min(2, self.cores.left) else _BULK_BATCH_LIMIT_S
+
+    def _batch_of(self, oldest: QueuedSequence, model: ExecutorModel, wait_s: float, limit_s: float) -> Batch:
+        """A batch with the oldest sequence of a model: a suspect alone, or else with others within the limit."""
+        if oldest.lost_cores:
+            return model.policy.batch_of([oldest])
+        # Each other model with waiting sequences keeps one idle core.
+        other_models = sum(1 for other in self._models if other is not model and len(other.queue))
+        return model.policy.fill(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s)
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
         """The sequence that goes first among all models, with its model.

@@ -14,6 +14,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from hashlib import blake2b
 
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
@@ -176,6 +177,13 @@ class GeneratedSequence:
         self.last_token_ns = now_ns
 
 
+class _Preemptable(Enum):
+    """The tenants whose sequences may give their rows and blocks to a waiting sequence."""
+
+    OVER_SHARE = auto()
+    ALL = auto()
+
+
 class Planner:
     def __init__(self, pool: BlockPool, pace: Pace, max_sequences: int, step_tokens: int, spare_scores: int) -> None:
         """`max_sequences`: limit of rows in a step. `step_tokens`: limit of a step's tokens, at least one per row.
@@ -270,7 +278,7 @@ class Planner:
                 self._give_back(sequence)
                 self._places = max(1, self._rows)
                 break
-            if self._preemptable(sequence) == "all":
+            if self._preemptable(sequence) is _Preemptable.ALL:
                 sequence.kept_tokens = sequence.generated + DUE_TOKENS
             self.waiting.remove(sequence)
             self._take(sequence, count, missing)
@@ -374,20 +382,18 @@ class Planner:
             ),
         )
 
-    def _preemptable(self, sequence: GeneratedSequence) -> str:
-        """The tenants whose rows and blocks a waiting sequence may get: those "over" their shares, or "all" after a
-        long wait; empty for none.
-        """
+    def _preemptable(self, sequence: GeneratedSequence) -> _Preemptable | None:
+        """The tenants whose rows and blocks a waiting sequence may get, if any; all after a long wait."""
         if not self._shares.are_several:
-            return ""
+            return None
         # The whole text: texts larger than their shares would preempt each other before they have a token.
         blocks = sequence.blocks_held + self._missing(sequence, len(sequence.token_ids) - sequence.computed)
         if self._shares.fits(sequence, sequence.most_rows, blocks):
-            return "over"
+            return _Preemptable.OVER_SHARE
         is_due = time.monotonic() - sequence.waits_since_s > PATIENCE_S
-        return "all" if is_due and not self._shares.rows_of(sequence.tenant) else ""
+        return _Preemptable.ALL if is_due and not self._shares.rows_of(sequence.tenant) else None
 
-    def _victim(self, sequence: GeneratedSequence, tenants: str) -> GeneratedSequence | None:
+    def _victim(self, sequence: GeneratedSequence, tenants: _Preemptable) -> GeneratedSequence | None:
         """The sequence that makes room for another tenant's sequence: the youngest of the tenant that has most."""
         candidates = [
             running
@@ -395,7 +401,7 @@ class Planner:
             if running.tenant != sequence.tenant
             and running.rank[0] >= sequence.rank[0]
             and not running.is_kept
-            and (tenants == "all" or self._shares.is_over(running))
+            and (tenants is _Preemptable.ALL or self._shares.is_over(running))
         ]
         return max(candidates, key=lambda running: (self._shares.part(running.tenant), running.rank), default=None)
 
