@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FolderRepository:
-    """A repository in a folder. Every method raises SetupError."""
+    """A repository in a folder. Every method may raise SetupError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -187,7 +187,7 @@ def _check_types(folder: Path) -> None:
 
 
 def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for a count that is too large, also in a part of the model."""
+    """Raises SetupError if config.json, or a config nested in it, contains a count above its limit."""
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
             _check_counts(folder, value)

@@ -230,7 +230,7 @@ class _FollowedEndpoint:
         self._serve = serve
         self.is_served = self.is_leaving = False
         self._leaving = leaving
-        # Reasons that the log already contains for the process that cannot be reached.
+        # Reasons that were logged since the process became unreachable; each is logged once.
         self._logged_reasons: set[str] = set()
         self._retired = asyncio.Event()
         self._before = before

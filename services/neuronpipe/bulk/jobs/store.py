@@ -198,8 +198,8 @@ class JobStore:
         return taken
 
     async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
-        """Renews the leases of jobs, with the number of their completed inputs. Returns whether each is still the
-        worker's.
+        """Renews the leases of jobs, and stores how many inputs of each are completed. Returns for each job whether the
+        worker still has it.
         """
         arguments = [part for held, completed in taken for part in (held.job.id, held.job.priority, completed)]
 

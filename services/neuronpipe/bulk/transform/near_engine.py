@@ -84,7 +84,7 @@ class TransformSettings(Settings):
     )
 
 
-# The most batches at the executor: enough for all cores, few enough that windows end one after the other.
+# Limit of batches at the executor: keeps all cores busy, and lets windows end in order.
 _BATCHES = 64
 
 CutBatches = Callable[[Sequence[int]], Iterator[list[int]]]

@@ -22,7 +22,7 @@ from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
 # The time before the longest wait may be ended to make room. Any network delivers within it.
 _PATIENCE_S = 5.0
-# The limit of waits without a limit: thirty years.
+# Stands for "no limit" where a number is needed: about thirty years.
 _NO_LIMIT_S = 1e9
 
 
