@@ -136,7 +136,7 @@ class FolderSource(LiveRepository):
     """A repository in a folder, which contains all files."""
 
     def __init__(self, folder: Path, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises SetupError for a registry or bundles that cannot be read."""
+        """Raises SetupError if the registry or a bundle cannot be read."""
         self._folder = folder
         self._trusted = trusted
         self._has_registry = False

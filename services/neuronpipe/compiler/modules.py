@@ -253,7 +253,7 @@ def source_module(
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:
-    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
+    """Raises SetupError if the model has no embeddings for some tokens of the tokenizer."""
     if module.takes_images:
         return
     rows, own = int(module.config.vocab_size), module.tokenizer.transformers_tokenizer

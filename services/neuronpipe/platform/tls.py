@@ -26,7 +26,7 @@ _HANDSHAKE_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
+    """Paths of files in PEM form. Raises SetupError if only one of certificate and key is given.
 
     - `certificate`: shown to peers; the certificates of intermediate authorities follow it in the file.
     - `key`: the certificate's private key, without a passphrase.

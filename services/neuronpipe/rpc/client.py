@@ -104,7 +104,7 @@ class Connection(Generic[StubsT]):
         service_config: ServiceConfig | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Raises SetupError for unusable TLS files."""
+        """Raises SetupError if the TLS files are unusable."""
         self._target = target
         self._make_stubs = make_stubs
         self._service_config = service_config

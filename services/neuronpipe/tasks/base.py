@@ -100,7 +100,7 @@ class TextTokenizer(Protocol):
         """The number of tokens of a text, without special tokens."""
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput for too many."""
+        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput if there are too many."""
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         """The text of tokens of the vocabulary, with or without the special tokens among them."""

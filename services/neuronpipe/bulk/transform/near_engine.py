@@ -305,7 +305,7 @@ async def running_near_engine(
 ) -> AsyncIterator[NearEngine]:
     """The engine, loaded and warmed up. `observe`: wraps the function that computes a batch.
 
-    Raises SetupError for a bundle that cannot run here.
+    Raises SetupError if the bundle cannot run here.
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:

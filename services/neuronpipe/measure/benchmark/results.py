@@ -246,7 +246,7 @@ class Compared:
 def compare_results(before: Results, after: Results) -> list[Compared]:
     """Compares the cells that the first run has measured and the second has planned, in the order of the first.
 
-    Raises SetupError for runs without a common cell.
+    Raises SetupError if the runs have no common cell.
     """
     results_after = {result.cell: result for result in after.cells}
     common = [result for result in before.measured if result.cell in results_after]

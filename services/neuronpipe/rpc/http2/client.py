@@ -62,7 +62,7 @@ class ClientCall(MessageStream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """The next message, or None once the server has ended the call with OK. Raises CallEnd for any other end."""
+        """The next message, or None once the server has ended the call with OK. Raises CallEnd if the call ends otherwise."""
         message = await super().read()
         if message is None and self.status and self.status.code:
             raise self.status

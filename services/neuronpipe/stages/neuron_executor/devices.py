@@ -193,7 +193,7 @@ class Devices:
         """Loads and warms up a model while other models are served.
 
         After the block it waits for the model's batches and unloads the model, or gives up a back end that hangs.
-        Raises SetupError for a bundle that cannot run here.
+        Raises SetupError if the bundle cannot run here.
         """
         began_ns = time.monotonic_ns()
         backend = await self.impairment.call(f"loading {_name(bundle)}", lambda: self._load(bundle))

@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPlan:
-    """The most memory of the host that an executor of these models takes. Raises SetupError for a missing file.
+    """The most memory of the host that an executor of these models takes. Raises SetupError if a file is missing.
 
     If models make room for others, the plan counts the largest models that fit into max_model_memory_bytes together.
     """

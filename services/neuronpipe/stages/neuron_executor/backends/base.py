@@ -126,7 +126,7 @@ async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool
 
 
 def check_shapes(inputs: Arrays) -> None:
-    """Raises BackendError for inputs of tokens that differ in shape.
+    """Raises BackendError if inputs of tokens differ in shape.
 
     OpenVINO 2026.4 with one thread computes them, with the memory behind the shorter input.
     """
