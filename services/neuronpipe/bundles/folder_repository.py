@@ -74,9 +74,10 @@ class FolderRepository:
 class LiveRepository(ABC):
     """A repository from which a process loads, with the last registry that could be read.
 
-    `registry`: revision 0 if there is none. `problem`: the reason why the present registry is not used, or empty.
-    `fixed`: the versions to serve without a registry. `fetched`: the share of the bytes that have arrived, from 0 to 1,
-    for each version that is being fetched.
+    - `registry`: revision 0 if there is none.
+    - `problem`: the reason why the present registry is not used, or empty.
+    - `fixed`: the versions to serve without a registry.
+    - `fetched`: the share of the bytes that have arrived, from 0 to 1, for each version that is being fetched.
     """
 
     registry: Registry

@@ -259,7 +259,7 @@ class EmbeddedChunk(NamedTuple):
 
 
 def chunks_of(result: FeatureExtractionResult) -> Sequence[EmbeddedChunk]:
-    """Returns the chunks of a text that was requested by chunks. Raises KeyError if a newer server's type is unknown."""
+    """Returns the chunks of a text that was requested by chunks. Raises KeyError if their type is unknown."""
     return [
         EmbeddedChunk(span.start, span.end, vector)
         for span, vector in zip(result.chunks, to_array(result), strict=True)

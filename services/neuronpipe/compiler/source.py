@@ -250,8 +250,9 @@ _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 class ModelSource:
     """A model's files on this machine.
 
-    `revision`: the commit on the Hub. `base`: the model into which an adapter was merged. `others`: names of all files
-    on the Hub, also of files that were not downloaded.
+    - `revision`: the commit on the Hub.
+    - `base`: the model into which an adapter was merged.
+    - `others`: names of all files on the Hub, also of files that were not downloaded.
     """
 
     location: str

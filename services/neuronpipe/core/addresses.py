@@ -10,7 +10,7 @@ _PROBE_LIMIT_S = 2.0
 
 
 def unix_path(address: str) -> str | None:
-    """Returns the path of a Unix socket's address; None for another address. Raises ValueError if the path is invalid."""
+    """Returns the path of a Unix socket's address; None for another address. Raises ValueError for an invalid path."""
     if not address.startswith("unix:"):
         return None
     path = address.removeprefix("unix:")

@@ -40,9 +40,10 @@ _ESTIMATE_WEIGHT = 0.05
 class Admitted:
     """A request that admission control has admitted.
 
-    `tenant_load`: what the tenant has of the model. `tokens`: the tokens of the input plus `new_tokens`, the most
-    tokens that the request generates. `shed`: ends the request, to make room for what `shed_for` then says. `own_turn`:
-    the turn of its tenant in which the request runs.
+    - `tenant_load`: what the tenant has of the model.
+    - `tokens`: the tokens of the input plus `new_tokens`, the most tokens that the request generates.
+    - `shed`: ends the request, to make room for what `shed_for` then says.
+    - `own_turn`: the turn of its tenant in which the request runs.
     """
 
     call: Call

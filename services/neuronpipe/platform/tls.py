@@ -52,8 +52,9 @@ class TlsFiles:
 class LoadedTls:
     """The content of the files, in PEM form; None for a file that is not set.
 
-    `expires_s`: the certificate's end of validity, in seconds since 1970; infinite without a certificate. `context`:
-    for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
+    - `expires_s`: the certificate's end of validity, in seconds since 1970; infinite without a certificate.
+    - `context`: for HTTP/1.1.
+    - `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None

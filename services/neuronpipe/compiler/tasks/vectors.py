@@ -172,7 +172,7 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
 
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
-    """The settings of the module SpladePooling; empty for a plain model. Raises SetupError if there are other modules."""
+    """The settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
     modules = read_modules(folder)
     kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):

@@ -83,8 +83,9 @@ def cell_result(cell: Cell, samples: CellSamples, *, steal: float, others: float
 class ColdStart:
     """Cold starts of `serve all` with one model, then single requests of `length` tokens. Times in ms.
 
-    `model_ms`: computing time of each request; `overhead_ms`: the rest of its latency. `reason`: why there are no
-    times.
+    - `model_ms`: computing time of each request.
+    - `overhead_ms`: the rest of its latency.
+    - `reason`: why there are no times.
     """
 
     model: str

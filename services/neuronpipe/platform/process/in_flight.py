@@ -29,7 +29,9 @@ _NO_LIMIT_S = 1e9
 class CallerWaits(Deadlines):
     """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
 
-    `limit_s`: 0: no limit. `max_waits`: the most waits at once. `ended`: counts the ended waits.
+    - `limit_s`: 0: no limit.
+    - `max_waits`: the most waits at once.
+    - `ended`: counts the ended waits.
     """
 
     def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:

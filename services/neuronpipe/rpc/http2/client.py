@@ -62,7 +62,7 @@ class ClientCall(MessageStream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """The next message, or None once the server has ended the call with OK. Raises CallEnd if the call ends otherwise."""
+        """The next message, or None once the server has ended the call with OK. Raises any other CallEnd."""
         message = await super().read()
         if message is None and self.status and self.status.code:
             raise self.status
@@ -148,8 +148,9 @@ class _ClientConnection(Http2Connection[ClientCall]):
 class Http2Channel:
     """A connection to one address, made when the first call needs it, and again after it was lost.
 
-    `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: HOST or HOST:PORT, the name that the
-    server's certificate must contain. `note_failure`: gets the reason of each attempt to connect that fails.
+    - `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT.
+    - `server_name`: HOST or HOST:PORT, the name that the server's certificate must contain.
+    - `note_failure`: gets the reason of each attempt to connect that fails.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class ModelMemory:
         self._taken: dict[ModelKey, int] = {}
 
     def size_of(self, bundle: Bundle) -> int:
-        """The bytes of a model. Raises SetupError if they exceed the limit, because the model can then never be loaded."""
+        """The bytes of a model. Raises SetupError if they exceed the limit: it can never be loaded."""
         artifact = bundle.artifact(self._settings.backend)
         try:
             size_bytes = sum((bundle.folder / name).stat().st_size for name in artifact.files)
