@@ -93,7 +93,7 @@ class BucketRepository:
         return Bundle(Path(place), Manifest.parse(written, f"{place}/{MANIFEST_FILE}"), sha256(written).hexdigest())
 
     def check(self, bundle: Bundle, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises SetupError for a missing file, and RefusedBundle for a bundle that no `trusted` key signed."""
+        """Raises SetupError if a file is missing, and RefusedBundle if no `trusted` key signed the bundle."""
         key = ModelKey(*bundle.key)
         if trusted:
             base = f"{key.name}/{key.version}"

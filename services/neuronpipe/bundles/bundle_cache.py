@@ -247,7 +247,7 @@ class BundleCache:
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:
-    """Raises RefusedBundle for a manifest that names a path which cannot be a file of a bundle."""
+    """Raises RefusedBundle if the manifest names a path that cannot be a file of a bundle."""
     for name, digest in manifest.files.items():
         is_outside = Path(name).is_absolute() or ".." in Path(name).parts
         if is_outside or not _DIGEST.fullmatch(digest) or name in ("", MANIFEST_FILE, SIGNATURE_FILE):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FolderRepository:
-    """A repository in a folder. Every method raises SetupError."""
+    """A repository in a folder. Every method may raise SetupError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,9 +74,10 @@ class FolderRepository:
 class LiveRepository(ABC):
     """A repository from which a process loads, with the last registry that could be read.
 
-    `registry`: revision 0 if there is none. `problem`: the reason why the present registry is not used, or empty.
-    `fixed`: the versions to serve without a registry. `fetched`: the share of the bytes that have arrived, from 0 to 1,
-    for each version that is being fetched.
+    - `registry`: revision 0 if there is none.
+    - `problem`: the reason why the present registry is not used, or empty.
+    - `fixed`: the versions to serve without a registry.
+    - `fetched`: the share of the bytes that have arrived, from 0 to 1, for each version that is being fetched.
     """
 
     registry: Registry
@@ -136,7 +137,7 @@ class FolderSource(LiveRepository):
     """A repository in a folder, which contains all files."""
 
     def __init__(self, folder: Path, trusted: "TrustedKeys | None" = None) -> None:
-        """Raises SetupError for a registry or bundles that cannot be read."""
+        """Raises SetupError if the registry or a bundle cannot be read."""
         self._folder = folder
         self._trusted = trusted
         self._has_registry = False

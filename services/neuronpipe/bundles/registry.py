@@ -223,7 +223,7 @@ class Registry(Frozen):
         return self._decide(bundle, "approved", signed, None, routing)
 
     def register(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """Registers a version as pending, with a note. Raises SetupError for a version that is registered already."""
+        """Registers a version as pending, with a note. Raises SetupError if it is registered already."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         if number in model.versions:
@@ -231,7 +231,7 @@ class Registry(Frozen):
         return self._decide(bundle, "pending", signed, None, model.routing)
 
     def reject(self, bundle: Bundle, signed: Signed) -> "Registry":
-        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError for a stable version."""
+        """Rejects a version, which loses its aliases, shares and copies. Raises SetupError if it is stable."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
         stable = model.aliases.get(STABLE)
@@ -349,7 +349,7 @@ def _registered(bundle: Bundle, approval: Approval) -> RegisteredVersion:
 
 
 def _resolved(target: str, aliases: Mapping[str, int]) -> int:
-    """The version of a route's target. Raises ValueError for an unknown alias."""
+    """The version of a route's target. Raises ValueError if the alias is unknown."""
     if target.isascii() and target.isdigit():
         return int(target)
     if target not in aliases:

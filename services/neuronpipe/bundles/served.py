@@ -47,7 +47,7 @@ class ServedModel(Generic[ResourceT]):
         return ModelKey(*self.bundle.key)
 
     def __enter__(self) -> ResourceT:
-        """Returns the resource, open until the block ends. Raises Unavailable for a model that is not ready."""
+        """Returns the resource, open until the block ends. Raises Unavailable if the model is not ready."""
         if self.state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
         if not self._uses:

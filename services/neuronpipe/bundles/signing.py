@@ -136,7 +136,7 @@ def create_key(key: Path, public_key: Path) -> str:
 
 
 def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
-    """Signs the manifest in a folder. Raises RefusedBundle for another digest than `digest`, and SetupError."""
+    """Signs the manifest in a folder. Raises RefusedBundle if the digest is not `digest`, and SetupError."""
     manifest = (folder / MANIFEST_FILE).read_bytes()
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")

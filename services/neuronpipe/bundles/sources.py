@@ -34,13 +34,13 @@ def approve_version(repository: Repository, key: ModelKey, trusted_keys: Path | 
 
 
 def reject_version(repository: Repository, key: ModelKey, signed: Signed) -> Operation:
-    """Returns the operation that rejects a version. Raises SetupError for a version that does not exist."""
+    """Returns the operation that rejects a version. Raises SetupError if the version does not exist."""
     bundle = repository.bundle(key)
     return lambda registry: registry.reject(bundle, signed)
 
 
 def check_folder(settings: RepositorySettings) -> None:
-    """Raises SetupError for a repository folder without bundles. Reads no bundle."""
+    """Raises SetupError if a repository's folder contains no bundles. Reads no bundle."""
     files = (Path(settings.repository) / name for name in (MANIFEST_FILE, REGISTRY_FILE))
     if not is_bucket(settings.repository) and not any(file.is_file() for file in files):
         bundle_folders(Path(settings.repository))

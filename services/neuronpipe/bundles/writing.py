@@ -35,7 +35,7 @@ def default_name(source: str) -> str:
 
 
 def check_is_there(source: str) -> None:
-    """Raises SetupError for a source that can only be a folder, if the folder is missing, and for an empty source."""
+    """Raises SetupError if the source is empty, or is the path of a folder that does not exist."""
     if not source:
         raise SetupError("SOURCE: is empty; . is the folder in which you are")
     if (source.startswith((".", "/", "~")) or source.count("/") > 1) and not Path(source).is_dir():
@@ -70,7 +70,7 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 
 
 def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
-    """A model's newest bundle for a back end, or None. Raises SetupError for a bundle that cannot be read."""
+    """A model's newest bundle for a back end, or None. Raises SetupError if a bundle cannot be read."""
     for version in sorted(_versions(repository, name), reverse=True):
         bundle = read_bundle(repository / name / str(version))
         if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):

@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints the path of the report. Raises SetupError for invalid options; later failures are in the report."""
+    """Prints the path of the report. Raises SetupError if an option is invalid; later failures are in the report."""
     from neuronpipe.core.settings import read_options
     from neuronpipe.measure.acceptance_process import AcceptSettings
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment

@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _request(options: argparse.Namespace) -> "RunRequest":
-    """Makes the request. Raises SetupError for options that are out of range."""
+    """Makes the request. Raises SetupError if an option is out of range."""
     from neuronpipe.measure.benchmark.matrix import MatrixRequest, find_models, make_matrix
     from neuronpipe.measure.benchmark.measuring import CellEffort
     from neuronpipe.measure.benchmark.run import RunRequest

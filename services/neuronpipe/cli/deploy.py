@@ -117,7 +117,7 @@ def _target(options: argparse.Namespace) -> "Target":
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the options of the target. Raises SetupError for an option of another target."""
+    """Returns the options of the target. Raises SetupError if an option is for another target."""
     given = {name: getattr(options, name) for names in _OPTIONS.values() for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if others := given.keys() - set(_OPTIONS[options.to]):

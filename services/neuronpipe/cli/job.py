@@ -64,7 +64,7 @@ def _add_dead(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole_seconds(text: str) -> int:
-    """The type of a time that the API has in whole seconds: rounded up, because 0 stands for the default."""
+    """Parses a duration as whole seconds, the unit of the API. Rounds up, because 0 means the default."""
     whole = math.ceil(seconds(text))
     if not 0 <= whole <= _MAX_UINT32:
         raise argparse.ArgumentTypeError(f"{text}: must be from 0 to {_MAX_UINT32} seconds")

@@ -210,7 +210,7 @@ def read_arguments(service: str, arguments: Sequence[str]) -> "ServiceSettings":
 
 
 def _check_required(kind: "type[ServiceSettings]", given: Mapping[str, str]) -> None:
-    """Raises SetupError for a required setting that is neither on the command line nor in the environment."""
+    """Raises SetupError if a required setting is neither on the command line nor in the environment."""
     from neuronpipe.core.settings import fields_of, option_name, variable_name
 
     in_environment = {name.upper() for name, value in os.environ.items() if value}

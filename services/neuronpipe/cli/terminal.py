@@ -58,8 +58,9 @@ def option(
 ) -> argparse.Action:
     """Adds an option, or an argument without a flag, to a parser or a group.
 
-    `usage`: its name, and the placeholder of its value, as `--rate R`; without a placeholder it is a switch. `value`:
-    its type, or its default, which determines the type. `settings`: see argparse.
+    - `usage`: its name, and the placeholder of its value, as `--rate R`; without a placeholder it is a switch.
+    - `value`: its type, or its default, which determines the type.
+    - `settings`: see argparse.
     """
     name, _, metavar = usage.partition(" ")
     if metavar:

@@ -115,10 +115,10 @@ class AsyncClient(TaskMethods):
         addresses (round-robin).
 
         `tls`: files for an encrypted connection, reloaded when they change; without `ca`, gRPC's default authorities
-        count. Raises SetupError for files that cannot be used.
+        count. Raises SetupError if the files cannot be used.
 
         `api_key`: an API key or a token (JWT), sent with every call; None: the variable NEURONPIPE_API_KEY, if it is
-        set. Raises SetupError for an invalid key.
+        set. Raises SetupError if the key is invalid.
 
         `route_key`: if requests are distributed over versions of a model, all requests of this client get the same
         version; ASCII. Empty: the version is chosen for each request, by its id.

@@ -193,7 +193,7 @@ def generation_request(
     """Returns the request of a task that generates. `fields`: the fields of its input; for text_generation the
     prompt or the messages.
 
-    Raises InvalidInput for a value of another type, or beyond its type's range.
+    Raises InvalidInput if a value has another type, or is beyond its type's range.
     """
     if task == "text_generation":
         fields = {name: value for name, value in fields.items() if value is not None}
@@ -259,7 +259,7 @@ class EmbeddedChunk(NamedTuple):
 
 
 def chunks_of(result: FeatureExtractionResult) -> Sequence[EmbeddedChunk]:
-    """Returns the chunks of a text that was requested by chunks. Raises KeyError for a type of a newer server."""
+    """Returns the chunks of a text that was requested by chunks. Raises KeyError if their type is unknown."""
     return [
         EmbeddedChunk(span.start, span.end, vector)
         for span, vector in zip(result.chunks, to_array(result), strict=True)
@@ -267,14 +267,14 @@ def chunks_of(result: FeatureExtractionResult) -> Sequence[EmbeddedChunk]:
 
 
 def vector_of(result: SentenceEmbeddingResult) -> NDArray[Any]:
-    """Returns the vector: float32, or int8 or uint8 for precisions with bytes. Raises KeyError for a newer type."""
+    """Returns the vector: float32, or int8 or uint8 for precisions with bytes. Raises KeyError if the type is newer."""
     if result.packed:
         return np.frombuffer(result.packed, _PACKED_DTYPES[result.precision])
     return np.array(result.embedding, np.float32)
 
 
 def to_array(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> NDArray[np.float32]:
-    """Returns float32 of the result's shape, from any type of numbers. Raises KeyError for a type of a newer server."""
+    """Returns float32 of the result's shape, from any type of numbers. Raises KeyError if the type is unknown."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float32)
     if result.scales:
         numbers = numbers.reshape(len(result.scales), -1) * np.array(result.scales, np.float32)[:, np.newaxis]

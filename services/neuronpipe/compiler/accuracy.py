@@ -201,7 +201,7 @@ def damaged(module: SourceModule) -> SetupError:
 
 
 def check_padding(module: SourceModule, batches: Sequence[SampleBatch], reference: Sequence[Outputs]) -> None:
-    """Raises SetupError for a model whose outputs for a text change beside a longer text, as convolutions do."""
+    """Raises SetupError if the outputs for a text change beside a longer text, as with convolutions."""
     if module.image:
         return
     lengths = [batch[MASK].sum(axis=1) for batch in batches]
@@ -281,7 +281,7 @@ def describe(accuracy: Accuracy, dtype: str, task: str) -> str:
 
 
 def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement: float | None) -> None:
-    """Raises SetupError for an artefact beyond a limit, and for a limit if nothing was measured."""
+    """Raises SetupError if the artefact is beyond a limit, or if there is a limit and nothing was measured."""
     if accuracy is None:
         if max_divergence is not None or min_agreement is not None:
             limits = "leave out --max-divergence and --min-agreement"

@@ -72,7 +72,7 @@ def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
 
 
 def check_kinds(architecture: str, config: Any) -> None:
-    """Raises SetupError for layers whose attention is neither full nor in a window, or adds more than a mask."""
+    """Raises SetupError if a layer's attention is neither full nor in a window, or adds more than a mask."""
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         raise SetupError(
             f"{architecture} cannot be compiled for text generation: its attention adds biases by distance (ALiBi), "

@@ -38,7 +38,7 @@ class BucketRequest:
     batches: tuple[int, ...] | None = None
 
     def check(self) -> None:
-        """Raises SetupError for options about the choice of buckets if no buckets are chosen."""
+        """Raises SetupError if options are about the choice of buckets and no buckets are chosen."""
         given = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
         names = [name for name, value in given.items() if value is not None]
         if names and self.buckets != ("auto",):
@@ -65,7 +65,7 @@ class LengthPlan:
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
-    """The buckets, and the plan of their lengths for "auto". Raises SetupError for unsuitable buckets."""
+    """The buckets, and the plan of their lengths for "auto". Raises SetupError if the buckets are unsuitable."""
     if request.buckets != ("auto",):
         buckets = tuple(parse_bucket(text) for text in request.buckets)
         for bucket in buckets:

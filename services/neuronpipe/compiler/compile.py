@@ -53,12 +53,15 @@ _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 class CompileRequest:
     """The model to compile, and how.
 
-    `max_divergence`: the largest accepted absolute difference of an output from PyTorch float32. `min_agreement` (0 to
-    1): the smallest accepted agreement (see Accuracy). None means no limit. int8 keeps layers in float32 until
-    `min_agreement` is reached. `calibration`: a file of texts or a folder of images for int8, or None for samples.
-    `device_times`: the name of a table of fake.py, which the fake back end simulates. An empty `task` or `dtype` is
-    found from the model's configuration. With `merge_adapter`, the source is an adapter (LoRA), which is merged into
-    `base_model`, or into the model that it names. With a `signing_key`, the bundle is signed.
+    - `max_divergence`: the largest accepted absolute difference of an output from PyTorch float32. `min_agreement` (0
+      to 1): the smallest accepted agreement (see Accuracy). None means no limit. int8 keeps layers in float32 until
+      `min_agreement` is reached.
+    - `calibration`: a file of texts or a folder of images for int8, or None for samples.
+    - `device_times`: the name of a table of fake.py, which the fake back end simulates.
+    - `task`, `dtype`: empty: found from the model's configuration.
+    - `merge_adapter`: the source is an adapter (LoRA), which is merged into `base_model`, or into the model that it
+      names.
+    - `signing_key`: signs the bundle.
     """
 
     source: str

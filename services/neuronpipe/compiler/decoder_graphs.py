@@ -143,7 +143,7 @@ class _GatheredStep(torch.nn.Module):
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises ValueError for a model whose layers have keys and values of several shapes."""
+        """Raises ValueError if the model's layers have keys and values of several shapes."""
         super().__init__()
         self.model = model
         own, cross = cache_shapes(model)

@@ -85,8 +85,9 @@ def decode(
 ) -> torch.Tensor:
     """The logits of a decoder after new tokens, which are added to the cache. Biases are in the mask.
 
-    `mask`: in four dimensions, for the text, or a mask for each kind of layers. `of_source`: in four dimensions, for
-    the source, if there is one source. `choose`: chooses the vectors before the head for which logits are computed.
+    - `mask`: in four dimensions, for the text, or a mask for each kind of layers.
+    - `of_source`: in four dimensions, for the source, if there is one source.
+    - `choose`: chooses the vectors before the head for which logits are computed.
     """
     decoder = decoder_of(model)
     with ExitStack() as stack:

@@ -121,7 +121,7 @@ class Configuration:
         return detected
 
     def check_task(self, task: str) -> None:
-        """Raises SetupError for a model that writes text with a task of other models, and the other way round."""
+        """Raises SetupError if the model writes text and the task does not, or the other way round."""
         causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         kind, name = self.config.model_type, self.architecture or self.config.model_type
@@ -155,7 +155,7 @@ class Configuration:
         return self.weights_dtype if self.weights_dtype in dtypes else "float32"
 
     def _is_sparse(self) -> bool:
-        """Whether the model weighs tokens. Raises SetupError for a model that weighs them otherwise than SPLADE."""
+        """Whether the model weighs tokens. Raises SetupError if it weighs them otherwise than SPLADE."""
         if not self._kinds() & _SPARSE:
             return False
         if not self.modules and not self.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
@@ -208,7 +208,7 @@ class Configuration:
 
 
 def read_configuration(folder: Path) -> Configuration:
-    """Reads a model's configuration files. Raises SetupError for a model that no task can serve."""
+    """Reads a model's configuration files. Raises SetupError if no task can serve the model."""
     own = transformer_folder(folder)
     content = read_object(own / "config.json")
     kind = content.get("model_type")

@@ -219,7 +219,7 @@ def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
 
 
 def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
-    """Raises SetupError for a tokenizer whose texts the graph would read otherwise than transformers."""
+    """Raises SetupError if the graph would read the tokenizer's texts otherwise than transformers."""
     if model.config.model_type == "siglip" and "attention_mask" in tokenizer.input_names:
         raise SetupError(
             f"{folder}: its tokenizer masks padding (model_input_names has attention_mask), with which SigLIP was not "
@@ -284,7 +284,7 @@ def encode_images(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
 
 
 def encode_image_files(module: SourceModule, files: Sequence[Path]) -> SampleBatch:
-    """Reads the images of files. Raises SetupError for a file that cannot be read, or is no image."""
+    """Reads the images of files. Raises SetupError if a file cannot be read, or is no image."""
     assert module.image is not None  # noqa: S101 (the module is a module of images)
     return {PIXELS: np.stack([_pixels(file, module.image) for file in files])}
 

@@ -68,7 +68,7 @@ class LateInteraction:
 
 
 def read_late_interaction(folder: Path) -> LateInteraction:
-    """Reads a model. Raises SetupError for unsupported modules, and for a model without its projection layer."""
+    """Reads a model. Raises SetupError if a module is not supported, or the projection layer is missing."""
     if (folder / "modules.json").is_file():
         return _read_modules(folder)
     if "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or ()):

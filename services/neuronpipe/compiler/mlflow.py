@@ -20,7 +20,7 @@ def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> tuple[Pa
     `model`: NAME for the newest version, NAME/VERSION, or NAME@ALIAS. `tracking_uri`: in the form of MLflow; empty: the
     value of MLFLOW_TRACKING_URI. Credentials are in MLflow's variables.
 
-    Raises SetupError for a missing version, and for a version that is not of transformers.
+    Raises SetupError if the version is missing, or is not of transformers.
     """
     # MLflow's client would report over the network how it is used.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -213,8 +213,10 @@ def source_module(
 ) -> SourceModule:
     """Describes `module` around `model`, with the data of the model's configuration and tokenizer.
 
-    `facts`: for `task`, or by task. `per_token`: the outputs have an axis of tokens. `further_inputs`: inputs that the
-    model lacks. `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
+    - `facts`: for `task`, or by task.
+    - `per_token`: the outputs have an axis of tokens.
+    - `further_inputs`: inputs that the model lacks.
+    - `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
     limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
@@ -253,7 +255,7 @@ def source_module(
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:
-    """Raises SetupError for tokens of the tokenizer for which the model has no embeddings."""
+    """Raises SetupError if the model has no embeddings for some tokens of the tokenizer."""
     if module.takes_images:
         return
     rows, own = int(module.config.vocab_size), module.tokenizer.transformers_tokenizer

@@ -38,7 +38,7 @@ class ArtifactCache:
     """A folder with artefacts, <digest>.pt, and stamps, <digest>.json, that name them. Processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises SetupError for a folder that cannot be created."""
+        """Raises SetupError if the folder cannot be created."""
         self._folder = folder
         with files_told(f"{folder}: cannot be made", "; see --compile-cache"):
             folder.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ class OnnxModel(torch.nn.Module):
     """A graph that is called like a model of transformers: tensors by name, to a dictionary of its outputs."""
 
     def __init__(self, folder: Path, path: Path) -> None:
-        """Raises SetupError for a graph that ONNX Runtime cannot run, and for inputs that texts do not have."""
+        """Raises SetupError if ONNX Runtime cannot run the graph, or if texts lack one of its inputs."""
         super().__init__()
         try:
             import onnxruntime
@@ -78,7 +78,7 @@ class OnnxModel(torch.nn.Module):
         return str((self.config.architectures or [type(self.config).__name__])[0])
 
     def output(self, name: str) -> str:
-        """The graph's name of an output. Raises SetupError for a missing output."""
+        """The graph's name of an output. Raises SetupError if it is missing."""
         names = (name, _TOKENS) if name == HIDDEN else (name,)
         graph_name = next((known_name for known_name in names if known_name in self.outputs), None)
         if graph_name is None:
@@ -104,7 +104,7 @@ class OnnxModel(torch.nn.Module):
 
 
 class _NamedOutputs(dict[str, torch.Tensor]):
-    """Outputs by transformers' names. Raises SetupError for an output that the graph lacks."""
+    """Outputs by transformers' names. Raises SetupError if the graph lacks an output."""
 
     def __init__(self, model: OnnxModel, outputs: Iterable[tuple[str, torch.Tensor]]) -> None:
         super().__init__(outputs)

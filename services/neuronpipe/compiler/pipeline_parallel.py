@@ -36,7 +36,7 @@ ONE_CORE = PipelineOptions()
 
 
 def cut_module(source: SourceModule, batch: SampleBatch, options: PipelineOptions) -> "PipelinedModel | None":
-    """Cuts a model into the requested parts; None for one part. Raises SetupError for a model that cannot be cut."""
+    """Cuts a model into the requested parts; None for one part. Raises SetupError if the model cannot be cut."""
     if options.cores == 1:
         return None
     return PipelinedModel(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
@@ -46,7 +46,7 @@ class PipelinedModel:
     """A model that is cut into parts. `firsts`: the first layer of each part."""
 
     def __init__(self, source: SourceModule, example: Mapping[str, torch.Tensor], firsts: Sequence[int] = (0,)) -> None:
-        """Runs the model on a batch. Raises SetupError for a model without layers that run one after the other."""
+        """Runs the model on a batch. Raises SetupError if no layers of the model run one after the other."""
         self.source = source
         self.firsts = tuple(firsts)
         self._layers = next(
@@ -66,7 +66,7 @@ class PipelinedModel:
         return len(self._own)
 
     def cut(self, options: PipelineOptions) -> "PipelinedModel":
-        """The model in parts of about the same time, or memory. Raises SetupError for a model that cannot be cut so."""
+        """The model in parts of about the same time, or memory. Raises SetupError if the model cannot be cut so."""
         if options.cores > self.layers:
             raise SetupError(
                 f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "

@@ -40,7 +40,7 @@ _CONFIGURATIONS: Mapping[str, Callable[[], Any]] = {
 
 
 def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
-    """Writes a classifier of a published size, as transformers saves it. Raises KeyError for an unknown name."""
+    """Writes a classifier of a published size, as transformers saves it. Raises KeyError if the name is unknown."""
     config = _CONFIGURATIONS[name]()
     takes_images = config.model_type == "vit"
     kind = "Image" if takes_images else "Sequence"

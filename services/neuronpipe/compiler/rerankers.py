@@ -39,7 +39,7 @@ _ACTIVATIONS: dict[str, ScoreFunctionName] = {
 
 
 def ranking(folder: Path, config: Any) -> RerankFacts:
-    """The facts of a model for reranking. Raises SetupError for a model that cannot rank."""
+    """The facts of a model for reranking. Raises SetupError if the model cannot rank."""
     if config.num_labels != 1:
         raise SetupError(
             f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score"
@@ -129,7 +129,7 @@ class _YesOrNo(torch.nn.Module):
 
 
 def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    """Loads the reranker. Raises SetupError for a model without the tokens or the template of a reranker."""
+    """Loads the reranker. Raises SetupError if the model lacks the tokens or the template of a reranker."""
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     if model.get_output_embeddings().weight.requires_grad:
         raise SetupError(f"{folder}: its weights lack the head, which makes tokens of vectors; save the model again")
@@ -218,7 +218,7 @@ def _insert_texts(written: str, query: str, text: str) -> str:
 
 
 def _checked_template(folder: Path, own: Any, render: Callable[[str, str], str]) -> Template:
-    """The parts of the rendered template. Raises SetupError for a template that changes the texts."""
+    """The parts of the rendered template. Raises SetupError if the template changes the texts."""
     template = _parts(own, render(_QUERY, _DOCUMENT))
     for query, text in _SAMPLES:
         token_ids = [number for part in template for number in _tokens_of(own, part, query, text)]

@@ -169,7 +169,7 @@ def check_settings(folder: Path, config: Any, task: str) -> list[str]:
 
 
 def check_adapter(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raises SetupError for a LoRA adapter with an unsupported field."""
+    """Raises SetupError if a LoRA adapter has an unsupported field."""
     if settings.get("peft_type") in (None, "LORA"):
         _check(path, ADAPTER, settings)
 

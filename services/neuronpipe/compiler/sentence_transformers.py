@@ -153,7 +153,7 @@ class SentenceTransformer:
 
 
 def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTransformer:
-    """Reads the modules. `output`: SCORES for a cross-encoder. Raises SetupError for an unsupported module."""
+    """Reads the modules. `output`: SCORES for a cross-encoder. Raises SetupError if a module is not supported."""
     if not (folder / "modules.json").is_file():
         return SentenceTransformer(folder, Head(TokenPooling(["mean"])))
     model_folder, limits = folder, dict[str, Any]()

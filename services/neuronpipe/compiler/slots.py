@@ -49,7 +49,7 @@ class SlotStep(torch.nn.Module):
     """
 
     def __init__(self, model: Any, slots: int, slot_tokens: int, chunk_tokens: int) -> None:
-        """Raises SetupError for a model whose attention is not a function of its own."""
+        """Raises SetupError if the model's attention is not a function of its own."""
         super().__init__()
         self.model = model
         self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens

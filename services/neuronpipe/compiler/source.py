@@ -30,7 +30,7 @@ _SHOWN = 4
 
 
 def check_files(folder: Path) -> None:
-    """Raises SetupError for files that cannot be read, and for Git LFS pointers instead of files."""
+    """Raises SetupError if a file cannot be read, or is only a Git LFS pointer."""
     for path in _files(folder):
         if not path.is_file():
             advice = "get the file itself, or compile a copy without it"
@@ -45,7 +45,7 @@ def check_files(folder: Path) -> None:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raises SetupError for a folder with an adapter, which is not a whole model."""
+    """Raises SetupError if the folder contains an adapter, which is not a whole model."""
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
         is_whole = (folder / "config.json").is_file()
@@ -187,7 +187,7 @@ def _check_types(folder: Path) -> None:
 
 
 def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for a count that is too large, also in a part of the model."""
+    """Raises SetupError if config.json, or a config nested in it, contains a count above its limit."""
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
             _check_counts(folder, value)
@@ -200,7 +200,7 @@ def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError for the config.json of a model that is not supported, or that would give wrong results."""
+    """Raises SetupError if config.json is of a model that is not supported, or that would give wrong results."""
     for find, sentence in _CONFIGURATIONS:
         if fault := find(content):
             raise SetupError(f"{folder}: {sentence.format(fault)}")
@@ -217,7 +217,7 @@ def reads_of(config: Any, architecture: str) -> Reads | None:
 
 
 def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
-    """Raises SetupError for a task whose inputs the model does not take, such as texts for a model of images."""
+    """Raises SetupError if the model does not take the task's inputs, such as texts for a model of images."""
     reads = reads_of(config, architecture)
     if reads is None or reads == TASKS[task].reads:
         return
@@ -229,7 +229,7 @@ def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
 
 
 def check_labels(folder: Path, config: Any) -> None:
-    """Raises SetupError for labels that are not texts, or not numbered from 0."""
+    """Raises SetupError if labels are not texts, or not numbered from 0."""
     names = {index: config.id2label.get(index) for index in range(config.num_labels)}
     if bad := [f"{index}: {name!r}" for index, name in names.items() if not isinstance(name, str)]:
         raise SetupError(
@@ -250,8 +250,9 @@ _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 class ModelSource:
     """A model's files on this machine.
 
-    `revision`: the commit on the Hub. `base`: the model into which an adapter was merged. `others`: names of all files
-    on the Hub, also of files that were not downloaded.
+    - `revision`: the commit on the Hub.
+    - `base`: the model into which an adapter was merged.
+    - `others`: names of all files on the Hub, also of files that were not downloaded.
     """
 
     location: str

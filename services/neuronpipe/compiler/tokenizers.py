@@ -209,7 +209,7 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
 
 
 def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
-    """Raises SetupError for a WordPiece model with a wrong prefix of pieces, to which all words would be unknown."""
+    """Raises SetupError if a WordPiece model has a wrong prefix of pieces: all words would be unknown to it."""
     prefix = model.get("continuing_subword_prefix")
     if model["type"] == "WordPiece" and prefix != _WORD_PIECE_PREFIX:
         usual = sum(piece.startswith(_WORD_PIECE_PREFIX) for piece in model["vocab"])

@@ -23,7 +23,7 @@ def is_tenant_name(name: str) -> bool:
 
 
 def check_tenant_name(name: str) -> str:
-    """Returns the name of a tenant. Raises ValueError for an invalid name."""
+    """Returns the name of a tenant. Raises ValueError if the name is invalid."""
     if not is_tenant_name(name):
         raise ValueError(f"must have from 1 to {_MAX_NAME} characters that can be printed, and be neither . nor ..")
     return name

@@ -16,9 +16,10 @@ _BULK = Priority.PRIORITY_BULK
 class Call(NamedTuple):
     """The context of a request, which is the same for all stages. The door makes it. `Work` has what differs by stage.
 
-    `deadline_s`: on this process's time.monotonic() clock; None without a deadline. `trace`: the caller's span, sampled
-    or not; None if the caller has none. `route_key`: requests with the same key get the same version of a model; empty:
-    the version follows from the request's id.
+    - `deadline_s`: on this process's time.monotonic() clock; None without a deadline.
+    - `trace`: the caller's span, sampled or not; None if the caller has none.
+    - `route_key`: requests with the same key get the same version of a model; empty: the version follows from the
+      request's id.
     """
 
     request_id: str = ""

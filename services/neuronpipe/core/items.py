@@ -32,10 +32,12 @@ class ModelKey(NamedTuple):
 class Work(NamedTuple):
     """The part of an item's context that is made once per stage. `Call` has the part that is constant.
 
-    `trace`: the span of the stage's work, sampled or not; None without a span. `cost_tokens`: the cost in tokens,
-    estimated until the input is tokenized; 0 if unknown. `is_beyond_share`: the tenant had more than its share when the
-    request began to run, so the executor runs others first. `weight`: the tenant's part of what tenants share. `held`:
-    the gateway's record of held time; never sent.
+    - `trace`: the span of the stage's work, sampled or not; None without a span.
+    - `cost_tokens`: the cost in tokens, estimated until the input is tokenized; 0 if unknown.
+    - `is_beyond_share`: the tenant had more than its share when the request began to run, so the executor runs others
+      first.
+    - `weight`: the tenant's part of what tenants share.
+    - `held`: the gateway's record of held time; never sent.
     """
 
     trace: SpanContext | None = None
@@ -95,8 +97,9 @@ class EncodedInput(NamedTuple):
 class ExecuteItem(NamedTuple):
     """The sequences of one input, for the executor.
 
-    `options`: the options of a task that generates, with every field set. `sequence`: the number of the text among the
-    texts that are drawn for one prompt, from 0 on. `is_urgent`: its tokens are read at once.
+    - `options`: the options of a task that generates, with every field set.
+    - `sequence`: the number of the text among the texts that are drawn for one prompt, from 0 on.
+    - `is_urgent`: its tokens are read at once.
     """
 
     call: Call

@@ -99,7 +99,7 @@ class TaskFacts(Frozen):
 
     @classmethod
     def of(cls, model: "ModelSpec") -> Self:
-        """Returns the model's facts of this class. Raises LookupError for a model that has none."""
+        """Returns the model's facts of this class. Raises LookupError if the model has none."""
         for facts in model.facts.values():
             if isinstance(facts, cls):
                 return facts
@@ -143,7 +143,7 @@ class ModelSpec(Frozen):
         return task == self.task or task in self.also_answers or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
-        """Raises WrongTask for a task that the model does not answer."""
+        """Raises WrongTask if the model does not answer the task."""
         if not self.answers(task):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 

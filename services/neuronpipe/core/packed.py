@@ -41,7 +41,7 @@ class Packed(Generic[MessageT]):
 
     @property
     def message(self) -> MessageT:
-        """The message. Raises InvalidInput for bytes that cannot be parsed."""
+        """The message. Raises InvalidInput if the bytes cannot be parsed."""
         if self._message is None:
             try:
                 self._message = self._kind.FromString(self.data)
@@ -98,7 +98,7 @@ class TensorSets:
 
     @property
     def arrays(self) -> Sequence[Arrays]:
-        """The named arrays of each sequence. Raises InvalidInput for bytes that cannot be parsed."""
+        """The named arrays of each sequence. Raises InvalidInput if the bytes cannot be parsed."""
         if self._arrays is None:
             try:
                 self._arrays = [to_arrays(TensorSet.FromString(data)) for data in self._data or ()]

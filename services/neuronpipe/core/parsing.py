@@ -73,7 +73,7 @@ def parser(
 
 
 def _check_size(message: Descriptor, data: bytes, max_text_bytes: int) -> None:
-    """Raises InvalidInput for a message whose objects would take too much memory, or whose texts are too long.
+    """Raises InvalidInput if the message's objects would take too much memory, or its texts are too long.
 
     Walks from field to field (https://protobuf.dev/programming-guides/encoding/), also within messages, and skips
     texts. Stops where a message is broken, as the parser does.
@@ -150,7 +150,7 @@ def _fields_of(message: Descriptor) -> Mapping[int, _Field]:
 
 
 def varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns the number at a position, and the position after it. Raises IndexError for a broken number."""
+    """Returns the number at a position, and the position after it. Raises IndexError if the number is broken."""
     number = data[position]
     if number < 0x80:  # the usual case
         return number, position + 1
@@ -186,7 +186,7 @@ def too_long(field: str, max_bytes: int) -> InvalidInput:
 
 
 def check_depth(field: str, data: bytes) -> None:
-    """Raises InvalidInput for JSON that is nested too deeply for its readers. Call it before the text is parsed."""
+    """Raises InvalidInput if the JSON is nested too deeply for its readers. Call it before the text is parsed."""
     if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
         return
     depth = 0

@@ -5,8 +5,8 @@ precedence, or `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE` in the environment. A
 setting is an error, because it is most often a typing error. Settings are classes in settings.py of each wing. The end
 _s, _ms or _bytes of a name declares the unit: the value is a number of this unit, or has a unit (250ms, 256MiB).
 
-The settings of a service are composed of parts, such as `settings.gateway.pipeline`. Each setting has one name among
-all parts, so users know no parts.
+The settings of a service are composed of parts, such as `settings.gateway.pipeline`. Names are unique across
+all parts, so users need not know the parts.
 """
 
 import os

@@ -27,7 +27,7 @@ _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 
 def to_tensor_set(arrays: Arrays) -> TensorSet:
-    """Returns the arrays as a message. Raises KeyError for a data type that no message has, which is a bug."""
+    """Returns the arrays as a message. Raises KeyError if no message has the data type, which is a bug."""
     message = TensorSet()
     for name, array in arrays.items():  # in place: a message that is handed to a constructor is copied
         tensor = message.tensors.add()

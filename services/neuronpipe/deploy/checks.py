@@ -143,7 +143,7 @@ def _check_executor(
 
 
 def _check_devices(names: set[str]) -> None:
-    """Raises SetupError for devices of a back end on which no model runs: the manifests then combine two back ends."""
+    """Raises SetupError if no model runs on the back end of the devices: the manifests then combine two back ends."""
     used = ", ".join(sorted(names))
     for name in _DEVICES.keys() - names:
         if names and (devices := _devices(name)):
@@ -160,7 +160,7 @@ def _devices(name: str) -> list[str]:
 
 
 def _check_back_end(name: str, settings: EngineSettings) -> None:
-    """Raises SetupError for a back end that is not installed, and for more cores than the container has."""
+    """Raises SetupError if a back end is not installed, or needs more cores than the container has."""
     package = _PACKAGES.get(name)
     if package and importlib.util.find_spec(package) is None:
         raise SetupError(
@@ -200,7 +200,7 @@ def _check_memory(sizes: dict[str, int], holds_all: bool, limit_bytes: int | Non
 
 
 def _size(bundle: Bundle, files: Sequence[str]) -> int:
-    """Returns the bytes of a bundle's files. Raises SetupError for a missing file."""
+    """Returns the bytes of a bundle's files. Raises SetupError if a file is missing."""
     try:
         return sum((bundle.folder / file).stat().st_size for file in files)
     except FileNotFoundError as error:

@@ -22,7 +22,7 @@ class ComposeTarget:
     api_key = ""
 
     def __init__(self, endpoint: Endpoint, *, port: int = 50050, http_port: int = 8080, wait_s: float = 1800) -> None:
-        """Raises SetupError for an endpoint that Compose does not support."""
+        """Raises SetupError if Compose does not support the endpoint."""
         if endpoint.min_executors != endpoint.max_executors or not endpoint.min_executors:
             raise SetupError(
                 f"min and max: {endpoint.min_executors} and {endpoint.max_executors}; Compose keeps one number of "

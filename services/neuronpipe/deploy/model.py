@@ -144,7 +144,7 @@ def make_target(to: str, endpoint: Endpoint, **options: Any) -> Target:
 
 
 def _check_model(endpoint: Endpoint) -> None:
-    """Raises SetupError for a model that no compile step takes, which a dry run and a cluster would find late."""
+    """Raises SetupError if no compile step takes the model, which a dry run and a cluster would find late."""
     check_is_there(endpoint.source)
     if endpoint.task and endpoint.task.replace("-", "_") not in TASKS:
         names = ", ".join(name.replace("_", "-") for name in TASKS)

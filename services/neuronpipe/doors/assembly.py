@@ -104,7 +104,7 @@ def gateway_protocols(
 ) -> Protocols:
     """Returns the rpcs and routes of a gateway. `targets`: stages in other processes, which also keep traces.
 
-    Raises SetupError for a default model that is not served.
+    Raises SetupError if a default model is not served.
     """
     limits, router, control = settings.pipeline, gateway.catalog.router, None
     inference = Inference(gateway.pipeline, gateway.catalog, limits, settings.http.default_models)

@@ -85,7 +85,7 @@ class Inference:
     def __init__(
         self, pipeline: Pipeline, catalog: Catalog, settings: PipelineSettings, default_models: str = ""
     ) -> None:
-        """`default_models`: names with commas, the preferred model first. Raises SetupError for an unknown name."""
+        """`default_models`: names with commas, the preferred model first. Raises SetupError if a name is unknown."""
         self.pipeline, self.catalog, self.settings = pipeline, catalog, settings
         self.aliases = parse_aliases(settings.model_aliases)
         self._defaults = [name for name in map(str.strip, default_models.split(",")) if name]
@@ -246,6 +246,6 @@ def score_function(is_raw: bool) -> "ScoreFunction.ValueType":
 
 
 def check_second(field: str, texts: Sequence[str]) -> None:
-    """Raises InvalidInput for a second text that is empty: a task would take the first text alone."""
+    """Raises InvalidInput if the second text is empty: a task would take the first text alone."""
     if "" in texts:
         raise InvalidInput(field, "the second text is empty; send the first one alone, or a text")

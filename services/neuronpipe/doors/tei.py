@@ -39,7 +39,7 @@ _METADATA = (doors.MODEL_FIELD, doors.VERSION_FIELD, doors.PRIORITY_FIELD)
 
 
 class _TeiCall(NamedTuple):
-    """The inference, and the call, priority and model of an rpc, for each of its requests."""
+    """The values that all requests of one rpc share."""
 
     inference: Inference
     call: Call

@@ -112,7 +112,7 @@ def may_see(tenants: Tenants | None, caller: Caller, model: str) -> bool:
 
 
 def check_may_change(tenants: Tenants | None, caller: Caller, model: str) -> None:
-    """Raises NotAllowed for a tenant without the right, and ModelNotFound for a model that it may not use."""
+    """Raises NotAllowed if the tenant lacks the right, and ModelNotFound if it may not use the model."""
     if tenants and not tenants.rights_of(caller.tenant).manages_registry:
         raise NotAllowed(f"tenant {caller.tenant!r} does not have the right manages_registry")
     if not may_see(tenants, caller, model):

@@ -89,8 +89,9 @@ def _bulk_share(limit: int) -> int:
 class AdmissionControl:
     """Counts the requests and tokens in flight, and refuses requests beyond the limits.
 
-    `tenants`: their quotas and shares; None where callers are anonymous. `model_limits`: the most requests in flight of
-    single models, over all versions. `last_s`: the time.monotonic() when the last request came, or left.
+    - `tenants`: their quotas and shares; None where callers are anonymous.
+    - `model_limits`: the most requests in flight of single models, over all versions.
+    - `last_s`: the time.monotonic() when the last request came, or left.
     """
 
     def __init__(
@@ -158,9 +159,10 @@ class AdmissionControl:
         """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
         DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
-        `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
-        estimated from the bytes. `new_tokens`: the most tokens that the request generates. `held`: the record of the
-        request.
+        - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
+          estimated from the bytes.
+        - `new_tokens`: the most tokens that the request generates.
+        - `held`: the record of the request.
 
         `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
         has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.

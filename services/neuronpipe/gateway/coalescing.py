@@ -268,8 +268,9 @@ class Coalescer:
 class _StageEndpoint:
     """The stream to one endpoint.
 
-    `accepted`: the models for which the endpoint gets items; None: any. `cost_tokens`: the cost of its items in flight.
-    `is_free`: the endpoint waits for items to send, and new items wake it.
+    - `accepted`: the models for which the endpoint gets items; None: any.
+    - `cost_tokens`: the cost of its items in flight.
+    - `is_free`: the endpoint waits for items to send, and new items wake it.
     """
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:

@@ -138,8 +138,10 @@ class GenerationRequest(RunningRequest):
 class _RunningText:
     """One text of a request. Its methods get the request, because a reference to it would be a cycle.
 
-    `final_arrays`: the executor's arrays about the whole text, as decoding takes them. `text`: the text so far.
-    `decoded_tokens`: the number of its tokens. `seen_tokens`: the number of tokens when they were last decoded.
+    - `final_arrays`: the executor's arrays about the whole text, as decoding takes them.
+    - `text`: the text so far.
+    - `decoded_tokens`: the number of its tokens.
+    - `seen_tokens`: the number of tokens when they were last decoded.
     """
 
     number: int

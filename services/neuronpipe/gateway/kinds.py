@@ -31,7 +31,7 @@ class OwnTensorsRequest(RunningRequest):
 
 
 def kind_of(request: InferenceRequest, spec: ModelSpec) -> type[RunningRequest]:
-    """Returns the class that runs a request for a model. Raises InvalidInput for an input that cannot be parsed."""
+    """Returns the class that runs a request for a model. Raises InvalidInput if the input cannot be parsed."""
     if request.encoded:
         return OwnTensorsRequest
     task = TASKS[spec.task]

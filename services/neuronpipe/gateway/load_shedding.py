@@ -24,8 +24,8 @@ _OVERLOAD_S = 1.0
 _MIN_REQUESTS = 16
 # The weight of the newest response in the estimate of response times.
 _ANSWER_WEIGHT = 0.05
-# If less than this share of its usual time is left, a request has spent most of it in the network or in gRPC. Not all
-# of it: under overload, answers usually take as long as their deadlines let them.
+# If less than this share of its usual time is left, a request has spent most of it in the network or in gRPC. The share
+# is not near 1, because under overload usual times grow to the deadlines.
 _LEAST_SHARE_LEFT = 0.5
 # The number of tenants without requests in flight of which a model keeps what it learned.
 _MAX_IDLE_TENANTS = 500
@@ -40,9 +40,10 @@ _ESTIMATE_WEIGHT = 0.05
 class Admitted:
     """A request that admission control has admitted.
 
-    `tenant_load`: what the tenant has of the model. `tokens`: the tokens of the input plus `new_tokens`, the most
-    tokens that the request generates. `shed`: ends the request, to make room for what `shed_for` then says. `own_turn`:
-    the turn of its tenant in which the request runs.
+    - `tenant_load`: what the tenant has of the model.
+    - `tokens`: the tokens of the input plus `new_tokens`, the most tokens that the request generates.
+    - `shed`: ends the request, to make room for what `shed_for` then says.
+    - `own_turn`: the turn of its tenant in which the request runs.
     """
 
     call: Call

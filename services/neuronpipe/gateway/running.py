@@ -51,13 +51,15 @@ class RunningRequest:
     This class is for an input of a task: the tokenizer encodes it, the model computes it once, and the task decodes the
     outputs. kinds.py and generation.py have the other kinds of requests.
 
-    `request`: what the caller asked, never changed. `call`: its call within the limits of the gateway. `parts`: gets
-    generated texts as they come; None for a caller who waits for the result. `is_copy`: the executor runs all requests
-    of tenants within their shares first.
+    - `request`: what the caller asked, never changed.
+    - `call`: its call within the limits of the gateway.
+    - `parts`: gets generated texts as they come; None for a caller who waits for the result.
+    - `is_copy`: the executor runs all requests of tenants within their shares first.
 
-    `new_tokens`: the most tokens that the request generates. `first_token_ns`: the time of the first token on
-    time.monotonic_ns(); 0 if there is none. `is_repeatable`: whether equal requests have equal results, so that the
-    gateway may keep one result for all of them.
+    - `new_tokens`: the most tokens that the request generates.
+    - `first_token_ns`: the time of the first token on time.monotonic_ns(); 0 if there is none.
+    - `is_repeatable`: whether equal requests have equal results, so that the gateway may keep one result for all of
+      them.
     """
 
     pipeline: PipelineParts

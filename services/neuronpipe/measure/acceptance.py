@@ -125,7 +125,7 @@ class AcceptRequest:
 def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
     """Runs everything and writes report.md and report.json, failures included.
 
-    Raises SetupError for a folder that cannot be written.
+    Raises SetupError if the folder cannot be written.
     """
     findings: dict[str, Any] = {"machine": _describe_machine(), "seconds": request.seconds, "models": []}
     _write(findings, request.folder)

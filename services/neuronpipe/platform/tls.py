@@ -26,7 +26,7 @@ _HANDSHAKE_TURNS = 10
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of files in PEM form. Raises SetupError for a certificate without its key, and the reverse.
+    """Paths of files in PEM form. Raises SetupError if only one of certificate and key is given.
 
     - `certificate`: shown to peers; the certificates of intermediate authorities follow it in the file.
     - `key`: the certificate's private key, without a passphrase.
@@ -52,8 +52,9 @@ class TlsFiles:
 class LoadedTls:
     """The content of the files, in PEM form; None for a file that is not set.
 
-    `expires_s`: the certificate's end of validity, in seconds since 1970; infinite without a certificate. `context`:
-    for HTTP/1.1. `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
+    - `expires_s`: the certificate's end of validity, in seconds since 1970; infinite without a certificate.
+    - `context`: for HTTP/1.1.
+    - `h2_context`: for HTTP/2, which TLS negotiates (ALPN).
     """
 
     certificate: bytes | None

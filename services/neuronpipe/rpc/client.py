@@ -37,9 +37,9 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that spreads calls over all addresses of its target and reconnects soon after a loss.
 
-    `tls`: None for connections in plain text, which Unix sockets always have. `server_name`: the name that the server's
-    certificate must contain (default: the host of the target). `connect_ms`: the time of the first attempt to connect;
-    later attempts get up to 2 s if that is longer.
+    - `tls`: None for connections in plain text, which Unix sockets always have.
+    - `server_name`: the name that the server's certificate must contain (default: the host of the target).
+    - `connect_ms`: the time of the first attempt to connect; later attempts get up to 2 s if that is longer.
     """
     options: list[tuple[str, str | int]] = [
         ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}], **(service_config or {})})),
@@ -104,7 +104,7 @@ class ServiceConnection(Generic[StubsT]):
         service_config: ServiceConfig | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
-        """Raises SetupError for unusable TLS files."""
+        """Raises SetupError if the TLS files are unusable."""
         self._target = target
         self._make_stubs = make_stubs
         self._service_config = service_config

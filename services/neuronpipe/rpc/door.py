@@ -43,11 +43,14 @@ class GrpcDoor:
     `port`: 0 until the door listens if the system chooses it, and for a Unix socket. `services`: names of the gRPC
     services behind the door. Until the door is open it starts: it refuses their calls, and answers for health.
 
-    `tls`: files for a port; a Unix socket has none. `allowed_peers`: see StageSettings. With allowed peers there is no
-    reflection; health is open to every caller. `shares_port`: other processes also listen on the port.
-    `listens_when_open`: the port refuses connections until the door is open, so that callers with several addresses use
-    another address. `option`: the option that set the address. `event`: the log event once the door listens.
-    `max_stream_idle_s`: time for which a stream of requests may be open without a request in it; 0: for ever.
+    - `tls`: files for a port; a Unix socket has none.
+    - `allowed_peers`: see StageSettings. With allowed peers there is no reflection; health is open to every caller.
+    - `shares_port`: other processes also listen on the port.
+    - `listens_when_open`: the port refuses connections until the door is open, so that callers with several addresses
+      use another address.
+    - `option`: the option that set the address.
+    - `event`: the log event once the door listens.
+    - `max_stream_idle_s`: time for which a stream of requests may be open without a request in it; 0: for ever.
     """
 
     settings: ProcessSettings

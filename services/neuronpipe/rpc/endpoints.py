@@ -218,7 +218,7 @@ class _FollowedEndpoint:
     def __post_init__(self) -> None:
         self.absences = 0
         self.is_served = self.is_leaving = False
-        # Reasons that the log already contains for the process that cannot be reached.
+        # Reasons that were logged since the process became unreachable; each is logged once.
         self._logged_reasons: set[str] = set()
         self._retired = asyncio.Event()
         if self.before and not self.before.is_served:  # a stream that never opened has nothing to end

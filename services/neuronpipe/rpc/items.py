@@ -147,12 +147,13 @@ def stage_method(
 ) -> StageMethod:
     """Makes the method of a gRPC service from a stage function.
 
-    `models`: the models for which gateways send items; None announces nothing, and gateways send all items.
-    `max_message_bytes`: the largest message that the server accepts. `leaves_unavailable`: whether items that raise
-    Unavailable get no outcome, because the process is about to end. When the stream ends, the gateway sends such items
-    to another process, or ends them with an error if there is none. `in_flight`: the process's requests in flight. When
-    the process drains, the stream begins no more items and ends after its last item; until then gateways still say
-    which items they abandon.
+    - `models`: the models for which gateways send items; None announces nothing, and gateways send all items.
+    - `max_message_bytes`: the largest message that the server accepts.
+    - `leaves_unavailable`: whether items that raise Unavailable get no outcome, because the process is about to end.
+      When the stream ends, the gateway sends such items to another process, or ends them with an error if there is
+      none.
+    - `in_flight`: the process's requests in flight. When the process drains, the stream begins no more items and ends
+      after its last item; until then gateways still say which items they abandon.
     """
     observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
     parts = rpc, stage, observer, models, max_message_bytes, leaves_unavailable, in_flight

@@ -17,9 +17,11 @@ SCALER = keda.DESCRIPTOR.services_by_name["ExternalScaler"]
 class ScaledLoad:
     """The quantity by which KEDA scales pods.
 
-    `metric`: its name. `target`: the field of a trigger that sets how much of the quantity one pod gets. `count`: the
-    quantity now. `is_active`: whether any pod is needed now. `look_every_s`: pause between two calls of `is_active` for
-    a stream.
+    - `metric`: its name.
+    - `target`: the field of a trigger that sets how much of the quantity one pod gets.
+    - `count`: the quantity now.
+    - `is_active`: whether any pod is needed now.
+    - `look_every_s`: pause between two calls of `is_active` for a stream.
     """
 
     metric: str

@@ -21,7 +21,9 @@ Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 class CallEnd(Exception):
     """Ends a call with a status.
 
-    `code`: a google.rpc.Code. `message`: text for the caller. `trailers`: metadata that is sent with the status.
+    - `code`: a google.rpc.Code.
+    - `message`: text for the caller.
+    - `trailers`: metadata that is sent with the status.
     """
 
     def __init__(self, code: int, message: str = "", trailers: Metadata = ()) -> None:

@@ -100,7 +100,9 @@ class TextTokenizer(Protocol):
         """The number of tokens of a text, without special tokens."""
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput for too many."""
+        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput if
+        there are more than `max_tokens`.
+        """
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         """The text of tokens of the vocabulary, with or without the special tokens among them."""
@@ -121,9 +123,10 @@ class TextTokenizer(Protocol):
     ) -> EncodedText:
         """Encodes the prompt that the model's chat template makes of messages and tools.
 
-        `messages`: each has a role, a content and the further fields that the template reads. `tools`: tools that the
-        model may call. `arguments`: further arguments of the template. No text in them contains NUL. `continues`: the
-        model's text continues the last message, whose content is a text.
+        - `messages`: each has a role, a content and the further fields that the template reads.
+        - `tools`: tools that the model may call.
+        - `arguments`: further arguments of the template. No text in them contains NUL.
+        - `continues`: the model's text continues the last message, whose content is a text.
 
         Only special tokens that the template writes are special. Raises InvalidInput for messages that the template
         refuses.

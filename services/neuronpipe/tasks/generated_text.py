@@ -18,10 +18,12 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Converts tokens to text by a tokenizer.
 
-    `text_of`: the text of tokens, without special tokens. `is_skipped`: whether a token never has a text, as a special
-    token. `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole run
-    of them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run. `own_bytes`: the
-    bytes of a token whose text is always these bytes, or None. `with_special`: converts special tokens as well.
+    - `text_of`: the text of tokens, without special tokens.
+    - `is_skipped`: whether a token never has a text, as a special token.
+    - `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole run of
+      them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run.
+    - `own_bytes`: the bytes of a token whose text is always these bytes, or None.
+    - `with_special`: converts special tokens as well.
     """
 
     text_of: Callable[[Sequence[int]], str]

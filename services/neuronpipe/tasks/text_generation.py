@@ -148,7 +148,7 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
 
 
 def form_of(options: GenerationOptions) -> str:
-    """The field that sets the form of the text, or an empty string. Raises InvalidInput for several fields."""
+    """The field that sets the form of the text, or an empty string. Raises InvalidInput if several are set."""
     forms = [name for name in FORMS if getattr(options, name)]
     if len(forms) > 1:
         raise InvalidInput(f"options.{forms[1]}", f"cannot be combined with {forms[0]}")
@@ -331,7 +331,7 @@ def complete(
 
 
 def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens: int) -> GenerationOptions:
-    """Sets every field of checked options. Raises InvalidInput for a prompt as long as the model's max_length."""
+    """Sets every field of checked options. Raises InvalidInput if the prompt is as long as the model's max_length."""
     facts, room = GenerationFacts.of(model), _room(model, prompt_tokens)
     complete = GenerationOptions()
     complete.CopyFrom(options)
@@ -412,7 +412,7 @@ def decode(
 
 
 def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
-    """Reads tokens and the reason why they end. Raises InvalidInput for arrays that no stage makes."""
+    """Reads tokens and the reason why they end. Raises InvalidInput if no stage makes such arrays."""
     token_ids, reason = _read_ids(arrays, "token_ids", model, 0, _room(model, 0)), arrays.get("finish_reason")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in _FINISH_REASONS:
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")

@@ -29,7 +29,7 @@ def check_tokenization(input: TokenizationInput, model: ModelSpec) -> None:
 
 
 def encode_tokenization(input: TokenizationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Splits the text into tokens, each with its part of the text. Raises InvalidInput for too many tokens."""
+    """Splits the text into tokens, each with its part of the text. Raises InvalidInput if there are too many tokens."""
     text = input.text
     pieces = tokenizer.tokens(text, special_tokens=not input.skip_special_tokens, max_tokens=_MAX_TOKENS)
     places = zip(

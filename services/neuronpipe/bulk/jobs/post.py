@@ -166,7 +166,7 @@ async def _read(reader: asyncio.StreamReader, size: int, most: int) -> bytes:
 
 
 def check_host(url: str, hosts: str) -> None:
-    """Raises ValueError for a URL whose host is not allowed. `hosts`: the allowed hosts, with commas."""
+    """Raises ValueError if the URL's host is not allowed. `hosts`: the allowed hosts, with commas."""
     allowed = [host.lower() for host in map(str.strip, hosts.split(",")) if host]
     if not allowed:
         raise ValueError("this gateway sends no notifications of jobs: set jobs_notification_hosts")

@@ -65,7 +65,7 @@ class BulkGateway:
     """
 
     def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
-        """Raises SetupError for TLS files that cannot be used."""
+        """Raises SetupError if the TLS files cannot be used."""
         self._connection = ServiceConnection(target, InferenceServiceStub, None, tls)
         self._key = key_metadata(target=target, is_encrypted=tls is not None)
         self._places = Places(max_in_flight)
@@ -144,7 +144,7 @@ class Invoker:
     """Calls the gateway over HTTP. `max_bytes`: the limit of an object, and of an answer."""
 
     def __init__(self, target: str, gateway: BulkGateway, storage: Storage, max_bytes: int) -> None:
-        """`target`: http://HOST:PORT; empty for none. Raises SetupError for any other target."""
+        """`target`: http://HOST:PORT; empty for none. Raises SetupError if the target has another form."""
         try:
             self._destination = Destination.of(target) if target else None
         except ValueError as error:
@@ -301,7 +301,7 @@ class Runner:
             raise object_failed("input_uri", uri, error) from error
 
     def _count_lines(self, file: BinaryIO, submitted: SubmitInferenceRequest) -> int:
-        """Returns the number of lines of a file. Raises InvalidInput for too many."""
+        """Returns the number of lines of a file. Raises InvalidInput if there are too many."""
         limit, setting = self._max_lines, "max_input_lines"
         if not submitted.output_uri:
             most = max(_FEW_INPUTS, self._max_result_bytes // _too_large(self._max_result_bytes).ByteSize())

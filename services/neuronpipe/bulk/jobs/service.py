@@ -81,7 +81,7 @@ class Jobs:
         tenants: Tenants | None,
         set_aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Raises SetupError for a secret that cannot be used."""
+        """Raises SetupError if a secret cannot be used."""
         self._given_store = store
         self._settings = settings
         self._pipeline = pipeline
@@ -235,7 +235,7 @@ class Jobs:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Announces ends to waiting callers during the block. Raises SetupError for a Redis that would lose jobs."""
+        """Announces ends to waiting callers during the block. Raises SetupError if Redis would lose jobs."""
         store = self._given_store
         if store is None:
             yield

@@ -56,7 +56,7 @@ class JobStore:
     """
 
     def __init__(self, settings: JobStoreSettings) -> None:
-        """Raises SetupError for an invalid URL."""
+        """Raises SetupError if the URL is invalid."""
         options = {
             "socket_timeout": _TIMEOUT_S,
             "socket_connect_timeout": _TIMEOUT_S,
@@ -88,7 +88,7 @@ class JobStore:
         self._is_checked = True
 
     async def wait_until_usable(self) -> None:
-        """Returns when Redis answers. Raises SetupError for a Redis that would lose jobs."""
+        """Returns when Redis answers. Raises SetupError if Redis would lose jobs."""
         while True:
             try:
                 return await self.check()
@@ -97,7 +97,7 @@ class JobStore:
                 await asyncio.sleep(_PAUSE_S)
 
     async def check_if_reached(self) -> None:
-        """Raises SetupError for a Redis that would lose jobs. A Redis that does not answer now is checked later."""
+        """Raises SetupError if Redis would lose jobs. If Redis does not answer now, it is checked later."""
         try:
             async with asyncio.timeout(_REACH_LIMIT_S):
                 await self.check()
@@ -198,8 +198,8 @@ class JobStore:
         return taken
 
     async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
-        """Renews the leases of jobs, with the number of their completed inputs. Returns whether each is still the
-        worker's.
+        """Renews the leases of jobs, and stores how many inputs of each are completed. Returns for each job whether the
+        worker still has it.
         """
         arguments = [part for held, completed in taken for part in (held.job.id, held.job.priority, completed)]
 

@@ -84,7 +84,7 @@ class TransformSettings(Settings):
     )
 
 
-# The most batches at the executor: enough for all cores, few enough that windows end one after the other.
+# Limit of batches at the executor: keeps all cores busy, and lets windows end in order.
 _BATCHES = 64
 
 CutBatches = Callable[[Sequence[int]], Iterator[list[int]]]
@@ -305,7 +305,7 @@ async def running_near_engine(
 ) -> AsyncIterator[NearEngine]:
     """The engine, loaded and warmed up. `observe`: wraps the function that computes a batch.
 
-    Raises SetupError for a bundle that cannot run here.
+    Raises SetupError if the bundle cannot run here.
     """
     telemetry = Telemetry()
     async with AsyncExitStack() as stack:

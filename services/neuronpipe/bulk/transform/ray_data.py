@@ -60,7 +60,7 @@ class ShardActor:
     """Maps batches of a dataset: `shard`, pickled, to `done`, pickled. One actor for each process of Ray's."""
 
     def __init__(self, pickled: bytes) -> None:
-        """`pickled`: an ActorWork. Raises SetupError for a model that cannot run here."""
+        """`pickled`: an ActorWork. Raises SetupError if the model cannot run here."""
         actor_work: ActorWork = pickle.loads(pickled)  # noqa: S301 (of the process that started the run)
         self._work = actor_work.work
         self._stack = AsyncExitStack()

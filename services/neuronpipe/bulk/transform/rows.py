@@ -75,7 +75,7 @@ class OpenAiRows:
         return body
 
 
-# Task → the field of its result whose only element becomes the row's columns, unless several are asked for.
+# Task → a list in its result. A list of one element is written as columns, unless the caller asked for several.
 _SINGLE = {"text_classification": "labels", "image_classification": "labels", "question_answering": "answers"}
 _KINDS = {
     FieldDescriptor.TYPE_STRING: "string",

@@ -47,7 +47,9 @@ class ShardManifest:
         self._folder = folder
 
     def begin(self, fingerprint: str, description: dict[str, object]) -> None:
-        """Begins a run, or continues it. Raises SetupError for a folder of another run, which names the differences."""
+        """Begins a run, or continues it. Raises SetupError if the folder holds another run; the message names the
+        differences.
+        """
         new = {"fingerprint": fingerprint, **description}
         if (content := self._folder.read(RUN_FILE)) is None:
             write_file(self._folder, RUN_FILE, (json.dumps(new, indent=2) + "\n").encode())

@@ -46,7 +46,7 @@ from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
-# Task → its facts about a model. Raises SetupError for a model that cannot have the task.
+# Task → its facts about a model. Raises SetupError if the model cannot have the task.
 _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
     "text_classification": lambda folder, config: classifier_facts(config),
     "rerank": ranking,

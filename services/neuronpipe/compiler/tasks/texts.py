@@ -42,7 +42,7 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
 
 
 def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: Any) -> FactsT:
-    """Reads a model's generation_config, and adds `further` facts. Raises SetupError for unsupported values."""
+    """Reads a model's generation_config, and adds `further` facts. Raises SetupError if a value is not supported."""
     config = model.generation_config
     if refused := unsupported_generation(config):
         name, value = refused

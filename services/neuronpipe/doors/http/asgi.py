@@ -64,7 +64,7 @@ class Exchange:
         self._has_news.set()
 
     def leave(self) -> None:
-        """Notes that the caller gets nothing more."""
+        """Records that the caller has left, so nothing more is sent."""
         self.has_left = True
         self._has_news.set()
 

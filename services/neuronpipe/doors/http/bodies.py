@@ -180,7 +180,7 @@ _COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
 
 
 def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) -> None:
-    """Raises InvalidInput for a text whose values would take too much memory. Marks in strings do not count."""
+    """Raises InvalidInput if the text's values would take too much memory. Marks in strings do not count."""
     if len(data) <= _COUNTED_FROM_BYTES:
         return
     pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
@@ -231,7 +231,7 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
 
 
 def _check_texts(value: Any, max_bytes: int) -> None:
-    """Raises InvalidInput for a text with more characters than an input may have bytes, before it is copied."""
+    """Raises InvalidInput if the text has more characters than an input may have bytes, before it is copied."""
     # Lists and objects, each with the index of its container in this list, and its name in the container.
     containers: list[tuple[Any, int, int | str]] = [([value], 0, "")]
     for index, (container, _, _) in enumerate(containers):

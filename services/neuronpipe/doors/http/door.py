@@ -23,8 +23,10 @@ _MAX_BODY_INPUTS = 8
 class HttpDoor:
     """Takes HTTP/1.1 at an address; a Door (platform/process/door.py).
 
-    `service`: the service whose health it shows. `port`: the port, once the door listens. `tls`: for HTTPS.
-    `shares_port`: whether other processes also listen on the port.
+    - `service`: the service whose health it shows.
+    - `port`: the port, once the door listens.
+    - `tls`: for HTTPS.
+    - `shares_port`: whether other processes also listen on the port.
     """
 
     port: int

@@ -28,9 +28,11 @@ async def _at_once(work: Callable[[], Any]) -> Any:
 class HttpRequest:
     """A request whose body has arrived.
 
-    `names`: the values of the names in the route's path. `query`: the query as sent. `media_type`: the body's media
-    type in lower case, without parameters. `body`: the value that the route takes, or the bytes if the route is raw.
-    `make`: runs the function that reads such bytes.
+    - `names`: the values of the names in the route's path.
+    - `query`: the query as sent.
+    - `media_type`: the body's media type in lower case, without parameters.
+    - `body`: the value that the route takes, or the bytes if the route is raw.
+    - `make`: runs the function that reads such bytes.
     """
 
     call: Call
@@ -82,12 +84,14 @@ HttpHandlers: TypeAlias = Sequence[tuple["Route", HttpHandler]]
 class Route:
     """One method of one path. A name in braces in the path stands for one segment, `{/name}` for an optional segment.
 
-    `takes`: the type of the body in JSON, from which pydantic makes checks and a schema; None for no body. `gives`: the
-    type of the answer, or its shape: a dict is an object, a list an array and a tuple alternatives, and a name that
-    ends in `?` may be missing. `is_raw`: the handler gets the body as bytes, because its type depends on the model.
-    `takes_media`: media types of raw bodies in addition to JSON. `query`: parameters with their meanings.
-    `is_counted`: false for a route that must answer while the process starts and drains. `service`: "health",
-    "reflection" or "metrics" if the route may be open to callers without credentials.
+    - `takes`: the type of the body in JSON, from which pydantic makes checks and a schema; None for no body.
+    - `gives`: the type of the answer, or its shape: a dict is an object, a list an array and a tuple alternatives, and
+      a name that ends in `?` may be missing.
+    - `is_raw`: the handler gets the body as bytes, because its type depends on the model.
+    - `takes_media`: media types of raw bodies in addition to JSON.
+    - `query`: parameters with their meanings.
+    - `is_counted`: false for a route that must answer while the process starts and drains.
+    - `service`: "health", "reflection" or "metrics" if the route may be open to callers without credentials.
     """
 
     method: str

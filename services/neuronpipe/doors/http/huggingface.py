@@ -37,7 +37,7 @@ async def _model(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 
 async def _model_task(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /models/NAME/pipeline/TASK. Raises WrongTask for a task that the model does not have."""
+    """Answers POST /models/NAME/pipeline/TASK. Raises WrongTask if the model does not have the task."""
     spec, word = inference.catalog.spec(*request.model(request.names["name"])), request.names["task"]
     for task in _TASKS.get(word, ()):
         if task in spec.tasks:

@@ -29,11 +29,14 @@ _Write = Callable[[Any, Any, Any], Any]
 class Converter:
     """The conversions of one task.
 
-    `body`: the type of a body. `write`: makes the JSON of a result, from the result of the task, the caller's input and
-    the body. `fields`: the protocol's names for the fields of an input; see FieldNames. `more`: makes
-    the fields of an input that no field of the body holds as it is. `reads`: makes the whole input, for a task that
-    generates. `option_fields`: names of fields that depend on the body. `is_nested`: the answer to a single input is
-    also a list. `words`: Hugging Face's words for the task, if its name is none of them.
+    - `body`: the type of a body.
+    - `write`: makes the JSON of a result, from the result of the task, the caller's input and the body.
+    - `fields`: the protocol's names for the fields of an input; see FieldNames.
+    - `more`: makes the fields of an input that no field of the body holds as it is.
+    - `reads`: makes the whole input, for a task that generates.
+    - `option_fields`: names of fields that depend on the body.
+    - `is_nested`: the answer to a single input is also a list.
+    - `words`: Hugging Face's words for the task, if its name is none of them.
     """
 
     body: type[Body]

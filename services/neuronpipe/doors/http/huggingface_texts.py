@@ -172,7 +172,7 @@ def text_details(text: GeneratedText, body: Prompted) -> dict[str, Any]:
 async def answer_tokens(
     inference: Inference, request: HttpRequest, model: ModelSpec, body: Prompted, prompt: str
 ) -> HttpResponse:
-    """Answers with one text as events. Raises NeuronpipeError for an error before the first token."""
+    """Answers with one text as events. Raises NeuronpipeError if it fails before the first token."""
     input = read_one_prompt(prompt, body, model)
     input.text_generation.options.top_logprobs = 0  # the log probability of each token
     events = await inference.stream(request.call, request.model(model.name), input, one_text_fields(body))

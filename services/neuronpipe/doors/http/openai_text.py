@@ -78,8 +78,10 @@ MODEL_CHAT, MODEL_COMPLETIONS = (
 class _Form:
     """The way in which chats or completions write their answers.
 
-    `whole`: writes a text in a choice. `part`: writes a part of a text in a choice of a chunk. `logprobs`: writes log
-    probabilities of tokens in a choice. `begin`: the first choice of a stream.
+    - `whole`: writes a text in a choice.
+    - `part`: writes a part of a text in a choice of a chunk.
+    - `logprobs`: writes log probabilities of tokens in a choice.
+    - `begin`: the first choice of a stream.
     """
 
     id: str

@@ -71,8 +71,9 @@ class ToolUse:
     ) -> Self:
         """Returns the use of tools by a request. Raises InvalidInput.
 
-        `choice`: the request's `tool_choice` if it is none, auto or required. `chosen`: the name of the function that
-        the request chooses instead. `field`: the field that names functions.
+        - `choice`: the request's `tool_choice` if it is none, auto or required.
+        - `chosen`: the name of the function that the request chooses instead.
+        - `field`: the field that names functions.
         """
         if not tools and (chosen is not None or choice == "required" or allowed):
             raise InvalidInput("tool_choice", "has an effect only with tools")

@@ -83,7 +83,7 @@ class RawModel:
 
 
 def _lengths(mask: Array, rows: int) -> list[int]:
-    """Returns the number of tokens of each row. Raises InvalidInput for a mask that is not 1 and then 0."""
+    """Returns the number of tokens of each row. Raises InvalidInput if the mask is not 1 and then 0."""
     lengths = mask.sum(axis=1)
     for row, wrong in enumerate((mask != (np.arange(mask.shape[1]) < lengths[:, None])).any(axis=1)):
         if wrong:

@@ -149,7 +149,7 @@ class TaskModel:
     ) -> list[NamedTensor]:
         """Returns the wanted outputs of the results of all rows. `tensors`: the inputs.
 
-        Raises InvalidInput for an output of more than `max_bytes`.
+        Raises InvalidInput if an output has more than `max_bytes`.
         """
         messages = [result.result.body for result in results]
         return [self._output(spec, messages, max_bytes) for spec in wanted]

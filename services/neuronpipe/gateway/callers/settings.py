@@ -58,7 +58,7 @@ def open_services(setting: str) -> frozenset[str]:
 
 
 def check_exposure(settings: CallerSettings, *addresses: str) -> None:
-    """Raises SetupError for addresses that other machines reach, unless the settings let any client call."""
+    """Raises SetupError if other machines reach an address, unless the settings let any client call."""
     public = [address for address in addresses if address and not is_loopback(address)]
     if public and not settings.insecure_public:
         raise SetupError(

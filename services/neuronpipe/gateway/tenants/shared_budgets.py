@@ -99,7 +99,7 @@ class SharedBudgets:
 
 @asynccontextmanager
 async def running_shared_budgets(settings: RedisSettings, tenants: Tenants, meters: Meters) -> AsyncIterator[None]:
-    """Shares the budgets while the block runs. Raises SetupError for an invalid URL."""
+    """Shares the budgets while the block runs. Raises SetupError if the URL is invalid."""
     timeout_s = settings.redis_timeout_ms / 1000
     remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=_CONNECTIONS)
     budgets = SharedBudgets(remote, tenants)

@@ -28,9 +28,11 @@ class TokenBucket:
     """Contains at most the tokens of a minute, and fills evenly. The level may be negative: a debt, where a request
     took more tokens than there were. Debts are kept whole.
 
-    `capacity`: tokens per minute; may be changed. `share`: the part of the capacity that counts here; less than 1 where
-    several gateways have the same budget and do not know of each other. `taken`: the tokens taken since the last
-    exchange. `unanswered`: the number of an exchange without an answer, and its tokens.
+    - `capacity`: tokens per minute; may be changed.
+    - `share`: the part of the capacity that counts here; less than 1 where several gateways have the same budget and do
+      not know of each other.
+    - `taken`: the tokens taken since the last exchange.
+    - `unanswered`: the number of an exchange without an answer, and its tokens.
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:

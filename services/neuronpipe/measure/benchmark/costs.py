@@ -138,7 +138,7 @@ UTILIZATION = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The goal of `--p95-ms` and `--rate`. Raises SetupError for a value that is out of range."""
+    """The goal of `--p95-ms` and `--rate`. Raises SetupError if a value is out of range."""
 
     p95_ms: float
     rate_per_s: float

@@ -59,7 +59,7 @@ class BenchmarkModel:
 
 
 def published_model(name: str) -> BenchmarkModel:
-    """Returns the model of a published size. Raises SetupError for a name that is not in PUBLISHED_SIZES."""
+    """Returns the model of a published size. Raises SetupError if the name is not in PUBLISHED_SIZES."""
     if name not in PUBLISHED_SIZES:
         raise SetupError(
             f"--model {name}: no such folder, and no published size of that name; there are "
@@ -73,7 +73,7 @@ def published_model(name: str) -> BenchmarkModel:
 def find_models(words: Sequence[str], task: str, repository: Path | None) -> list[BenchmarkModel]:
     """Returns the models of `--model` and `--repository`; without either, the default models.
 
-    Raises SetupError for a word that is no model, and for two models with the same name.
+    Raises SetupError if a word is no model, or if two models have the same name.
     """
     models = [_of_folder(Path(word), task) if Path(word).is_dir() else published_model(word) for word in words]
     models += map(_of_bundle, read_repository(repository)) if repository else ()
@@ -227,7 +227,7 @@ class Matrix:
 
 
 def make_matrix(request: MatrixRequest) -> Matrix:
-    """Makes the cells of a request. Raises SetupError for too many cells."""
+    """Makes the cells of a request. Raises SetupError if there are too many cells."""
     make = _product if request.is_product else _star
     cells: list[Cell] = []
     for model in request.models:

@@ -121,7 +121,7 @@ class Bench:
         self._spec = bundle.spec
 
     async def measure(self, cell: Cell, effort: CellEffort) -> CellSamples:
-        """Measures a cell. Raises NeuronpipeError for inputs that the model or its back end does not take."""
+        """Measures a cell. Raises NeuronpipeError if the model or its back end does not take the inputs."""
         if cell.length > self._spec.max_tokens:
             raise InvalidInput("length", f"{cell.length} tokens, the model takes {self._spec.token_limit}")
         texts = await texts_of_length(self._tokens_of, cell.length, _INPUTS)

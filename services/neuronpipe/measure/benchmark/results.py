@@ -83,8 +83,9 @@ def cell_result(cell: Cell, samples: CellSamples, *, steal: float, others: float
 class ColdStart:
     """Cold starts of `serve all` with one model, then single requests of `length` tokens. Times in ms.
 
-    `model_ms`: computing time of each request; `overhead_ms`: the rest of its latency. `reason`: why there are no
-    times.
+    - `model_ms`: computing time of each request.
+    - `overhead_ms`: the rest of its latency.
+    - `reason`: why there are no times.
     """
 
     model: str
@@ -246,7 +247,7 @@ class Compared:
 def compare_results(before: Results, after: Results) -> list[Compared]:
     """Compares the cells that the first run has measured and the second has planned, in the order of the first.
 
-    Raises SetupError for runs without a common cell.
+    Raises SetupError if the runs have no common cell.
     """
     results_after = {result.cell: result for result in after.cells}
     common = [result for result in before.measured if result.cell in results_after]

@@ -141,7 +141,7 @@ class BenchmarkRun:
         self._cold_left = self._cold_models()
 
     def run(self) -> Results:
-        """Measures the remaining cells. Raises SetupError for a matrix that would take longer than allowed."""
+        """Measures the remaining cells. Raises SetupError if the matrix would take longer than allowed."""
         if not (self._left or self._cold_left):
             return self.results
         self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())

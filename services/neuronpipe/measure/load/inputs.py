@@ -191,7 +191,7 @@ _PRIORITIES = {
 
 
 def check_task(request: LoadRequest, task: str) -> None:
-    """Raises SetupError for a task that load cannot be made for, or that does not generate as requested."""
+    """Raises SetupError if no load can be made for the task, or if it does not generate as requested."""
     if request.generation and task not in GENERATING:
         raise SetupError(f"--generate: model {request.model} has the task {task}; it is for {', '.join(GENERATING)}")
     if task not in _LOADED:

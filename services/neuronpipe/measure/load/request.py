@@ -75,7 +75,7 @@ class GenerationLoad:
     """Load of generated texts, which are read in parts.
 
     `prompt_tokens` None: the prompts are the texts as they are. `first_token_limit_ms` and `token_limit_ms`: an answer
-    beyond them does not count as goodput. Raises SetupError for a value that is out of range, and names the option.
+    beyond them does not count as goodput. Raises SetupError if a value is out of range, and names the option.
     """
 
     prompt_tokens: Lengths | None = None
@@ -111,7 +111,7 @@ class LoadRequest:
 
     With `concurrency` the loop is closed: each of the callers sends its next request when it has its answer. With
     `rate_per_s` it is open: requests are sent at the times of a Poisson process, without waiting for answers. With
-    neither, there is one caller. Raises SetupError for a value that is out of range, and names the option.
+    neither, there is one caller. Raises SetupError if a value is out of range, and names the option.
     """
 
     target: str

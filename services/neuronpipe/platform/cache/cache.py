@@ -129,9 +129,9 @@ class Cache(Generic[ValueT]):
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
         """Returns the value of a key and the source of the value. Computes the value if it is not cached.
 
-        `size`: a measure of the input that grows with the time to compute. `refresh`: computes always, and replaces the
-        cached value. Interactive and bulk requests do not wait for each other's computations, because bulk work may be
-        delayed.
+        `size`: the size of the input, from which the time to compute is estimated. `refresh`: computes always, and
+        replaces the cached value. Interactive and bulk requests do not wait for each other's computations, because bulk
+        work may be delayed.
 
         Raises the errors of `compute`. Callers who wait for the same value get the error as well if it applies to them:
         invalid input, or an unavailable stage. After any other error, such as this caller's deadline, they compute the

@@ -50,7 +50,7 @@ class Remote:
     """
 
     def __init__(self, url: str, *, prefix: str, timeout_s: float, connections: int) -> None:
-        """Raises SetupError for an invalid URL."""
+        """Raises SetupError if the URL is invalid."""
         self._prefix = prefix.encode() + b":"
         self._timeout_s = timeout_s
         self._asking: set[asyncio.Future[Any]] = set()

@@ -53,7 +53,7 @@ class Door(Protocol):
         connections.
 
         From now on `in_flight` counts every call, and refuses calls beyond its limits and calls that come too late.
-        Raises SetupError for an address that cannot be used.
+        Raises SetupError if the address cannot be used.
         """
 
     def ask_to_leave(self) -> None:

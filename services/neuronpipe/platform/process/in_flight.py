@@ -22,14 +22,16 @@ from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
 # The time before the longest wait may be ended to make room. Any network delivers within it.
 _PATIENCE_S = 5.0
-# The limit of waits without a limit: thirty years.
+# Stands for "no limit" where a number is needed: about thirty years.
 _NO_LIMIT_S = 1e9
 
 
 class CallerWaits(Deadlines):
     """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
 
-    `limit_s`: 0: no limit. `max_waits`: the most waits at once. `ended`: counts the ended waits.
+    - `limit_s`: 0: no limit.
+    - `max_waits`: the most waits at once.
+    - `ended`: counts the ended waits.
     """
 
     def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:

@@ -49,7 +49,7 @@ class Environment:
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Reads the variables. Raises SetupError for an invalid value."""
+    """Reads the variables. Raises SetupError if a value is invalid."""
     is_disabled = variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
     honours_parent, ratio = _sampler(variables)
     traces, metrics = (None if is_disabled else _protocol(variables, signal) for signal in ("TRACES", "METRICS"))

@@ -198,7 +198,7 @@ def scrape(
     tls: ssl.SSLContext | None = None,
 ) -> dict[tuple[str, ...], float]:
     """Returns the numbers of some metrics, by the metric's name, the suffix of the series, the values of its labels,
-    and for the suffix _bucket the upper bound. Raises SetupError for an unreadable page.
+    and for the suffix _bucket the upper bound. Raises SetupError if the page is unreadable.
     """
     if not url.startswith(("http://", "https://")):
         raise SetupError(f"{url}: is not the address of a page of metrics, as in http://127.0.0.1:9464/metrics")
@@ -213,7 +213,7 @@ def scrape(
 
 
 def read_page(page: str, instruments: Collection[Instrument]) -> dict[tuple[str, ...], float]:
-    """Reads a page of metrics; see scrape. Raises ValueError for any other page."""
+    """Reads a page of metrics; see scrape. Raises ValueError if the page has another format."""
     wanted = {name: instrument for instrument in instruments for name in series_names(instrument)}
     numbers: dict[tuple[str, ...], float] = {}
     for family in text_string_to_metric_families(page):

@@ -270,9 +270,9 @@ class Http2Call(MessageStream):
         self.connection.has_ended(self)
 
     def refuse(self, end: CallEnd) -> None:
-        """Ends the call by its head, and keeps nothing of it.
+        """Refuses the call after its headers, and drops its body.
 
-        A caller that sends a stream gets the status after its first message, or after `_REFUSAL_PATIENCE_S`: grpcio's
+        For a stream, the status waits for the caller's first message, or for `_REFUSAL_PATIENCE_S`: grpcio's
         asynchronous client reports INTERNAL for a call that ends before the client has written.
         """
         if self.is_ended or not (self.method and self.method.takes_stream):

@@ -155,8 +155,9 @@ class _ClientConnection(Http2Connection[ClientCall]):
 class Http2Channel:
     """A connection to one address, made when the first call needs it, and again after it was lost.
 
-    `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT. `server_name`: HOST or HOST:PORT, the name that the
-    server's certificate must contain. `note_failure`: gets the reason of each attempt to connect that fails.
+    - `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT.
+    - `server_name`: HOST or HOST:PORT, the name that the server's certificate must contain.
+    - `note_failure`: gets the reason of each attempt to connect that fails.
     """
 
     address: str

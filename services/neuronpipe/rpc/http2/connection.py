@@ -86,7 +86,7 @@ class _Rate:
     _seen_s: float = 0.0
 
     def count(self, now_s: float) -> None:
-        """Counts a frame. Raises DenialOfServiceError for a flood."""
+        """Counts a frame. Raises DenialOfServiceError if frames flood."""
         self._level = max(0.0, self._level - (now_s - self._seen_s) * self.per_s) + 1
         self._seen_s = now_s
         if self._level > self.burst:

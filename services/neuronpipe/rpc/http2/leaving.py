@@ -38,9 +38,11 @@ class Phase(IntEnum):
 class Leaving:
     """The phase of a connection, and the times at which the server acts next.
 
-    `next_s`: time of the next action, on the loop's clock: the notice in phase OPEN, the final GOAWAY later. `ends_s`:
-    time at which the connection is aborted, with all its streams. Both are infinite while nothing is due.
-    `holds_answers`: answers are kept back around the notice. `has_served`: a call on this connection has ended.
+    - `next_s`: time of the next action, on the loop's clock: the notice in phase OPEN, the final GOAWAY later.
+    - `ends_s`: time at which the connection is aborted, with all its streams. Both times are infinite while
+      nothing is due.
+    - `holds_answers`: answers are kept back around the notice.
+    - `has_served`: a call on this connection has ended.
     """
 
     phase: Phase = Phase.OPEN

@@ -79,7 +79,7 @@ class MessageStream:
     _writing: asyncio.Future[None] | None = None
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes from the peer. Raises CallEnd for a message that is too large, or that breaks gRPC's format."""
+        """Takes bytes from the peer. Raises CallEnd if a message is too large, or breaks gRPC's format."""
         size_bytes = len(data)
         try:
             # The usual case: exactly one whole message.

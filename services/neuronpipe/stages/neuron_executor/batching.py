@@ -53,9 +53,11 @@ class BatchPolicy(Protocol):
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Makes a batch of a sequence that was already removed from the queue, and of others, which it removes.
 
-        `wait_s`: time until the batch begins. `idle_cores`: number of cores that can share the queue, at least 1, with
-        the core of this batch. `limit_s`: a batch that would take longer does not grow. Sequences that would be too
-        late are dropped.
+        - `wait_s`: time until the batch begins.
+        - `idle_cores`: number of cores that can share the queue, at least 1, with the core of this batch.
+        - `limit_s`: a batch that would take longer does not grow.
+
+        Sequences that would be too late are dropped.
         """
 
     def batch_of(self, members: list[QueuedSequence]) -> Batch:

@@ -65,7 +65,7 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
         for rows, tokens in warming.shapes():
             for core in range(backend.cores):
                 await warming.run_on(core, rows, tokens)
-            # The minimum, because all services of a machine may start at once.
+            # The faster of two runs: services that start beside this one may slow a run.
             seconds = min([await warming.time(rows, tokens) for _ in range(2)])
             for estimate in estimates:
                 estimate.anchor(rows * tokens, seconds)
@@ -193,7 +193,7 @@ class Devices:
         """Loads and warms up a model while other models are served.
 
         After the block it waits for the model's batches and unloads the model, or gives up a back end that hangs.
-        Raises SetupError for a bundle that cannot run here.
+        Raises SetupError if the bundle cannot run here.
         """
         began_ns = time.monotonic_ns()
         backend = await self.impairment.call(f"loading {_name(bundle)}", lambda: self._load(bundle))

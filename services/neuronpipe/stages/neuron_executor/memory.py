@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPlan:
-    """The most memory of the host that an executor of these models takes. Raises SetupError for a missing file.
+    """The most memory of the host that an executor of these models takes. Raises SetupError if a file is missing.
 
     If models make room for others, the plan counts the largest models that fit into max_model_memory_bytes together.
     """
@@ -83,7 +83,7 @@ def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPl
         weights=combine([plan.weights for plan in kept] or [0]),
         graphs=sum(plan.graphs for plan in kept),
         shapes=sum(plan.shapes for plan in kept),
-        # The models of a back end share its cores.
+        # The maximum, not the sum: models of a back end share its cores.
         batches=max((plan.batches for plan in kept), default=0),
         lone_graphs=settings.lone_graph_bytes if any(plan.shapes for plan in kept) else 0,
         queue=sum(plan.queue for plan in kept),

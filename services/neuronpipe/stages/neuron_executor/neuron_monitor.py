@@ -50,7 +50,7 @@ def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
     """The snapshot of a process from one line; None if the line has none.
 
     Groups that failed (with an `error`) or are missing stay empty, because the tool's configuration decides which
-    groups exist. Raises ValueError for a line that is not such a document.
+    groups exist. Raises ValueError if the line is not such a document.
     """
     document = json.loads(line)
     if not isinstance(document, dict):

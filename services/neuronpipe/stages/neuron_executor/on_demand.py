@@ -43,7 +43,7 @@ class ModelMemory:
         self._taken: dict[ModelKey, int] = {}
 
     def size_of(self, bundle: Bundle) -> int:
-        """The bytes of a model. Raises SetupError for a model above the limit, which can never be loaded."""
+        """The bytes of a model. Raises SetupError if they exceed the limit: it can never be loaded."""
         artifact = bundle.artifact(self._settings.backend)
         try:
             size_bytes = sum((bundle.folder / name).stat().st_size for name in artifact.files)
@@ -167,7 +167,7 @@ class OnDemandModels:
 
     @asynccontextmanager
     async def open(self, bundle: Bundle) -> AsyncIterator[OnDemandModel]:
-        """Yields a model that is loaded at its first use. Raises SetupError for a model that can never be loaded."""
+        """Yields a model that is loaded at its first use. Raises SetupError if it can never be loaded."""
         size_bytes = await run_apart(self._memory.size_of, bundle)
         model = OnDemandModel(bundle, size_bytes, self)
         self._models[model.key] = model

@@ -116,7 +116,7 @@ class PostprocessorStage:
 async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[PostprocessorStage]:
     """Runs the stage with all objects loaded that decoding needs.
 
-    Raises SetupError for a file that is missing or was changed.
+    Raises SetupError if a file is missing or was changed.
     """
     async with AsyncExitStack() as stack:
         lanes = stack.enter_context(closing(Lanes("postprocess")))

@@ -55,9 +55,12 @@ class ChatTemplate:
     ) -> list[str]:
         """The prompt for the message after `messages`, in parts.
 
-        `tools`: tools that the model may call. `arguments`: more variables of the template. `continues`: the text
-        continues the last message. Every second part is a special token that a message spells, which counts as text.
-        Raises InvalidInput if the template refuses the messages, or cannot be run.
+        - `tools`: tools that the model may call.
+        - `arguments`: more variables of the template.
+        - `continues`: the text continues the last message.
+
+        Every second part is a special token that a message spells, which counts as text. Raises InvalidInput if the
+        template refuses the messages, or cannot be run.
         """
         marked = [_with_reasoning(_hide(message)) for message in messages]
         if continues and not isinstance(marked[-1].get("content"), str):

@@ -94,7 +94,7 @@ class Encoder:
         reads_special_tokens: bool = False,
         image_turn: AbstractContextManager[object] | None = None,
     ) -> None:
-        """Loads the tokenizer. Raises SetupError for a file that is missing or was changed.
+        """Loads the tokenizer. Raises SetupError if a file is missing or was changed.
 
         `reads_special_tokens`: see JsonTokenizer. `image_turn`: see read_pixels.
         """

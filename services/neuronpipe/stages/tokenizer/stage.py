@@ -91,7 +91,7 @@ async def running_tokenizer(
     telemetry: Telemetry | None = None,
     redis: RedisSettings = NO_REDIS,
 ) -> AsyncIterator[TokenizerStage]:
-    """Runs the stage with every tokenizer loaded. Raises SetupError for a file that is missing or was changed."""
+    """Runs the stage with every tokenizer loaded. Raises SetupError if a file is missing or was changed."""
     async with AsyncExitStack() as stack:
         caches: dict[CacheKind, Cache[EncodedInput] | None] = {
             "tokens": _cache("tokens", settings, redis),

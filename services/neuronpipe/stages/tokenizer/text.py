@@ -304,7 +304,7 @@ def _encode(
 
 
 def _check_growth(tokenizer: Tokenizer, text: str) -> None:
-    """Raises InvalidInput for a text whose normalization would exceed the limit, before the library makes it."""
+    """Raises InvalidInput if the normalized text would exceed the limit, before the library makes it."""
     if len(text) <= _LONG_IF_GROWN or tokenizer.normalizer is None:
         return
     by_count: dict[int, list[str]] = {}

@@ -21,7 +21,7 @@ class InputKind(Protocol):
     """The inputs of one model. A sequence is one row: arrays by name, as they arrived."""
 
     def check(self, arrays: Arrays) -> None:
-        """Raises InvalidInput for a sequence that could harm its batch: a wrong name, shape or dtype."""
+        """Raises InvalidInput if a sequence could harm its batch: a wrong name, shape or dtype."""
 
     def tokens_of(self, arrays: Arrays) -> int:
         """The number of tokens of a sequence, or the number that it counts as."""

@@ -71,7 +71,7 @@ class Format:
     - `open_writer`: gets an open file and columns.
     - `kinds`: returns the kinds of a file's columns, by their names; none for a format without types.
 
-    `read` and `scan` raise SetupError for a file that cannot be read.
+    `read` and `scan` raise SetupError if the file cannot be read.
     """
 
     ending: str
@@ -82,7 +82,7 @@ class Format:
 
 
 def check_names(columns: list[str]) -> list[str]:
-    """Returns the names of a file's columns. Raises SetupError for a name that two columns have."""
+    """Returns the names of a file's columns. Raises SetupError if two columns have the same name."""
     if len(set(columns)) < len(columns):
         raise SetupError(f"the heading has a name twice: {', '.join(columns)}")
     return columns

@@ -50,7 +50,7 @@ class _JsonWriter:
 
 
 def _scan_json(file: BinaryIO, step: int) -> FileScan:
-    """See Format. Raises SetupError for UTF-16, of which no row could be read."""
+    """See Format. Raises SetupError if the file is UTF-16, of which no row could be read."""
     rows = offset = 0
     starts: list[Place] = []
     columns: dict[str, None] = {}
@@ -138,7 +138,7 @@ class _Records:
         self._reader = csv.reader(self._text(file), strict=True)
 
     def next(self) -> list[str] | str | None:
-        """Returns the next record, or its problem; None at the end. Raises SetupError for a quote without an end."""
+        """Returns the next record, or its problem; None at the end. Raises SetupError if a quote does not end."""
         self._left = MAX_ROW_BYTES, _MAX_CELLS
         try:
             for record in self._reader:
@@ -183,7 +183,7 @@ class _CsvWriter:
 
 
 def _scan_csv(file: BinaryIO, step: int) -> FileScan:
-    """See Format. Raises SetupError for an invalid heading."""
+    """See Format. Raises SetupError if the heading is invalid."""
     records = _Records(file)
     heading = records.next()
     if heading is None:

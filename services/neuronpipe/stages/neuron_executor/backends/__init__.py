@@ -69,7 +69,7 @@ def load_backend(name: str, request: BackendRequest) -> Backend:
 
 @contextmanager
 def _explained_imports(name: str) -> Iterator[None]:
-    """Raises SetupError for a missing package."""
+    """Raises SetupError if a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -57,10 +57,12 @@ class ByteBudget:
 class BackendRequest:
     """The parameters of a back end: the model, the artefact's verified files and properties, and the resources to use.
 
-    `cores`: number of batches that run at once (0: the back end's choice). On CPUs they share `threads` CPU threads (0:
-    one for each available CPU). `max_batch_tokens`: limit of a batch of several sequences. `pipeline_cores`: number of
-    the model's parts. `lone_graphs`: the process's budget for graphs of single texts. `files` may be gone once the back
-    end exists.
+    - `cores`: number of batches that run at once (0: the back end's choice). On CPUs they share the threads.
+    - `threads`: number of CPU threads (0: one for each available CPU).
+    - `max_batch_tokens`: limit of a batch of several sequences.
+    - `pipeline_cores`: number of the model's parts.
+    - `lone_graphs`: the process's budget for graphs of single texts.
+    - `files`: may be gone once the back end exists.
     """
 
     spec: ModelSpec
@@ -126,7 +128,7 @@ async def compute(backend: Backend, core: int, inputs: Arrays, *, is_alone: bool
 
 
 def check_shapes(inputs: Arrays) -> None:
-    """Raises BackendError for inputs of tokens that differ in shape.
+    """Raises BackendError if inputs of tokens differ in shape.
 
     OpenVINO 2026.4 with one thread computes them, with the memory behind the shorter input.
     """

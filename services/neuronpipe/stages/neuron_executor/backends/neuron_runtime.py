@@ -61,7 +61,7 @@ class NeuronRuntime:
         return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
 
     def check(self, core: int) -> None:
-        """Raises CoreLost for a lost core. Must be called before each execution of any model."""
+        """Raises CoreLost if the core is lost. Must be called before each execution of any model."""
         if core in self._lost:
             raise self._lost_before(core)
 

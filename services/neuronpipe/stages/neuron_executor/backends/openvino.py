@@ -170,6 +170,6 @@ class OpenVinoBackend:
 
 
 def _resources(request: BackendRequest) -> tuple[int, int]:
-    """The threads and the streams to use. Raises SetupError for more than there are CPUs."""
+    """The threads and the streams to use. Raises SetupError if there are fewer CPUs."""
     threads = cpu_threads(request.threads, request.cores)
     return threads, request.cores or threads

@@ -16,7 +16,7 @@ class PartTurns:
     """Pipelines of `parts` neighbouring cores. Batches of cores that are left over use the last pipeline."""
 
     def __init__(self, name: str, parts: int, cores: int) -> None:
-        """Raises SetupError for fewer cores than the model needs."""
+        """Raises SetupError if there are fewer cores than the model needs."""
         check_parts(name, parts, cores, leaves_none=False)
         self.parts = parts
         self.pipelines = cores // parts

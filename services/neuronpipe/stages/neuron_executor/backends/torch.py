@@ -83,7 +83,7 @@ class TorchBackend:
 def _cores(kind: str, request: BackendRequest) -> int:
     """The number of cores. On the CPU it also sets the number of threads, which all models of the process share.
 
-    Raises SetupError for more cores than GPUs.
+    Raises SetupError if there are more cores than GPUs.
     """
     if kind == "cuda":
         devices = torch.cuda.device_count()

@@ -152,7 +152,7 @@ class Generator:
         )
 
     async def work(self) -> None:
-        """Runs steps until the generator is closed. Raises CoresLost for a step that hangs, and abandons its thread."""
+        """Runs steps until the generator is closed. Raises CoresLost if a step hangs, and abandons its thread."""
         async with self._working:
             self._loop = asyncio.get_running_loop()
             stepping = asyncio.wrap_future(self._thread.submit(self._steps.run))

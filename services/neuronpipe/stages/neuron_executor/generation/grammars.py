@@ -290,7 +290,7 @@ class Grammars:
     def _tokenizer(self) -> "tuple[LLTokenizer, frozenset[int]]":
         """The library's form of the tokenizer, and its tokens without a text. Large tokenizers take a second.
 
-        Raises ValueError for a tokenizer that is not supported.
+        Raises ValueError if the tokenizer is not supported.
         """
         from llguidance import LLTokenizer
 

@@ -445,7 +445,9 @@ class Planner:
             sequence.source_blocks = []
 
     def _source_digests(self, sequence: GeneratedSequence) -> list[bytes]:
-        """A digest for each block of a source, which the scope identifies."""
+        """One digest per block of a source. It hashes the scope and the block's number, because the scope identifies
+        the source.
+        """
         count = self._blocks(len(sequence.source_ids))
         return [blake2b(f"{sequence.scope} source {place}".encode()).digest() for place in range(count)]
 

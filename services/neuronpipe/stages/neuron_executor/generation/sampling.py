@@ -145,9 +145,12 @@ class LogitRules:
 class TokenChooser:
     """Chooses the tokens of one sequence, by a function of the arguments: other sequences of a batch change nothing.
 
-    `options`: with every field set. `end_token_ids`: tokens that end the text. `facts`: the facts of the model.
-    `read_ids`: the prompt, or the source in a model with an encoder. `sequence`: the number of this text among the
-    texts drawn for one prompt. `grammar`: the grammar that the text must have, if any.
+    - `options`: with every field set.
+    - `end_token_ids`: tokens that end the text.
+    - `facts`: the facts of the model.
+    - `read_ids`: the prompt, or the source in a model with an encoder.
+    - `sequence`: the number of this text among the texts drawn for one prompt.
+    - `grammar`: the grammar that the text must have, if any.
     """
 
     def __init__(

@@ -34,8 +34,9 @@ _Chosen = tuple[int, ...] | list[BeamStep] | NeuronpipeError
 class SequenceProgress:
     """The progress of a sequence. `ends_by`: a finish reason or an error, or None for a sequence that continues.
 
-    `gap_ns`: time since the token before, or since arrival for the first token; None without a token. `tokens`: tokens
-    for the listener, if the sequence has a listener. `count`: number of the text's tokens that come together.
+    - `gap_ns`: time since the token before, or since arrival for the first token; None without a token.
+    - `tokens`: tokens for the listener, if the sequence has a listener.
+    - `count`: number of the text's tokens that come together.
     """
 
     sequence: GeneratedSequence

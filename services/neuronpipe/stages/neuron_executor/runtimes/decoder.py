@@ -43,8 +43,9 @@ def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: 
 class DecoderRun(NamedTuple):
     """Consecutive tokens of one sequence in a step. `past`: number of its tokens that are already in `blocks`.
 
-    `blocks`: have room for both, in order. `scored`: number of last tokens after which scores are
-    needed. `source_tokens` and `source_blocks`: the text that an encoder has read, and its blocks.
+    - `blocks`: have room for both, in order.
+    - `scored`: number of last tokens after which scores are needed.
+    - `source_tokens`, `source_blocks`: the text that an encoder has read, and its blocks.
     """
 
     token_ids: Sequence[int]
@@ -58,8 +59,10 @@ class DecoderRun(NamedTuple):
 class TokenScores(NamedTuple):
     """The scores after the scored tokens of a step, in the order of runs. The arrays are valid until the next step.
 
-    `logits`: float32 [rows, vocabulary]. `top_ids`: int32 [rows, tops], best tokens first, equal tokens in any order.
-    `top_logits`: float32 [rows, tops]. `log_sums`: float32 [rows], log(sum(exp(logits - best logit))).
+    - `logits`: float32 [rows, vocabulary].
+    - `top_ids`: int32 [rows, tops], best tokens first, equal tokens in any order.
+    - `top_logits`: float32 [rows, tops].
+    - `log_sums`: float32 [rows], log(sum(exp(logits - best logit))).
 
     The log probability of a token is its logit minus the best logit minus the row's log sum.
     """

@@ -104,8 +104,10 @@ def _begun(run: DecoderRun) -> Sequence[int]:
 def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64]]:
     """The inputs of a step of rows of one length.
 
-    `input_ids`: [rows, new]. `past`: [rows], number of tokens in the blocks. `blocks`: [rows, most], filled up. Models
-    with an encoder also have `source_tokens` and `source_blocks`.
+    - `input_ids`: [rows, new].
+    - `past`: [rows], number of tokens in the blocks.
+    - `blocks`: [rows, most], filled up.
+    - `source_tokens`, `source_blocks`: for models with an encoder only.
     """
     inputs = {
         "input_ids": np.array([run.token_ids for run in runs], np.int64),

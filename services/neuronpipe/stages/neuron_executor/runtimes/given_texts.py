@@ -19,8 +19,10 @@ _TIE = 1e-5
 class GivenText:
     """A text to compute.
 
-    `prompt`: the tokens before it. `source`: the source, or empty. `tokens`: int64 [tokens]. `logits`: float32
-    [tokens, vocabulary], of which the tokens are the best.
+    - `prompt`: the tokens before it.
+    - `source`: the source, or empty.
+    - `tokens`: int64 [tokens].
+    - `logits`: float32 [tokens, vocabulary], of which the tokens are the best.
     """
 
     prompt: Sequence[int]

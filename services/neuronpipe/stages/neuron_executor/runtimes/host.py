@@ -31,7 +31,7 @@ def available_cpus(cgroup: Path = _CGROUP) -> int:
 def cpu_threads(threads: int, cores: int) -> int:
     """The number of threads; 0 means one for each CPU.
 
-    Raises SetupError for more threads than CPUs, or fewer than cores.
+    Raises SetupError if there are more threads than CPUs, or fewer than cores.
     """
     cpus = available_cpus()
     threads = threads or cpus

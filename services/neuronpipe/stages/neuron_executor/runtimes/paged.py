@@ -46,7 +46,7 @@ class _OpenVinoStep:
     def __init__(
         self, model_file: Path, properties: Mapping[str, str], change: Callable[["openvino.Model"], None]
     ) -> None:
-        """`change`: changes the graph before it is compiled. Raises SetupError for a graph that cannot be loaded."""
+        """`change`: changes the graph before it is compiled. Raises SetupError if the graph cannot be loaded."""
         compile_properties = {**computable(properties), "NUM_STREAMS": "1"}
         encoder_file = model_file.with_name(f"{ENCODER}.xml")
         try:
@@ -102,7 +102,7 @@ class PagedModel(_OpenVinoStep):
     def __init__(self, model_file: Path, properties: Mapping[str, str], max_tokens: int, max_bytes: int) -> None:
         """Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`.
 
-        Raises SetupError for a graph that cannot be loaded, and if fewer than two blocks fit.
+        Raises SetupError if the graph cannot be loaded, or if fewer than two blocks fit.
         """
         source_caches: list[str] = []
 

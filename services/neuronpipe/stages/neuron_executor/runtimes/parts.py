@@ -12,7 +12,7 @@ PIPELINED = ("openvino", "neuronx")
 
 
 def check_parts(name: str, parts: int, cores: int, *, leaves_none: bool) -> None:
-    """Raises SetupError for fewer cores than parts, and for cores that are left over if none may be left over."""
+    """Raises SetupError if there are fewer cores than parts, or if cores are left over and none may be."""
     if cores < parts:
         raise SetupError(
             f"model {name!r}: compiled in {parts} parts, each for a core of its own (--pipeline-cores), and there are "
