@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.removed_settings import why_removed
 from neuronpipe.core.units import in_unit
 
@@ -179,7 +179,7 @@ def read_lines(values: Sequence[str], flag: str) -> list[str]:
 
 def read_bytes(file: str, flag: str) -> bytes:
     """Returns the content of a file, or of standard input, which - stands for. Raises SetupError."""
-    with files_told(f"{flag} {file}: cannot be read"):
+    with reporting_os_errors(f"{flag} {file}: cannot be read"):
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
 

@@ -114,7 +114,7 @@ class Inference:
             )
         return ModelName(names[0], requested.version)
 
-    async def one(
+    async def infer_one(
         self,
         call: Call,
         model: ModelName,
@@ -134,7 +134,7 @@ class Inference:
         inputs = request_inputs.made("max_http_inputs", self.settings.max_http_inputs)
         if len(inputs) == 1:
             return [
-                await self.one(
+                await self.infer_one(
                     call, model, inputs[0], request_inputs.fields, index=0 if request_inputs.is_list else None
                 )
             ]
@@ -143,7 +143,7 @@ class Inference:
         async def run(shared: Call, number: int, input: TaskInput) -> InferenceResult:
             nonlocal left_bytes
             index = number if request_inputs.is_list else None
-            result = await self.one(shared, model, input, request_inputs.fields, index=index)
+            result = await self.infer_one(shared, model, input, request_inputs.fields, index=index)
             left_bytes -= result.result.size_bytes
             if left_bytes < 0:
                 limit = f"the limit is {limit_bytes} bytes (the gateway's max_batch_response_bytes)"

@@ -65,7 +65,7 @@ class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
-    told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
+    public_fields: ClassVar[tuple[str, ...]] = ("has_chat_template",)
 
     chat_template: str = Field(
         "", description="jinja template that makes a prompt of messages; empty: the model takes none"

@@ -360,8 +360,8 @@ class _Outcomes:
     """The outcomes of a job in the order of its inputs: in a file, for an object, or in the result itself."""
 
     def __init__(self, output_uri: str, max_outcomes: int, max_bytes: int) -> None:
-        """`max_outcomes`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors, as
-        in InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
+        """`max_outcomes`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors,
+        as in InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
         """
         self.result = JobResult(output_uri=output_uri)
         file = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) if output_uri else None  # noqa: SIM115 (see close)

@@ -260,9 +260,9 @@ class JobStore:
 
         return await self._run(scripts.TAKE_NOTIFICATIONS, count, round(hold_s * 1000), *names, read=read)
 
-    async def postpone_notification(self, id: str, delay_s: float, *, was_told: bool = True) -> None:
-        """Postpones a notification. `was_told`: this attempt counts."""
-        await self._run(scripts.POSTPONE_NOTIFICATION, id, round(delay_s * 1000), int(not was_told))
+    async def postpone_notification(self, id: str, delay_s: float, *, is_attempt: bool = True) -> None:
+        """Postpones a notification. `is_attempt`: this attempt counts."""
+        await self._run(scripts.POSTPONE_NOTIFICATION, id, round(delay_s * 1000), int(not is_attempt))
 
     async def end_notification(self, id: str) -> None:
         """Removes a notification that was delivered, or never will be."""

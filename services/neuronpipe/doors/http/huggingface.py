@@ -17,7 +17,7 @@ from neuronpipe.doors.inference import Inference, Inputs, of_results
 # Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
 _TASKS: dict[str, list[str]] = {}
 for _task_name, _converter in CONVERTERS.items():
-    for _word in _converter.words or (_task_name.replace("_", "-"),):
+    for _word in _converter.task_names or (_task_name.replace("_", "-"),):
         _TASKS.setdefault(_word, []).append(_task_name)
 # Fields of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
@@ -92,7 +92,7 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
 
     def make() -> Any:
         pairs = zip(results, values, strict=True)
-        answers = [converter.write(getattr(result.result.message, task), value, body) for result, value in pairs]
+        answers = [converter.write_answer(getattr(result.result.message, task), value, body) for result, value in pairs]
         return answers if is_list or converter.is_nested else answers[0]
 
     return await of_results(results, make)

@@ -76,7 +76,7 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     body: EmbeddingsRequest = request.body
     model = inference.choose(request.model(body.model), "sentence_embedding")
     values, is_list = listed(body.input)
-    options = _options(body, inference.catalog.spec(*model).told_facts.get("prompt_names", ()))
+    options = _options(body, inference.catalog.spec(*model).public_facts.get("prompt_names", ()))
     inputs = Inputs("input", values, partial(embedding_input, **options), _FIELDS, is_list)
     results = await inference.each(request.call, model, inputs)
 

@@ -190,7 +190,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
         events = await inference.stream(*given)
         writer = new_writer()
         return event_response(writer.events(events), replace(OPENAI_ERROR, write=writer.error))
-    result = await inference.one(*given)
+    result = await inference.infer_one(*given)
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
