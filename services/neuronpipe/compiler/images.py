@@ -139,10 +139,10 @@ def _image_spec(options: Mapping[str, Any]) -> ImageSpec:
 
 
 def _height_and_width(size: Mapping[str, Any], name: str) -> tuple[int, int]:
-    known = {key: value for key, value in size.items() if value is not None}
-    if set(known) != {"height", "width"}:
-        raise ValueError(f"{name} has {', '.join(sorted(known))}")
-    return int(known["height"]), int(known["width"])
+    sizes = {key: value for key, value in size.items() if value is not None}
+    if set(sizes) != {"height", "width"}:
+        raise ValueError(f"{name} has {', '.join(sorted(sizes))}")
+    return int(sizes["height"]), int(sizes["width"])
 
 
 def _normalize(options: Mapping[str, Any]) -> NormalizeLevels:

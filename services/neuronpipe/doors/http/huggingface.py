@@ -83,9 +83,9 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
             raise InvalidInput("content-type", f"must be {JSON}; model {model.name!r} takes no images")
         value = {"inputs": ""}
     body = check_body(converter.takes, value)
-    given = image if isinstance(image, bytes) else body.inputs
-    is_list = isinstance(given, list)
-    values = given if is_list else [given]
+    body_inputs = image if isinstance(image, bytes) else body.inputs
+    is_list = isinstance(body_inputs, list)
+    values = body_inputs if is_list else [body_inputs]
     fields = {**converter.fields, **converter.option_fields(body)}
     inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, model), fields, is_list)
     results = await inference.each(request.call, request.model(model.name), inputs)
