@@ -166,11 +166,9 @@ def built_in_calibration(*, of_images: bool) -> CalibrationTexts:
 
 
 def _spread(samples: Sequence[Sample], max_samples: int) -> Sequence[Sample]:
-    return (
-        samples
-        if len(samples) <= max_samples
-        else [samples[number * len(samples) // max_samples] for number in range(max_samples)]
-    )
+    if len(samples) <= max_samples:
+        return samples
+    return [samples[number * len(samples) // max_samples] for number in range(max_samples)]
 
 
 def agreement(

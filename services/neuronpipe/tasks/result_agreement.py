@@ -58,11 +58,8 @@ def _same_entities(first: Any, second: Any) -> float:
     first_entities, second_entities = (
         {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (first, second)
     )
-    return (
-        len(first_entities & second_entities) / len(first_entities | second_entities)
-        if first_entities | second_entities
-        else 1.0
-    )
+    all_entities = first_entities | second_entities
+    return len(first_entities & second_entities) / len(all_entities) if all_entities else 1.0
 
 
 def _same_text(first: Any, second: Any) -> float:

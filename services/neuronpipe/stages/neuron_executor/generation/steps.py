@@ -238,9 +238,8 @@ def _choose(
     drafted = len(sequence.draft)
     if sequence.scores_prompt:
         for position in range(sequence.computed + 1, sequence.computed + 1 + run.scored - drafted):
-            if (
-                len(sequence.prompt_logprobs) < position < sequence.prompt_tokens
-            ):  # otherwise scored before a preemption
+            # Other places were scored before a preemption.
+            if len(sequence.prompt_logprobs) < position < sequence.prompt_tokens:
                 place, top_logprobs = row + position - sequence.computed - 1, sequence.options.top_logprobs
                 sequence.prompt_logprobs.append(
                     token_logprobs(sequence.token_ids[position], scores, place, top_logprobs)
