@@ -308,22 +308,12 @@ class Registry(Frozen):
         return self.models[name]
 
     def _decide(
-        self,
-        bundle: Bundle,
-        state: ApprovalState,
-        signed: Signed,
-        registered: RegisteredVersion | None,
-        routing: Routing,
+        self, bundle: Bundle, state: ApprovalState, signed: Signed, entry: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
         name, number = bundle.key
-        model, registered = (
-            self.models.get(name, RegisteredModel()),
-            registered or _registered(bundle, _pending(signed)),
-        )
+        model, entry = self.models.get(name, RegisteredModel()), entry or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
-        versions = dict(
-            sorted({**model.versions, number: registered.model_copy(update={"approval": approval})}.items())
-        )
+        versions = dict(sorted({**model.versions, number: entry.model_copy(update={"approval": approval})}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
 
     def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":

@@ -133,11 +133,8 @@ class Inference:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
         inputs = request_inputs.made("max_http_inputs", self.settings.max_http_inputs)
         if len(inputs) == 1:
-            return [
-                await self.infer_one(
-                    call, model, inputs[0], request_inputs.fields, index=0 if request_inputs.is_list else None
-                )
-            ]
+            index = 0 if request_inputs.is_list else None
+            return [await self.infer_one(call, model, inputs[0], request_inputs.fields, index=index)]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes
 
         async def run(shared: Call, number: int, input: TaskInput) -> InferenceResult:
@@ -239,12 +236,9 @@ def truncation_of(truncate: bool | str | None, direction: str | None) -> "Trunca
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
 
 
-def kept_tokens(max_tokens: int | None, direction: str | None) -> dict[str, Any]:
+def kept_tokens(limit: int | None, direction: str | None) -> dict[str, Any]:
     """Returns the fields of vLLM's truncate_prompt_tokens; -1 keeps as many tokens as the model takes."""
-    return {
-        "truncation": truncation_of(max_tokens is not None, direction),
-        "truncation_tokens": max(max_tokens or 0, 0),
-    }
+    return {"truncation": truncation_of(limit is not None, direction), "truncation_tokens": max(limit or 0, 0)}
 
 
 def score_function(is_raw: bool) -> "ScoreFunction.ValueType":

@@ -250,11 +250,8 @@ class AdmissionControl:
 
     def _late(self, excess_requests: float, load: ModelLoad, tenant_load: TenantLoad) -> NeuronpipeError:
         """Makes the error of a request that would be late, from the number of requests that must leave before."""
-        takes = (
-            f": answers of model {load.name!r} take about {tenant_load.answer_s:.2g} s now"
-            if tenant_load.answer_s
-            else ""
-        )
+        answer_s = tenant_load.answer_s
+        takes = f": answers of model {load.name!r} take about {answer_s:.2g} s now" if answer_s else ""
         problem = f"the deadline would pass before the result is ready{takes}"
         if math.isinf(excess_requests):
             return DeadlineExceeded(problem)
@@ -269,13 +266,10 @@ class AdmissionControl:
         if not models or any(now_s >= load.overloaded_until_s for load, _ in models):
             return None
         weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
-        least = min(
-            (
-                (load.excess_requests(tenant_load, weight, remaining_s), load, tenant_load)
-                for load, tenant_load in models
-            ),
-            key=itemgetter(0),
-        )
+        excesses = [
+            (load.excess_requests(tenant_load, weight, remaining_s), load, tenant_load) for load, tenant_load in models
+        ]
+        least = min(excesses, key=itemgetter(0))
         return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
