@@ -86,7 +86,7 @@ _EMBEDDERS: Mapping[str, Callable[[Path], Path]] = {
 async def test_vectors_equal_those_of_sentence_transformers_with_each_prompt(name: str, tmp_path: Path) -> None:
     source = _EMBEDDERS[name](tmp_path)
     bundle = compile_model(source, tmp_path / "repository", name="model")
-    assert bundle.spec.told_facts["prompt_names"] == sorted(_PROMPTS)
+    assert bundle.spec.public_facts["prompt_names"] == sorted(_PROMPTS)
     reference = SentenceTransformer(str(source), device="cpu", processor_kwargs={"split_special_tokens": True})
     for prompt in (None, *_PROMPTS):
         inputs = [

@@ -26,7 +26,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFil
 from neuronpipe.bundles.registry import REGISTRY_FILE, Registry
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.files import replace_file, reporting_os_errors
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_warning
 
@@ -243,7 +243,7 @@ class BundleCache:
             os.close(descriptor)
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return files_told(f"--repository-cache {self.folder}: cannot be written to")
+        return reporting_os_errors(f"--repository-cache {self.folder}: cannot be written to")
 
 
 def _check_names(manifest: Manifest, path: Path) -> None:

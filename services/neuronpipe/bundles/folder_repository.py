@@ -10,7 +10,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Registry, Signed
 from neuronpipe.bundles.repository import Bundle, read_bundle, read_repository
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, locked_folder, read_file, replace_file
+from neuronpipe.core.files import locked_folder, read_file, replace_file, reporting_os_errors
 from neuronpipe.core.items import ModelKey
 from neuronpipe.platform.watched import Watched
 
@@ -27,7 +27,7 @@ class FolderRepository:
     def read_registry(self) -> Registry:
         """The registry, or a registry of revision 0 if the folder contains none."""
         path = self._folder / REGISTRY_FILE
-        with files_told(f"{path}: cannot be read"):
+        with reporting_os_errors(f"{path}: cannot be read"):
             try:
                 path.stat()
             except FileNotFoundError:
@@ -46,7 +46,7 @@ class FolderRepository:
                 f"{self._folder}: is a bundle; a registry is in a repository, the folder of its model's folder"
             )
         path = self._folder / REGISTRY_FILE
-        with files_told(f"{path}: cannot be written"), locked_folder(self._folder):
+        with reporting_os_errors(f"{path}: cannot be written"), locked_folder(self._folder):
             present = self.read_registry()
             if not present.revision:
                 present = Registry.of_bundles([bundle for bundle in self.bundles() if bundle.key != new], signed)
@@ -61,7 +61,7 @@ class FolderRepository:
         folder = self._folder / key.name / str(key.version)
         # A name is one folder: a client that asks over the network must not leave the repository.
         is_name = Path(key.name).name == key.name and key.name != ".." and "\0" not in key.name
-        with files_told(f"{folder}: cannot be read"):
+        with reporting_os_errors(f"{folder}: cannot be read"):
             if not is_name or not folder.is_dir():
                 raise SetupError(f"{folder}: no such bundle; `neuronpipe registry list` lists those that are there")
         return read_bundle(folder)

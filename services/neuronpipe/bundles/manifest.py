@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts, problems_of
 from neuronpipe.tasks import TASKS
 
@@ -209,7 +209,7 @@ class BundleFiles:
         problem = (
             f"{self.folder / name}: cannot be copied to {private.parent}, from where files of signed bundles are loaded"
         )
-        with files_told(problem, "; TMPDIR may name another folder"):
+        with reporting_os_errors(problem, "; TMPDIR may name another folder"):
             target.parent.mkdir(parents=True, exist_ok=True)
             with source, target.open("xb") as copied:
                 while chunk := source.read(_CHUNK_BYTES):
@@ -238,7 +238,7 @@ class BundleFiles:
         path = self.folder / name
         if not path.is_file():  # a device or a pipe would have no end
             raise self._missing(name)
-        with files_told(f"{path}: cannot be read"):
+        with reporting_os_errors(f"{path}: cannot be read"):
             return path.open("rb")
 
     def _compare(self, name: str, digest: str) -> None:

@@ -180,8 +180,8 @@ class Registry(Frozen):
         approval = Approval(state="approved", note=note, author=signed.author, time=signed.time)
         for bundle in sorted(bundles, key=lambda bundle: bundle.key):
             name, number = bundle.key
-            known = models[name].versions if name in models else {}
-            versions = {**known, number: _registered(bundle, approval)}
+            registered_versions = models[name].versions if name in models else {}
+            versions = {**registered_versions, number: _registered(bundle, approval)}
             models[name] = RegisteredModel(versions=versions, aliases={STABLE: number})
         history = []
         for name, model in models.items():
@@ -211,10 +211,10 @@ class Registry(Frozen):
         """Approves a version. The first approved version of a model becomes `stable`. Raises SetupError."""
         name, number = bundle.key
         model = self.models.get(name, RegisteredModel())
-        known = model.versions.get(number)
-        if known and known.digest != bundle.digest:
+        registered = model.versions.get(number)
+        if registered and registered.digest != bundle.digest:
             raise SetupError(
-                f"model {name!r} version {number}: registered with the digest {known.digest[:16]}, the bundle has "
+                f"model {name!r} version {number}: registered with the digest {registered.digest[:16]}, the bundle has "
                 f"{bundle.digest[:16]}; versions do not change: compile another one"
             )
         routing = model.routing
@@ -308,12 +308,12 @@ class Registry(Frozen):
         return self.models[name]
 
     def _decide(
-        self, bundle: Bundle, state: ApprovalState, signed: Signed, known: RegisteredVersion | None, routing: Routing
+        self, bundle: Bundle, state: ApprovalState, signed: Signed, entry: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
         name, number = bundle.key
-        model, known = self.models.get(name, RegisteredModel()), known or _registered(bundle, _pending(signed))
+        model, entry = self.models.get(name, RegisteredModel()), entry or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
-        versions = dict(sorted({**model.versions, number: known.model_copy(update={"approval": approval})}.items()))
+        versions = dict(sorted({**model.versions, number: entry.model_copy(update={"approval": approval})}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
 
     def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":

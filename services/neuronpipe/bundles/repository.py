@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, Artifact, BundleFiles, Manifest, ParsedT
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.logs import log
 from neuronpipe.core.model import ModelSpec
 
@@ -139,7 +139,7 @@ def bundle_folders(repository: Path) -> list[Path]:
 
 def _visible(folder: Path) -> list[Path]:
     """The visible files and folders in a folder, sorted. Raises SetupError if the folder cannot be read."""
-    with files_told(f"{folder}: cannot be read"):
+    with reporting_os_errors(f"{folder}: cannot be read"):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 

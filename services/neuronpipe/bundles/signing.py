@@ -15,7 +15,7 @@ from pydantic import Base64Bytes, Field, ValidationError
 
 from neuronpipe.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from neuronpipe.core.errors import RefusedBundle, SetupError
-from neuronpipe.core.files import files_told, read_file, replace_file
+from neuronpipe.core.files import read_file, replace_file, reporting_os_errors
 from neuronpipe.core.model import Frozen
 
 # Signed before the manifest's bytes, so that a signature of other data is never the signature of a bundle.
@@ -43,7 +43,7 @@ class TrustedKeys:
     def read(cls, path: Path) -> "TrustedKeys":
         """Reads the keys of a PEM file, or of the visible files in a folder. Raises SetupError with the line."""
         source = f"--trusted-keys {path}"
-        with files_told(f"{source}: cannot be read"):
+        with reporting_os_errors(f"{source}: cannot be read"):
             files = sorted(file for file in path.iterdir() if _is_visible_file(file)) if path.is_dir() else [path]
             keys = {_id(key): key for file in files for key in _public_keys(file)}
         if not keys:
@@ -53,7 +53,7 @@ class TrustedKeys:
     def verify(self, folder: Path, manifest: bytes) -> str:
         """Verifies the signature of a bundle's manifest. Returns the id of the key. Raises RefusedBundle."""
         path = folder / SIGNATURE_FILE
-        with files_told(f"{path}: cannot be read", kind=RefusedBundle):
+        with reporting_os_errors(f"{path}: cannot be read", kind=RefusedBundle):
             signature = read_file(path, str(path), RefusedBundle) if path.exists() else None
         return self.verify_signature(str(folder), manifest, signature)
 
@@ -128,7 +128,7 @@ def create_key(key: Path, public_key: Path) -> str:
     )
     for path, content, mode in ((key, private, 0o600), (public_key, public, 0o644)):
         with (
-            files_told(f"{path}: cannot be written"),
+            reporting_os_errors(f"{path}: cannot be written"),
             os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file,
         ):
             file.write(content)
@@ -140,7 +140,7 @@ def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
     manifest = (folder / MANIFEST_FILE).read_bytes()
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
-    with files_told(f"{folder / SIGNATURE_FILE}: cannot be written"):
+    with reporting_os_errors(f"{folder / SIGNATURE_FILE}: cannot be written"):
         # Written beside the folder first: a process that starts now finds no file in it that the manifest does not
         # name.
         replace_file(folder / SIGNATURE_FILE, key.sign(manifest), mode=0o644, unfinished_in=folder.parent)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from neuronpipe.bundles.manifest import MANIFEST_FILE, Manifest, file_sha256
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import SigningKey
@@ -58,7 +58,7 @@ def check_writable(repository: Path, name: str) -> None:
 
 
 def _writing_to(folder: Path) -> contextlib.AbstractContextManager[None]:
-    return files_told(f"{folder}: cannot be written to", "; see --repository and --name")
+    return reporting_os_errors(f"{folder}: cannot be written to", "; see --repository and --name")
 
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:

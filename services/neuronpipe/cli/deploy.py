@@ -118,9 +118,9 @@ def _target(options: argparse.Namespace) -> "Target":
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the options of the target. Raises SetupError if an option is for another target."""
-    given = {name: getattr(options, name) for names in _OPTIONS.values() for name in names}
-    given = {name: value for name, value in given.items() if value is not None}
-    if others := given.keys() - set(_OPTIONS[options.to]):
+    values = {name: getattr(options, name) for names in _OPTIONS.values() for name in names}
+    values = {name: value for name, value in values.items() if value is not None}
+    if others := values.keys() - set(_OPTIONS[options.to]):
         words = ", ".join(sorted(f"--{name.replace('_', '-')}" for name in others))
         raise SetupError(f"{words}: not of --to {options.to}")
-    return given
+    return values

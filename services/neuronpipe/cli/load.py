@@ -13,7 +13,7 @@ from typing import Any
 from neuronpipe.cli.request import add_address, add_key, add_tls, complete_models, tls_files
 from neuronpipe.cli.terminal import completed_by, made, milliseconds, option, report
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.measure.load import request as limits
 from neuronpipe.measure.load.request import FORMS, PRIORITIES, GenerationLoad, Lengths, LoadRequest
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json == "-":
         print(figures)
     elif options.json is not None:
-        with files_told(f"--json {options.json}"):
+        with reporting_os_errors(f"--json {options.json}"):
             Path(options.json).write_text(figures + "\n")
     if result.is_broken_off:
         sys.exit(130)
@@ -138,5 +138,5 @@ def _check_json(file: str | None) -> None:
         return
     if not file:
         raise SetupError("--json: the filename is empty")
-    with files_told(f"--json {file}"):
+    with reporting_os_errors(f"--json {file}"):
         Path(file).open("a").close()

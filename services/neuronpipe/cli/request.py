@@ -213,8 +213,8 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
 
 def read_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the given fields, with the content of files; `text` and `image` are lists. Raises SetupError."""
-    given = {field: value for field in FIELDS if (value := getattr(options, field)) is not None}
-    fields = {field: _read(field, value) for field, value in given.items()}
+    set_options = {field: value for field in FIELDS if (value := getattr(options, field)) is not None}
+    fields = {field: _read(field, value) for field, value in set_options.items()}
     if has_inputs_in_texts(options):
         fields["text"] = [*fields.get("text", ()), *fields.pop("texts")]
     return fields
@@ -238,20 +238,20 @@ def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
     repeated = next((name for name in _REPEATED if name in fields), None)
     own_fields = [{repeated: value} for value in fields[repeated]] if repeated else [{}]
     # protobuf makes messages of dictionaries.
-    return [TaskInput(**cast(Any, {task: {**shared, **own}})) for own in own_fields]
+    return [TaskInput(**cast(Any, {task: {**shared, **input_fields}})) for input_fields in own_fields]
 
 
 def choose_task(tasks: Sequence[str], fields: Mapping[str, Any], whose: str) -> str:
     """Returns the first task that takes the fields. Raises SetupError, which says which fields the tasks of `whose`
     take.
     """
-    known = [task for task in tasks if task in NEEDED]  # a newer gateway may have other tasks
-    for task in known:
+    known_tasks = [task for task in tasks if task in NEEDED]  # a newer gateway may have other tasks
+    for task in known_tasks:
         if {*NEEDED[task]} <= {*fields} <= {*_kind_of(task).fields_by_name}:
             return task
-    given = ", ".join(map(flag, fields)) or "no input"
-    takes = "; ".join(map(_usage, known)) or f"its tasks are {', '.join(tasks)}"
-    raise SetupError(f"{whose} has no task for {given}; {takes}")
+    flags = ", ".join(map(flag, fields)) or "no input"
+    takes = "; ".join(map(_usage, known_tasks)) or f"its tasks are {', '.join(tasks)}"
+    raise SetupError(f"{whose} has no task for {flags}; {takes}")
 
 
 def _kind_of(task: str) -> Any:

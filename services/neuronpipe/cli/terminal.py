@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.removed_settings import why_removed
 from neuronpipe.core.units import in_unit
 
@@ -42,13 +42,13 @@ class CommandParser(argparse.ArgumentParser):
             near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
             if near_choices:
                 message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
-        known = list(self._option_string_actions)
+        options = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
-        removed = [f"{flag} {why}" for flag in sorted(flags.difference(known)) if (why := why_removed(flag))]
+        removed = [f"{flag} {why}" for flag in sorted(flags.difference(options)) if (why := why_removed(flag))]
         if removed:
             message, flags = "; ".join(removed), set()
-        misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in known))
-        near = {flag: difflib.get_close_matches(flag, known, 1) for flag in misspelt}
+        misspelt = sorted(flag for flag in flags if not any(option.startswith(flag) for option in options))
+        near = {flag: difflib.get_close_matches(flag, options, 1) for flag in misspelt}
         hints = "".join(f"; {flag}: did you mean {matches[0]}?" for flag, matches in near.items() if matches)
         self.exit(2, f"usage: {self.prog} [options]; see {self.prog} --help\n{self.prog}: error: {message}{hints}\n")
 
@@ -180,7 +180,7 @@ def read_lines(values: Sequence[str], flag: str) -> list[str]:
 
 def read_bytes(file: str, flag: str) -> bytes:
     """Returns the content of a file, or of standard input, which - stands for. Raises SetupError."""
-    with files_told(f"{flag} {file}: cannot be read"):
+    with reporting_os_errors(f"{flag} {file}: cannot be read"):
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
 

@@ -165,8 +165,10 @@ def built_in_calibration(*, of_images: bool) -> CalibrationTexts:
     return CalibrationTexts(texts, Calibration(texts=len(texts), source=BUILT_IN_IMAGES if of_images else BUILT_IN))
 
 
-def _spread(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
-    return samples if len(samples) <= most else [samples[number * len(samples) // most] for number in range(most)]
+def _spread(samples: Sequence[Sample], max_samples: int) -> Sequence[Sample]:
+    if len(samples) <= max_samples:
+        return samples
+    return [samples[number * len(samples) // max_samples] for number in range(max_samples)]
 
 
 def agreement(

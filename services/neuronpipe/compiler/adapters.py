@@ -128,7 +128,7 @@ def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tens
         model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
     body = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
-        own = trained.get(_PREFIX + name)
-        if own is not None and not name.startswith(body) and own.shape != parameter.shape:
-            return int(own.shape[0])
+        trained_weight = trained.get(_PREFIX + name)
+        if trained_weight is not None and not name.startswith(body) and trained_weight.shape != parameter.shape:
+            return int(trained_weight.shape[0])
     return int(config.num_labels)

@@ -91,8 +91,11 @@ def rotary_limit(config: Any) -> int | None:
     A model with longrope turns all keys by other factors once its text is longer, also the keys in the cache. A graph
     has the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
     """
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested_parameters = [given, *(parameters for parameters in given.values() if isinstance(parameters, dict))]
+    rope_parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested_parameters = [
+        rope_parameters,
+        *(parameters for parameters in rope_parameters.values() if isinstance(parameters, dict)),
+    ]
     if all(parameters.get("rope_type", parameters.get("type")) != "longrope" for parameters in nested_parameters):
         return None
     limits = [parameters.get("original_max_position_embeddings") for parameters in nested_parameters]
@@ -159,12 +162,12 @@ class EmptyBatches(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _VIEWS and not kwargs:
-            tensor, *given = args
-            sizes = list(given[0] if isinstance(given[0], (tuple, list)) else given)
+            tensor, *size_arguments = args
+            sizes = list(size_arguments[0] if isinstance(size_arguments[0], (tuple, list)) else size_arguments)
             if -1 in sizes[1:]:
                 place = sizes.index(-1)
-                known = math.prod(sizes[1:place] + sizes[place + 1 :])
-                sizes[place] = math.prod(tensor.shape[1:]) // known
+                known_size = math.prod(sizes[1:place] + sizes[place + 1 :])
+                sizes[place] = math.prod(tensor.shape[1:]) // known_size
                 return func(tensor, sizes)
         if func is torch.Tensor.flatten and not kwargs and len(args) == 2 and args[1] > 0:
             tensor, start = args
@@ -196,11 +199,11 @@ def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weight
         rows = (chosen == number).any(1).nonzero()[:, 0]
         inner = projected("gate_up_proj" if experts.has_gate else "up_proj", number, vectors.index_select(0, rows))
         inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-        own = projected("down_proj", number, inner)
+        expert_output = projected("down_proj", number, inner)
         if getattr(experts, "has_post_expert_norm", False):
-            own = experts.post_expert_norm(own)
+            expert_output = experts.post_expert_norm(expert_output)
         weight = torch.where(chosen == number, weights, 0.0).sum(1, keepdim=True).index_select(0, rows)
-        result = result.index_add(0, rows, (own * weight).to(result.dtype))
+        result = result.index_add(0, rows, (expert_output * weight).to(result.dtype))
     return result
 
 
@@ -281,16 +284,16 @@ def _encode(
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)
     distance = (positions[:, None] - positions[None, :]).abs()
     for layer in encoder.encoder.layer:
-        own = layer.attention.self
-        is_near = (distance <= own.one_sided_attn_window_size)[None]
+        attention = layer.attention.self
+        is_near = (distance <= attention.one_sided_attn_window_size)[None]
         if is_global is not None:
             is_near = is_near | is_global[:, None, :]
         # Padding sees itself, because a softmax over nothing is NaN.
         seen = is_near & is_text[:, None, :] | (distance == 0)[None]
-        attended = _attend((own.query, own.key, own.value), own.num_heads, vectors, seen)
+        attended = _attend((attention.query, attention.key, attention.value), attention.num_heads, vectors, seen)
         if is_global is not None:
-            parts = own.query_global, own.key_global, own.value_global
-            of_all = _attend(parts, own.num_heads, vectors, is_text[:, None, :])
+            parts = attention.query_global, attention.key_global, attention.value_global
+            of_all = _attend(parts, attention.num_heads, vectors, is_text[:, None, :])
             attended = torch.where(is_global[:, :, None], of_all, attended)
         attended = layer.attention.output(attended, vectors)
         vectors = layer.output(layer.intermediate(attended), attended)

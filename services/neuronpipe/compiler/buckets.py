@@ -39,8 +39,8 @@ class BucketRequest:
 
     def check(self) -> None:
         """Raises SetupError if options are about the choice of buckets and no buckets are chosen."""
-        given = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
-        names = [name for name, value in given.items() if value is not None]
+        values_by_flag = {"--lengths": self.lengths, "--max-lengths": self.max_lengths, "--batches": self.batches}
+        names = [name for name, value in values_by_flag.items() if value is not None]
         if names and self.buckets != ("auto",):
             raise SetupError(f"{', '.join(names)}: for --buckets auto only")
 

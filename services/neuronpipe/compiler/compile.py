@@ -131,7 +131,7 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
         report(f"      merged into {source.base}")
     else:
         source = find_source(request.source, request.revision)
-    given, source = source, in_known_form(source, scratch)
+    original, source = source, in_known_form(source, scratch)
     configuration = read_configuration(source.folder)
     if request.task:
         configuration.check_task(request.task)
@@ -144,7 +144,7 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
     _refuse(_refusals_of_graph(request, source))
     unknown = check_settings(source.folder, configuration.config, request.task)
-    unused = unused_files(given.folder, request.task, given.others)
+    unused = unused_files(original.folder, request.task, original.others)
     unused_lines = [f"      {'not used':14}{', '.join(unused)}; the bundle has nothing of it"] if unused else []
 
     step("read the tokenizer, if it has one")

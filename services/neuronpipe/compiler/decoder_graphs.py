@@ -65,9 +65,9 @@ class _PagedStep(torch.nn.Module):
         arrays = [array.index_select(0, beam_idx) for array in further[has_source:]]
         cache: Any = cache_of(arrays)
         if has_source:
-            own, before = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
+            self_arrays, before = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
             last = (further[0][:, index].unsqueeze(2) for index in range(len(before)))
-            cache = caches_of(own, [torch.cat(pair, 2) for pair in zip(before, last, strict=True)])
+            cache = caches_of(self_arrays, [torch.cat(pair, 2) for pair in zip(before, last, strict=True)])
         else:  # `_paged` tells the paged graph its windows
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
@@ -79,19 +79,19 @@ class _PagedStep(torch.nn.Module):
 
 def paged_graphs(model: Any) -> dict[str, Any]:
     """OpenVINO's graphs by the names of their files. Raises the errors of transformers and OpenVINO."""
-    own, cross = cache_shapes(model)
-    if cross and own != cross:
+    self_shapes, cross_shapes = cache_shapes(model)
+    if cross_shapes and self_shapes != cross_shapes:
         raise ValueError("attention to the source has other shapes than that to the text")
-    graph = _stateful(_PagedStep(model), own, cross)
-    if cross:
+    graph = _stateful(_PagedStep(model), self_shapes, cross_shapes)
+    if cross_shapes:
         return {MODEL: graph, ENCODER: _encoder_graph(model)}
     set_windows(graph, layer_windows(model.config))
     return {MODEL: graph}
 
 
-def _stateful(step: torch.nn.Module, own: Shapes, cross: Shapes) -> Any:
+def _stateful(step: torch.nn.Module, self_shapes: Shapes, cross_shapes: Shapes) -> Any:
     rows, before, new = 2, 3, 2
-    shapes = [*own, *cross]
+    shapes = [*self_shapes, *cross_shapes]
     integer, real = openvino.Type.i64, openvino.Type.f32
     # By name: an example for two rows, shape and type.
     inputs: dict[str, tuple[torch.Tensor, Sequence[int], Any]] = {
@@ -101,9 +101,9 @@ def _stateful(step: torch.nn.Module, own: Shapes, cross: Shapes) -> Any:
         "beam_idx": (torch.arange(rows), [-1], integer),
         "scored_rows": (torch.arange(rows), [-1], integer),
     }
-    if cross:
-        heads, width, _ = cross[0]
-        last = 2 * len(cross), heads, width
+    if cross_shapes:
+        heads, width, _ = cross_shapes[0]
+        last = 2 * len(cross_shapes), heads, width
         inputs["source_last"] = torch.randn(rows, *last), [-1, *last], real
     states, presents = (
         [f"{word}.{layer}.{kind}" for layer in range(len(shapes)) for kind in ("key", "value")]
@@ -146,11 +146,11 @@ class _GatheredStep(torch.nn.Module):
         """Raises ValueError if the model's layers have keys and values of several shapes."""
         super().__init__()
         self.model = model
-        own, cross = cache_shapes(model)
-        if len({*own, *cross}) != 1 or own[0][1] != own[0][2]:
+        self_shapes, cross_shapes = cache_shapes(model)
+        if len({*self_shapes, *cross_shapes}) != 1 or self_shapes[0][1] != self_shapes[0][2]:
             raise ValueError("keys and values of several shapes")
-        self.parts, (self.heads, self.width, _) = 2 * len(own), own[0]
-        self.has_source = bool(cross)
+        self.parts, (self.heads, self.width, _) = 2 * len(self_shapes), self_shapes[0]
+        self.has_source = bool(cross_shapes)
         # The biases that attention adds to scores by the distance of a token, [distances, heads], or None.
         self.by_distance = biases_by_distance(model)
 
@@ -177,7 +177,7 @@ class _GatheredStep(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         config = self.model.config
         held: Any
-        own = held = cache_of(self._gathered(cache, blocks))
+        self_cache = held = cache_of(self._gathered(cache, blocks))
         before = blocks.shape[1] * BLOCK_TOKENS
         new = past[:, None] + torch.arange(input_ids.shape[1], device=past.device)
         places = torch.arange(before, device=past.device)[None].expand(past.shape[0], -1)
@@ -193,15 +193,15 @@ class _GatheredStep(torch.nn.Module):
         else:
             biases: torch.Tensor | float = 0.0
             if self.by_distance is not None:
-                most = len(self.by_distance) - 1
-                biases = embedding(distances.clamp(0, most), self.by_distance).permute(0, 3, 1, 2)
+                max_distance = len(self.by_distance) - 1
+                biases = embedding(distances.clamp(0, max_distance), self.by_distance).permute(0, 3, 1, 2)
             mask = added_to_scores(is_seen[:, None], cache.dtype, biases)  # [rows, heads or 1, new, tokens]
             read = torch.arange(source_blocks.shape[1] * BLOCK_TOKENS, device=past.device)
             of_source = added_to_scores((read[None] < source_tokens[:, None])[:, None, None], cache.dtype)
-            held = caches_of(list(arrays_of(own)), self._gathered(cache, source_blocks))
-            own = held.self_attention_cache
+            held = caches_of(list(arrays_of(self_cache)), self._gathered(cache, source_blocks))
+            self_cache = held.self_attention_cache
         logits = decode(self.model, input_ids, mask, new, held, lambda vectors: vectors[:, -1:], of_source)
-        added = [array[:, :, before:].transpose(1, 2) for array in arrays_of(own)]
+        added = [array[:, :, before:].transpose(1, 2) for array in arrays_of(self_cache)]
         return logits[:, -1], torch.stack(added, 2)
 
     def _gathered(self, cache: torch.Tensor, blocks: torch.Tensor) -> list[torch.Tensor]:

@@ -146,7 +146,7 @@ def _compile_slots(
 def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype: str) -> Artifact:
     model = pretrained_model(module.module)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    own = folder / "artifacts" / backend
+    artifacts = folder / "artifacts" / backend
     try:
         # Only eager attention computes capped scores.
         is_capped = getattr(model.config, "attn_logit_softcapping", None) is not None
@@ -163,14 +163,14 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
         is_refused = backend == "openvino" and form == GATHERED and isinstance(error, ValueError)
         reason = cause_of(error) + ("" if is_refused else f"; --backend {other} may")
         raise _refusal(module, f"{version} makes no graph of it with a cache in blocks: {reason}") from error
-    own.mkdir(parents=True)
+    artifacts.mkdir(parents=True)
     if backend == "torch":
         for name, program in programs.items():
-            torch.export.save(program, own / f"{name}.pt2")
+            torch.export.save(program, artifacts / f"{name}.pt2")
         files = tuple(f"artifacts/torch/{name}.pt2" for name in programs)
         return Artifact(backend="torch", dtype=dtype, files=files, versions=versions)
     for name, graph in graphs.items():
-        openvino.save_model(graph, own / f"{name}.xml", compress_to_fp16=False)
+        openvino.save_model(graph, artifacts / f"{name}.xml", compress_to_fp16=False)
     return Artifact(
         backend="openvino",
         dtype=dtype,
@@ -183,9 +183,9 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
 def sample_texts(module: SourceModule) -> list[GivenText]:
     """Sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
-    most = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
+    max_tokens = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
     window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
-    longest = min(most, max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
+    longest = min(max_tokens, max(_LONG_TOKENS, window + _BEYOND_WINDOW_TOKENS), _MOST_LONG_TOKENS)
     inputs = [ids[:longest] for ids in accuracy.sample_prompts(module, (*_PROMPT_WORDS, longest))]
     if len(inputs[-2]) == longest:
         del inputs[-1]
@@ -263,11 +263,11 @@ def _reference(
         return_dict_in_generate=True,
         output_logits=True,
     )
-    given = torch.tensor([list(ids)])
+    prompt = torch.tensor([list(ids)])
     # The model's own values would fill unset options.
     with replacing((model, "generation_config", config)), torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        result = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
+        result = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=config)
     logits = torch.cat(result.logits).float().numpy()
     if not np.isfinite(logits).all():
         raise accuracy.damaged(module)

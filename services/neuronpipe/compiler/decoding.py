@@ -34,10 +34,10 @@ def cache_of(arrays: Sequence[torch.Tensor]) -> DynamicCache:
     return cache
 
 
-def caches_of(own: Sequence[torch.Tensor], cross: Sequence[torch.Tensor]) -> EncoderDecoderCache:
+def caches_of(self_arrays: Sequence[torch.Tensor], cross_arrays: Sequence[torch.Tensor]) -> EncoderDecoderCache:
     """The caches with the keys and values of a text and of its source, which are not computed again."""
-    caches = EncoderDecoderCache(cache_of(own), cache_of(cross))
-    caches.is_updated = dict.fromkeys(range(len(cross) // 2), True)
+    caches = EncoderDecoderCache(cache_of(self_arrays), cache_of(cross_arrays))
+    caches.is_updated = dict.fromkeys(range(len(cross_arrays) // 2), True)
     return caches
 
 
@@ -50,15 +50,15 @@ def arrays_of(cache: Cache) -> Iterator[torch.Tensor]:
 
 def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
     """The shapes of a text's caches, and of its source's caches, which a decoder alone lacks."""
-    tokens, cross = torch.tensor([[0, 0]]), None
+    tokens, cross_cache = torch.tensor([[0, 0]]), None
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
             caches = read(model, tokens)
-            own, cross = caches.self_attention_cache, caches.cross_attention_cache
+            self_cache, cross_cache = caches.self_attention_cache, caches.cross_attention_cache
         else:
-            own = DynamicCache()
-            model(input_ids=tokens, past_key_values=own, use_cache=True)
-    return _shapes_of(own), _shapes_of(cross) if cross is not None else []
+            self_cache = DynamicCache()
+            model(input_ids=tokens, past_key_values=self_cache, use_cache=True)
+    return _shapes_of(self_cache), _shapes_of(cross_cache) if cross_cache is not None else []
 
 
 def _shapes_of(cache: Cache) -> Shapes:
@@ -93,10 +93,10 @@ def decode(
     with ExitStack() as stack:
         stack.enter_context(placing(decoder, positions))
         taken = stack.enter_context(taking_masks(model, mask))
-        given = {"input_ids": input_ids, "attention_mask": taken, "position_ids": positions}
+        model_inputs = {"input_ids": input_ids, "attention_mask": taken, "position_ids": positions}
         if of_source is not None:
             unread = torch.zeros(1, 1, 1, dtype=of_source.dtype, device=of_source.device)
-            given = {
+            model_inputs = {
                 "encoder_outputs": BaseModelOutput(last_hidden_state=unread),
                 "attention_mask": of_source,
                 "decoder_input_ids": input_ids,
@@ -105,7 +105,7 @@ def decode(
             for context in (_masks_as_given(model), _without_biases(model)):
                 stack.enter_context(context)
         stack.enter_context(choosing(decoder, choose))
-        logits: torch.Tensor = model(**given, past_key_values=cache, use_cache=True, return_dict=True)["logits"]
+        logits: torch.Tensor = model(**model_inputs, past_key_values=cache, use_cache=True, return_dict=True)["logits"]
     return logits
 
 
@@ -176,19 +176,19 @@ def _masks_as_given(model: Any) -> AbstractContextManager[None]:
     """Makes a model of transformers 4 take masks in four dimensions as they are."""
     parts = (model.get_encoder(), model.get_decoder())
     replaced = [(part, name, index) for part in parts for name, index in _MAKING_MASKS.items() if hasattr(part, name)]
-    return replacing(*((part, name, lambda *given, index=index: given[index]) for part, name, index in replaced))
+    return replacing(*((part, name, lambda *masks, index=index: masks[index]) for part, name, index in replaced))
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
     """The biases of a decoder's scores by distance, [distances, heads], or None; the last is for all longer."""
     if (attention := _biased(model)) is None:
         return None
-    most = attention.relative_attention_max_distance
+    max_distance = attention.relative_attention_max_distance
     buckets = attention._relative_position_bucket(
-        -torch.arange(most + 1),
+        -torch.arange(max_distance + 1),
         bidirectional=False,
         num_buckets=attention.relative_attention_num_buckets,
-        max_distance=most,
+        max_distance=max_distance,
     )
     return attention.relative_attention_bias.weight.detach()[buckets]
 

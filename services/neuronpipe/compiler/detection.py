@@ -209,8 +209,8 @@ class Configuration:
 
 def read_configuration(folder: Path) -> Configuration:
     """Reads a model's configuration files. Raises SetupError if no task can serve the model."""
-    own = transformer_folder(folder)
-    content = read_object(own / "config.json")
+    model_folder = transformer_folder(folder)
+    content = read_object(model_folder / "config.json")
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         remote = "; it has code of its own (auto_map), which is not run" if content.get("auto_map") else ""
@@ -222,7 +222,7 @@ def read_configuration(folder: Path) -> Configuration:
     if not has_graph:
         check_configuration(folder, content)
     with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
-        config = transformers.AutoConfig.from_pretrained(own, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(model_folder, trust_remote_code=False)
     architecture = str((content.get("architectures") or [""])[0])
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(

@@ -21,7 +21,7 @@ from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
 from neuronpipe.compiler.saved_files import refusing
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.model import ImageSpec, Resampling, TaskFacts
 from neuronpipe.tasks.inputs.images import read_pixels, to_pixels, whiten
 from neuronpipe.tasks.zero_shot_image_classification import ImageTextFacts
@@ -139,10 +139,10 @@ def _image_spec(options: Mapping[str, Any]) -> ImageSpec:
 
 
 def _height_and_width(size: Mapping[str, Any], name: str) -> tuple[int, int]:
-    known = {key: value for key, value in size.items() if value is not None}
-    if set(known) != {"height", "width"}:
-        raise ValueError(f"{name} has {', '.join(sorted(known))}")
-    return int(known["height"]), int(known["width"])
+    sizes = {key: value for key, value in size.items() if value is not None}
+    if set(sizes) != {"height", "width"}:
+        raise ValueError(f"{name} has {', '.join(sorted(sizes))}")
+    return int(sizes["height"]), int(sizes["width"])
 
 
 def _normalize(options: Mapping[str, Any]) -> NormalizeLevels:
@@ -290,7 +290,7 @@ def encode_image_files(module: SourceModule, files: Sequence[Path]) -> SampleBat
 
 
 def _pixels(file: Path, spec: ImageSpec) -> NDArray[np.uint8]:
-    with files_told(f"{file}: cannot be read"):
+    with reporting_os_errors(f"{file}: cannot be read"):
         content = file.read_bytes()
     try:
         return read_pixels(content, spec)

@@ -45,7 +45,7 @@ class LateInteraction:
 
     def kind(self, name: str, tokenizer: SourceTokenizer, max_tokens: int) -> TextKind:
         """The conversion of texts of a kind, query or document, to tokens. Raises SetupError."""
-        own, settings = tokenizer.transformers_tokenizer, self.settings
+        transformers_tokenizer, settings = tokenizer.transformers_tokenizer, self.settings
         expansion = (settings.get("query_expansion") or {}) if name == "query" else {}
         length = int(expansion.get("length") or 0)
         limits = [settings.get(f"{name}_length"), max_tokens]
@@ -53,16 +53,18 @@ class LateInteraction:
             limits = [length, max_tokens]
         elif expansion:
             limits = [max(int(settings["query_length"]), length) if settings.get("query_length") else None, max_tokens]
-        prefix_ids, prefix, place = _prefix(own, settings["prompts"].get(name) or "", settings["marks"])
+        prefix_ids, prefix, place = _prefix(
+            transformers_tokenizer, settings["prompts"].get(name) or "", settings["marks"]
+        )
         skips = name in settings.get("skiplist_tasks", ("document",))
         return TextKind(
             max_tokens=min(int(limit) for limit in limits if limit),
             prefix=prefix,
             prefix_ids=prefix_ids,
             prefix_at=place,
-            skipped_ids=_known_token_ids(own, settings.get("skiplist_words") or ()) if skips else (),
+            skipped_ids=_known_token_ids(transformers_tokenizer, settings.get("skiplist_words") or ()) if skips else (),
             expanded_to=min(length, max_tokens),
-            expansion_id=_expansion_id(self.model_folder, own, expansion) if expansion else 0,
+            expansion_id=_expansion_id(self.model_folder, transformers_tokenizer, expansion) if expansion else 0,
             sees_expansion=bool(expansion.get("attend")),
         )
 
@@ -85,16 +87,16 @@ def _read_modules(folder: Path) -> LateInteraction:
     layers: list[Layer] = []
     settings: dict[str, Any] = {}
     for kind, path in read_modules(folder, is_known=True):
-        own = read_object(path / "config.json", may_lack=True)
+        module_settings = read_object(path / "config.json", may_lack=True)
         if kind == "Transformer":
             model_folder = path
             settings |= read_limits(path)
         elif kind == "Dense":
             layers.append(read_dense(path, TOKENS))
-        elif kind == "Normalize" and own.get("module_input_name") == TOKENS:
+        elif kind == "Normalize" and module_settings.get("module_input_name") == TOKENS:
             layers.append(read_normalize(path))
-        elif kind == "MultiVectorMask" and not own.get("keep_only_token_ids"):
-            settings |= own
+        elif kind == "MultiVectorMask" and not module_settings.get("keep_only_token_ids"):
+            settings |= module_settings
         else:
             advice = f"supported are Dense, Normalize of {TOKENS} and MultiVectorMask without keep_only_token_ids"
             raise SetupError(f"{folder}: has a module {kind} behind the token vectors; {advice}")
@@ -169,34 +171,38 @@ def _projection(folder: Path) -> torch.nn.Module:
     return linear.requires_grad_(False)
 
 
-def _prefix(own: Any, prompt: str, marks: Sequence[str]) -> tuple[tuple[int, ...], str, int]:
+def _prefix(tokenizer: Any, prompt: str, marks: Sequence[str]) -> tuple[tuple[int, ...], str, int]:
     """Splits a prompt into the tokens of its mark and the text behind it. Returns both, with the place of the mark's
     tokens, which is behind the first special tokens.
 
     A mark is one token, such as [Q], which the texts of callers cannot spell.
     """
-    vocabulary = own.get_vocab()
-    special = {token.content for token in own.added_tokens_decoder.values() if token.special}
+    vocabulary = tokenizer.get_vocab()
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     candidates = [prompt, prompt.split(None, 1)[0] if prompt.split() else ""]
-    known = special | {word for mark in marks for word in (mark, mark.split(None, 1)[0] if mark.split() else "")}
-    mark = next((word for word in candidates if word and word in known and word in vocabulary), "")
-    place = own(_SAMPLE)["input_ids"].index(own(_SAMPLE, add_special_tokens=False)["input_ids"][0])
+    mark_words = special | {word for mark in marks for word in (mark, mark.split(None, 1)[0] if mark.split() else "")}
+    mark = next((word for word in candidates if word and word in mark_words and word in vocabulary), "")
+    place = tokenizer(_SAMPLE)["input_ids"].index(tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"][0])
     if not mark:
         return (), prompt, place
     # The space behind the mark stays with the text: byte-level BPE has it in the first word's token.
     return (vocabulary[mark],), prompt.removeprefix(mark), place
 
 
-def _known_token_ids(own: Any, words: Sequence[str]) -> tuple[int, ...]:
-    numbers = [own.convert_tokens_to_ids(word) for word in words]
-    known = {word: number for word, number in zip(words, numbers, strict=True) if number is not None}
-    return tuple(number for word, number in known.items() if number != own.unk_token_id or word == own.unk_token)
+def _known_token_ids(tokenizer: Any, words: Sequence[str]) -> tuple[int, ...]:
+    numbers = [tokenizer.convert_tokens_to_ids(word) for word in words]
+    ids_by_word = {word: number for word, number in zip(words, numbers, strict=True) if number is not None}
+    return tuple(
+        number
+        for word, number in ids_by_word.items()
+        if number != tokenizer.unk_token_id or word == tokenizer.unk_token
+    )
 
 
-def _expansion_id(folder: Path, own: Any, expansion: Mapping[str, Any]) -> int:
+def _expansion_id(folder: Path, tokenizer: Any, expansion: Mapping[str, Any]) -> int:
     token = expansion.get("token")
-    number = own.convert_tokens_to_ids(token) if token else own.mask_token_id
-    number = own.eos_token_id if number is None else number
+    number = tokenizer.convert_tokens_to_ids(token) if token else tokenizer.mask_token_id
+    number = tokenizer.eos_token_id if number is None else number
     if number is None:
         raise SetupError(f"{folder}: expands queries, and its tokenizer has no mask token to do it with")
     return int(number)

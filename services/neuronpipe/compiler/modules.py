@@ -95,11 +95,11 @@ class SourceModule:
 
     def within(self, plan: BucketPlan) -> "SourceModule":
         """Limits the module to sequences that fit into a bucket, and the texts that it writes about sources."""
-        most, facts = plan.largest.tokens, dict(self.facts)
+        max_tokens, facts = plan.largest.tokens, dict(self.facts)
         if start := self.fact("decoder_start_token_ids"):
-            text_tokens = min(self.fact("max_text_tokens"), most - len(start))
+            text_tokens = min(self.fact("max_text_tokens"), max_tokens - len(start))
             facts[self.task] = facts[self.task].model_copy(update={"max_text_tokens": text_tokens})
-        return dataclasses.replace(self, max_tokens=most, largest_bucket=str(plan.largest), facts=facts)
+        return dataclasses.replace(self, max_tokens=max_tokens, largest_bucket=str(plan.largest), facts=facts)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -107,8 +107,8 @@ class SourceModule:
 
     def fact(self, name: str) -> Any:
         """A fact by its name: from the module's own task, or else from another task; None if no task has it."""
-        known = [self.facts[task] for task in self.tasks]
-        return next((getattr(facts, name) for facts in known if name in type(facts).model_fields), None)
+        all_facts = [self.facts[task] for task in self.tasks]
+        return next((getattr(facts, name) for facts in all_facts if name in type(facts).model_fields), None)
 
     @property
     def prompt(self) -> str:
@@ -237,12 +237,12 @@ def source_module(
             f"max_position_embeddings, and a text has {_FEWEST_TOKENS} or more; correct the one that is wrong"
         )
     # Batches are padded, also if the tokenizer does not name the mask.
-    given = {*tokenizer.input_names, MASK}
+    tokenizer_inputs = {*tokenizer.input_names, MASK}
     return SourceModule(
         module=module.eval(),
         task=task,
         architecture=architecture,
-        inputs=(*(name for name in _INPUTS if name in accepted and name in given), *further_inputs),
+        inputs=(*(name for name in _INPUTS if name in accepted and name in tokenizer_inputs), *further_inputs),
         outputs=outputs,
         max_tokens=most,
         config=model.config,
@@ -258,10 +258,14 @@ def check_tokens(folder: Path, module: SourceModule) -> None:
     """Raises SetupError if the model has no embeddings for some tokens of the tokenizer."""
     if module.takes_images:
         return
-    rows, own = int(module.config.vocab_size), module.tokenizer.transformers_tokenizer
+    rows, transformers_tokenizer = int(module.config.vocab_size), module.tokenizer.transformers_tokenizer
     # A text also gets tokens that the vocabulary lacks, by their number.
-    added = {f"the id {number}": number for texts in (("a",), ("a", "a")) for number in own(*texts)["input_ids"]}
-    if beyond := [token for token, number in (own.get_vocab() | added).items() if number >= rows]:
+    added = {
+        f"the id {number}": number
+        for texts in (("a",), ("a", "a"))
+        for number in transformers_tokenizer(*texts)["input_ids"]
+    }
+    if beyond := [token for token, number in (transformers_tokenizer.get_vocab() | added).items() if number >= rows]:
         raise SetupError(
             f"{folder}: its tokenizer has tokens beyond the model's {rows} embeddings ({_names(sorted(beyond))}); "
             "train the model after resize_token_embeddings, or take them out of the tokenizer"
@@ -309,8 +313,10 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
         )
     # All models leave out layers that only guess tokens ahead.
     guesses = getattr(model.config, "num_nextn_predict_layers", None)
-    known = set() if guesses else {_NUMBER.sub(".", name) for name in model.state_dict() if _NUMBER.search(name)}
-    if beyond := [name for name in info["unexpected_keys"] if _NUMBER.sub(".", name) in known]:
+    name_patterns = (
+        set() if guesses else {_NUMBER.sub(".", name) for name in model.state_dict() if _NUMBER.search(name)}
+    )
+    if beyond := [name for name in info["unexpected_keys"] if _NUMBER.sub(".", name) in name_patterns]:
         raise SetupError(
             f"{folder}: its weights have more layers ({_names(sorted(beyond))}) than config.json says; correct the "
             "number there, or get its files again, both of one model"

@@ -25,7 +25,7 @@ from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 from neuronpipe.stages.neuron_executor.runtimes.slots import CHUNK_PROPERTY, CHUNK_TOKENS, encoder_file
@@ -40,7 +40,7 @@ class ArtifactCache:
     def __init__(self, folder: Path) -> None:
         """Raises SetupError if the folder cannot be created."""
         self._folder = folder
-        with files_told(f"{folder}: cannot be made", "; see --compile-cache"):
+        with reporting_os_errors(f"{folder}: cannot be made", "; see --compile-cache"):
             folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, stamp: Stamp) -> Path | None:
@@ -56,7 +56,7 @@ class ArtifactCache:
     def add(self, stamp: Stamp, artifact: Path) -> None:
         """Stores an artefact, completely or not at all. Raises SetupError if it cannot be written."""
         with (
-            files_told(f"{self._folder}: cannot be written", "; see --compile-cache"),
+            reporting_os_errors(f"{self._folder}: cannot be written", "; see --compile-cache"),
             tempfile.TemporaryDirectory(prefix=".", dir=self._folder) as folder,
         ):
             copy, description = Path(folder) / "artifact", Path(folder) / "description"

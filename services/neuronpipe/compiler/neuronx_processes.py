@@ -65,26 +65,28 @@ class TraceJob:
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
     """Traces every bucket, and calls `done` with each. The first failure ends all workers. Raises SetupError."""
     names = list(outputs)
-    left, logs = dict[Worker, list[str]](), dict[Worker, Path]()
+    remaining, logs = dict[Worker, list[str]](), dict[Worker, Path]()
     with ExitStack() as stack:
         for number in range(min(workers, len(names))):
             share = names[number::workers]
-            own = dataclasses.replace(job, outputs={name: str(outputs[name]) for name in share})
+            worker_job = dataclasses.replace(job, outputs={name: str(outputs[name]) for name in share})
             log = Path(stack.enter_context(tempfile.NamedTemporaryFile(prefix="neuronx-")).name)
-            worker = stack.enter_context(Worker.started(_trace, own, name=f"Neuron compiler {number + 1}", log=log))
-            left[worker], logs[worker] = share, log
-        while left:
-            ready = wait([worker.pipe for worker in left])
-            for worker in [worker for worker in left if worker.pipe in ready]:
+            worker = stack.enter_context(
+                Worker.started(_trace, worker_job, name=f"Neuron compiler {number + 1}", log=log)
+            )
+            remaining[worker], logs[worker] = share, log
+        while remaining:
+            ready = wait([worker.pipe for worker in remaining])
+            for worker in [worker for worker in remaining if worker.pipe in ready]:
                 try:
                     name = worker.receive()
                 except ProcessEnded as ended:
-                    problem = _failure(left[worker][0], ended.code, logs[worker].read_text(errors="replace"))
+                    problem = _failure(remaining[worker][0], ended.code, logs[worker].read_text(errors="replace"))
                     raise SetupError(problem) from ended
                 done(name)
-                left[worker].remove(name)
-                if not left[worker]:
-                    del left[worker]
+                remaining[worker].remove(name)
+                if not remaining[worker]:
+                    del remaining[worker]
 
 
 def read_inputs(trace: Path) -> list[dict[str, Any]]:

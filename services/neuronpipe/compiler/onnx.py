@@ -95,10 +95,10 @@ class OnnxModel(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
         **unused: Any,
     ) -> Mapping[str, torch.Tensor]:
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        tensors = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         if token_type_ids is None and "token_type_ids" in self.inputs:
-            given["token_type_ids"] = torch.zeros_like(input_ids)
-        values = {name: np.asarray(given[name], np.int64) for name in self.inputs}
+            tensors["token_type_ids"] = torch.zeros_like(input_ids)
+        values = {name: np.asarray(tensors[name], np.int64) for name in self.inputs}
         computed = map(torch.from_numpy, self._session.run(None, values))
         return _NamedOutputs(self, zip(self.outputs, computed, strict=True))
 

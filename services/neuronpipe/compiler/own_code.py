@@ -86,21 +86,21 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     register_own_graphs()
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
-    own = transformer_folder(source.folder)
-    content = read_object(own / "config.json")
-    known_form = _known_configuration(source.folder, own, content) if isinstance(content, dict) else None
+    model_folder = transformer_folder(source.folder)
+    content = read_object(model_folder / "config.json")
+    known_form = _known_configuration(source.folder, model_folder, content) if isinstance(content, dict) else None
     if known_form is None:
         return source
     folder = scratch / KNOWN_FORM
     ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
     shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
-    config = folder / own.relative_to(source.folder) / "config.json"
+    config = folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
     return dataclasses.replace(source, folder=folder)
 
 
-def _known_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     kinds: Mapping[tuple[str, str], Callable[[Path, Path, Mapping[str, Any]], Mapping[str, Any] | None]] = {
         ("nomic_bert", "NomicBert"): _nomic_configuration,
         ("new", "New"): _gte_configuration,
@@ -115,11 +115,11 @@ def _known_configuration(folder: Path, own: Path, content: Mapping[str, Any]) ->
     ]
     for (kind, prefix), rewrite in kinds.items():
         if content.get("model_type") == kind and all(name.startswith(prefix) for name in class_names):
-            return rewrite(folder, own, content)
+            return rewrite(folder, model_folder, content)
     return None
 
 
-def _nomic_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _nomic_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Rewrites nomic-embed-text, and models made of it, such as snowflake-arctic-embed-m-long."""
     if "n_embd" not in content:
         return None
@@ -139,7 +139,7 @@ def _nomic_configuration(folder: Path, own: Path, content: Mapping[str, Any]) ->
     return {**renamed, "hidden_act": "silu", "rope_parameters": rope}
 
 
-def _gte_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _gte_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Rewrites GTE and models made of it, such as snowflake-arctic-embed-m-v2.0."""
     if "rope_parameters" in content:
         return None
@@ -152,11 +152,11 @@ def _gte_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> M
         # Source: NTKScalingRotaryEmbedding of GTE's modeling.py: a larger base, and frequencies divided by a number.
         rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / width)}
     architectures = [re.sub("^New", "Gte", name) for name in content.get("architectures") or ()]
-    kept = {name: value for name, value in content.items() if name not in ("rope_theta", "rope_scaling")}
-    return {**kept, "model_type": "gte", "architectures": architectures, "rope_parameters": rope}
+    other_fields = {name: value for name, value in content.items() if name not in ("rope_theta", "rope_scaling")}
+    return {**other_fields, "model_type": "gte", "architectures": architectures, "rope_parameters": rope}
 
 
-def _jina_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _jina_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Rewrites jina-embeddings-v2 and jina-reranker-v1."""
     if content.get("position_embedding_type") != "alibi":
         return None
@@ -164,11 +164,11 @@ def _jina_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> 
         advice = f"of Jina's BERT those with {' and '.join(FEED_FORWARD_TYPES)} are supported"
         raise SetupError(f"{folder}: config.json has feed_forward_type {kind!r}; {advice}")
     # Two kinds of code are published; the configuration does not name the kind.
-    has_norms = any("layer_norm_q" in name for name in _weight_names(own))
+    has_norms = any("layer_norm_q" in name for name in _weight_names(model_folder))
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}
 
 
-def _decoder_configuration(folder: Path, own: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _decoder_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Rewrites decoders that make vectors. Their code has the class names of transformers and may see other tokens."""
     code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
     is_embedder = (folder / "modules.json").is_file() and hasattr(transformers, code.rpartition(".")[2])

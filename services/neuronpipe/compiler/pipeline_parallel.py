@@ -92,13 +92,13 @@ class PipelinedModel:
         start = _Start(self._own[0]) if first else None
         stand_ins = [_HandedOn(layer) for layer in self._own]
         ends = [_End(self._own[last])] if last < self.layers else []
-        kept = [*([start] if start else []), *stand_ins[1:first], *self._own[first:last], *ends]
-        kept += [torch.nn.Identity() for _ in self._own[len(kept) :]]
+        part_modules = [*([start] if start else []), *stand_ins[1:first], *self._own[first:last], *ends]
+        part_modules += [torch.nn.Identity() for _ in self._own[len(part_modules) :]]
         outputs = (HIDDEN,) if ends else self.source.outputs
         example = self._example | ({HIDDEN: self._hidden[first]} if start else {})
         with contextlib.ExitStack() as stack, torch.no_grad():
             stack.callback(self._put, self._own)
-            self._put(kept)
+            self._put(part_modules)
             part = _Part(self.source.module, start, {})
             inside = {id(module) for layer in self._own[first:last] for module in layer.modules()}
             _drop_unread(part, example, inside, stack)
@@ -297,8 +297,8 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
 def _weights(module: torch.nn.Module, balance: str) -> int:
     """The cost of a module: its number of weights, or for time the number that it multiplies."""
     counts = balance != "time" or not isinstance(module, torch.nn.Embedding)
-    own = counts * sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    return own + sum(_weights(child, balance) for child in module.children())
+    own_weights = counts * sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return own_weights + sum(_weights(child, balance) for child in module.children())
 
 
 def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
@@ -306,14 +306,14 @@ def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
     sums = [0, *itertools.accumulate(costs)]
 
     @cache
-    def best(first: int, left: int) -> tuple[int, int, tuple[int, ...]]:
-        if left == 1:
-            own = sums[-1] - sums[first]
-            return own, own**2, (first,)
+    def best(first: int, parts_left: int) -> tuple[int, int, tuple[int, ...]]:
+        if parts_left == 1:
+            part_cost = sums[-1] - sums[first]
+            return part_cost, part_cost**2, (first,)
         candidates = []
-        for cut in range(first + 1, len(costs) - left + 2):
-            own, (largest, squares, firsts) = sums[cut] - sums[first], best(cut, left - 1)
-            candidates.append((max(own, largest), own**2 + squares, (first, *firsts)))
+        for cut in range(first + 1, len(costs) - parts_left + 2):
+            part_cost, (largest, squares, firsts) = sums[cut] - sums[first], best(cut, parts_left - 1)
+            candidates.append((max(part_cost, largest), part_cost**2 + squares, (first, *firsts)))
         return min(candidates)
 
     return best(0, parts)[2]

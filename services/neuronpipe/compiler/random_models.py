@@ -70,7 +70,7 @@ def _vocabulary(texts: Iterable[str], size: int) -> Iterable[str]:
     """The commonest words, and the characters of all words for the rare words."""
     words = collections.Counter(word for text in texts for word in re.findall(r"[a-z]+|[^\sa-z]", text.lower()))
     characters = sorted({character for word in words for character in word})
-    known = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]
-    known += [word for word, _ in words.most_common(_MOST_WORDS) if len(word) > 1]
-    vocabulary = dict.fromkeys(known[:size])
+    pieces = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    pieces += [word for word, _ in words.most_common(_MOST_WORDS) if len(word) > 1]
+    vocabulary = dict.fromkeys(pieces[:size])
     return vocabulary | dict.fromkeys(f"[unused{number}]" for number in range(size - len(vocabulary)))

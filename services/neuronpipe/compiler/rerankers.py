@@ -146,9 +146,9 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
 
 def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:
     """Encodes the pairs as inputs of the model, int64 [batch, tokens] by name, each cut to the model's limit."""
-    own = module.tokenizer.transformers_tokenizer
+    tokenizer = module.tokenizer.transformers_tokenizer
     rows = [
-        [number for part in template for number in _tokens_of(own, part, query, text)][-module.max_tokens :]
+        [number for part in template for number in _tokens_of(tokenizer, part, query, text)][-module.max_tokens :]
         for query, text in zip(queries, texts, strict=True)
     ]
     width = max(map(len, rows))
@@ -171,8 +171,8 @@ def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
 
 def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
     """The template of a query and a text; empty for a model that reads them as a pair. Raises SetupError."""
-    own = tokenizer.transformers_tokenizer
-    if not own.chat_template:
+    transformers_tokenizer = tokenizer.transformers_tokenizer
+    if not transformers_tokenizer.chat_template:
         return ()
     processing = read_limits(transformer_folder(folder)).get("processing_kwargs") or {}
     options = dict(processing.get("chat_template") or {})
@@ -183,13 +183,15 @@ def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
         )
     prompt = default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
-        render = _renderer(own, prompt, options, wrap)
+        render = _renderer(transformers_tokenizer, prompt, options, wrap)
         rendered = render(_QUERY, _DOCUMENT)
         if rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1:
-            return _checked_template(folder, own, render)
+            return _checked_template(folder, transformers_tokenizer, render)
     if kind in _PUBLISHED and not (folder / "modules.json").is_file():
         written = _PUBLISHED[kind].replace("{prompt}", prompt or _PUBLISHED_PROMPT)
-        return _checked_template(folder, own, lambda query, text: _insert_texts(written, query, text))
+        return _checked_template(
+            folder, transformers_tokenizer, lambda query, text: _insert_texts(written, query, text)
+        )
     raise SetupError(
         f"{folder}: its chat template has no place for a query and a document, so how it reads them is not known; "
         "give the tokenizer the chat template that it was trained with, with the roles query and document"
@@ -197,14 +199,14 @@ def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
 
 
 def _renderer(
-    own: Any, prompt: str, options: Mapping[str, Any], wrap: Callable[[str], Any]
+    tokenizer: Any, prompt: str, options: Mapping[str, Any], wrap: Callable[[str], Any]
 ) -> Callable[[str, str], str]:
     def render(query: str, text: str) -> str:
         messages = [{"role": "query", "content": wrap(query)}, {"role": "document", "content": wrap(text)}]
         if prompt:
             messages = [{"role": "system", "content": wrap(prompt)}, *messages]
         try:
-            return str(own.apply_chat_template(messages, tokenize=False, **options))
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
         except Exception:  # a template may refuse unknown parts with any exception
             return ""
 
@@ -217,19 +219,19 @@ def _insert_texts(written: str, query: str, text: str) -> str:
     return before + query + between + text + behind
 
 
-def _checked_template(folder: Path, own: Any, render: Callable[[str, str], str]) -> Template:
+def _checked_template(folder: Path, tokenizer: Any, render: Callable[[str, str], str]) -> Template:
     """The parts of the rendered template. Raises SetupError if the template changes the texts."""
-    template = _parts(own, render(_QUERY, _DOCUMENT))
+    template = _parts(tokenizer, render(_QUERY, _DOCUMENT))
     for query, text in _SAMPLES:
-        token_ids = [number for part in template for number in _tokens_of(own, part, query, text)]
-        if token_ids != own(render(query, text), add_special_tokens=False)["input_ids"]:
+        token_ids = [number for part in template for number in _tokens_of(tokenizer, part, query, text)]
+        if token_ids != tokenizer(render(query, text), add_special_tokens=False)["input_ids"]:
             raise SetupError(f"{folder}: its chat template changes the texts that are written into it; not supported")
     return template
 
 
-def _parts(own: Any, rendered: str) -> Template:
+def _parts(tokenizer: Any, rendered: str) -> Template:
     """Splits a rendered template at special tokens: fixed tokens, and texts with {query} and {document}."""
-    special = {token.content: number for number, token in own.added_tokens_decoder.items() if token.special}
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     pattern = "|".join(re.escape(content) for content in sorted(special, key=len, reverse=True))
     parts: list[tuple[int, ...] | str] = []
     for piece in re.split(f"({pattern})", rendered) if pattern else [rendered]:
@@ -237,13 +239,17 @@ def _parts(own: Any, rendered: str) -> Template:
             escaped = piece.replace("{", "{{").replace("}", "}}")
             parts.append(escaped.replace(_QUERY, "{query}").replace(_DOCUMENT, "{document}"))
         elif piece:
-            tokens = (special[piece],) if piece in special else tuple(own(piece, add_special_tokens=False)["input_ids"])
+            tokens = (
+                (special[piece],)
+                if piece in special
+                else tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
+            )
             before = parts.pop() if parts and not isinstance(parts[-1], str) else ()
             parts.append((*before, *tokens))
     return tuple(parts)
 
 
-def _tokens_of(own: Any, part: Sequence[int] | str, query: str, text: str) -> Sequence[int]:
+def _tokens_of(tokenizer: Any, part: Sequence[int] | str, query: str, text: str) -> Sequence[int]:
     if not isinstance(part, str):
         return part
-    return own(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]
+    return tokenizer(part.format(query=query, document=text), add_special_tokens=False)["input_ids"]

@@ -176,26 +176,26 @@ def check_adapter(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, Mapping[str, Any]]]:
     """Each file that a task reads, with its rules and its content."""
-    own = transformer_folder(folder)
+    model_folder = transformer_folder(folder)
     unread = {**_UNREAD, **_UNREAD_OF_KIND.get(config.model_type, {})}
     read = [*_fields(type(config)), *_read_by_name(type(config)), *GENERATION_CONFIG]
-    known = {**unread, **dict.fromkeys(read, APPLIED), **CONFIG}
-    paths: list[tuple[Path, Rules]] = [(own / "config.json", known)]
+    config_rules = {**unread, **dict.fromkeys(read, APPLIED), **CONFIG}
+    paths: list[tuple[Path, Rules]] = [(model_folder / "config.json", config_rules)]
     if TASKS[task].generates:
         # unsupported_generation checks the values as transformers reads them, also from config.json.
-        paths.append((own / "generation_config.json", dict.fromkeys(GENERATION_CONFIG, APPLIED)))
+        paths.append((model_folder / "generation_config.json", dict.fromkeys(GENERATION_CONFIG, APPLIED)))
     if TASKS[task].reads != "images":
-        paths.append((own / "tokenizer_config.json", TOKENIZER_CONFIG))
-        paths.append((own / "special_tokens_map.json", SPECIAL_TOKENS_MAP))
-        paths.append((own / "tokenizer.json", TOKENIZER))
+        paths.append((model_folder / "tokenizer_config.json", TOKENIZER_CONFIG))
+        paths.append((model_folder / "special_tokens_map.json", SPECIAL_TOKENS_MAP))
+        paths.append((model_folder / "tokenizer.json", TOKENIZER))
     if TASKS[task].reads != "texts":
-        paths.append((own / "preprocessor_config.json", IMAGE_PROCESSOR))
+        paths.append((model_folder / "preprocessor_config.json", IMAGE_PROCESSOR))
     image_text_fields = _IMAGE_TEXT_FIELDS if TASKS[task].reads == "both" else {}
     paths.append((folder / CONFIGURATION, {**SENTENCE_TRANSFORMERS, **image_text_fields}))
     for kind, path in read_modules(folder):
         if kind in MODULE and path != folder:
             paths.append((path / "config.json", MODULE[kind]))
-    if (limits := limits_file(own)) is not None:
+    if (limits := limits_file(model_folder)) is not None:
         paths.append((limits, {**TRANSFORMER, "transformer_task": _TRANSFORMER_TASKS.get(task, NO_EFFECT)}))
     for path, rules in paths:
         # own_code.py checks the rewritten configuration of a known kind, whose names are from its author's code.

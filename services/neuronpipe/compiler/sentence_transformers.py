@@ -95,9 +95,9 @@ class Layer(torch.nn.Module):
         self.reads, self.writes = reads, writes
 
     def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        given = features[self.reads]
-        made = self.module(given)
-        return features | {self.writes: made if self.residual is None else made + self.residual(given)}
+        vectors = features[self.reads]
+        made = self.module(vectors)
+        return features | {self.writes: made if self.residual is None else made + self.residual(vectors)}
 
 
 class Normalize(torch.nn.Module):
@@ -124,8 +124,10 @@ class Head(torch.nn.Module):
     def describe(self) -> str:
         count = len(self.before) + len(self.after)
         layers = f", with {count} further layer{'s' * (count > 1)}" if count else ""
-        kept = f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
-        return " and ".join(self.pooling.modes) + layers + kept
+        kept_numbers = (
+            f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
+        )
+        return " and ".join(self.pooling.modes) + layers + kept_numbers
 
     def forward(
         self, token_vectors: torch.Tensor, attention_mask: torch.Tensor, prompt_tokens: torch.Tensor | None = None
@@ -180,13 +182,13 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
     if not poolings:
         raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
     before, after = layers
-    known = {TOKENS}
+    available = {TOKENS}
     for number, layer in enumerate([*before, *after]):
-        known |= {VECTOR} if number >= len(before) else set()
-        if layer.reads not in known:
+        available |= {VECTOR} if number >= len(before) else set()
+        if layer.reads not in available:
             raise SetupError(f"{folder}: one of its modules reads {layer.reads}, which no module before it makes")
-        known |= {layer.writes}
-    if output not in {*known, VECTOR}:
+        available |= {layer.writes}
+    if output not in {*available, VECTOR}:
         raise SetupError(f"{folder}: none of its modules makes {output}; a Dense module of a cross-encoder does")
     # Post-processing normalizes, unless the caller says otherwise.
     while output == VECTOR and after and isinstance(after[-1].module, Normalize) and after[-1].reads == VECTOR:

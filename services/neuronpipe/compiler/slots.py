@@ -54,16 +54,16 @@ class SlotStep(torch.nn.Module):
         self.model = model
         self.slots, self.slot_tokens, self.chunk_tokens = slots, slot_tokens, chunk_tokens
         self.has_encoder = bool(model.config.is_encoder_decoder)
-        own, cross = cache_shapes(model)
+        self_shapes, cross = cache_shapes(model)
         # Each slot has its own states of a source, so that reading a source writes no other slot.
-        shapes = [(slots, *shape) for shape in self._state_shapes(own)]
+        shapes = [(slots, *shape) for shape in self._state_shapes(self_shapes)]
         self._text_states = len(shapes)
         shapes += slots * [(1, *shape) for shape in self._state_shapes(cross)]
         self.states = torch.nn.ParameterList(
             torch.nn.Parameter(torch.zeros(shape), requires_grad=False) for shape in shapes
         )
         self.register_buffer("by_distance", biases_by_distance(model))
-        self.windows = (0,) * len(own) if self.has_encoder else layer_windows(model.config)
+        self.windows = (0,) * len(self_shapes) if self.has_encoder else layer_windows(model.config)
         model.set_attn_implementation(_ATTENTION)
 
     def _state_shapes(self, shapes: Shapes) -> list[tuple[int, ...]]:
@@ -216,9 +216,9 @@ class _RunningStep:
         self.positions = torch.cat([past, in_chunk])[None].clamp(0, step.slot_tokens - 1)
         self.scored = torch.cat([torch.arange(step.slots), step.slots + (count - 1).clamp(min=0)])
         self._gets_chunk = (torch.arange(step.slots) == slot) & (count > 0)
-        kept = torch.where(self._gets_chunk, before, torch.where(past < 0, step.slot_tokens, past))
+        kept_tokens = torch.where(self._gets_chunk, before, torch.where(past < 0, step.slot_tokens, past))
         new = torch.where(self._gets_chunk, count, (past >= 0).long())
-        behind = places[None] - kept[:, None]  # [slots, tokens]
+        behind = places[None] - kept_tokens[:, None]  # [slots, tokens]
         self._is_kept, self._is_new = ((is_place[:, None, :, None]) for is_place in (behind < 0, behind < new[:, None]))
         self._of_chunk = (places - before).clamp(0, step.chunk_tokens - 1)
         self._windows = step.windows
@@ -226,9 +226,9 @@ class _RunningStep:
         self._since_by_chunk = in_chunk[:, None] - places  # [chunk, tokens]
         self._biases = self._chunk_biases = None
         if step.by_distance is not None:
-            most = len(step.by_distance) - 1
+            max_distance = len(step.by_distance) - 1
             by_place = [
-                embedding((at[:, None] - places).clamp(0, most), step.by_distance).permute(0, 2, 1)
+                embedding((at[:, None] - places).clamp(0, max_distance), step.by_distance).permute(0, 2, 1)
                 for at in (past, in_chunk)
             ]  # [slots or chunk, heads, tokens]
             self._biases, self._chunk_biases = by_place[0][:, :, None], by_place[1].transpose(0, 1)[:, None]
@@ -291,8 +291,8 @@ class _RunningStep:
         grouped = query[0].unflatten(0, (of_slots.keys.shape[1], -1))  # [groups, heads of a group, new, width]
         singles = grouped[:, :, : self.slots].permute(2, 0, 1, 3)
         single = weigh(singles, of_slots).flatten(1, 2)
-        own = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask, of_chunk.biases)
-        chunk = weigh(grouped[:, :, self.slots :], own).flatten(0, 1)
+        seen_chunk = _Seen(of_chunk.keys[0][:, None], of_chunk.values[0][:, None], of_chunk.mask, of_chunk.biases)
+        chunk = weigh(grouped[:, :, self.slots :], seen_chunk).flatten(0, 1)
         return torch.cat([single, chunk.transpose(0, 1)])[None]
 
 

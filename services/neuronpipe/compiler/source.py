@@ -191,11 +191,11 @@ def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
     for name, value in content.items():
         if isinstance(value, dict) and name.endswith("config"):  # label2id may have a label "layer"
             _check_counts(folder, value)
-        most = next((most for end, most in _MOST.items() if f"_{name}".endswith(f"_{end}")), math.inf)
+        max_count = next((max_count for end, max_count in _MOST.items() if f"_{name}".endswith(f"_{end}")), math.inf)
         for count in value if isinstance(value, list) else [value]:
-            if isinstance(count, int) and count > most:
+            if isinstance(count, int) and count > max_count:
                 raise SetupError(
-                    f"{folder}: config.json has {name} {count!r:.20}, and a model has at most {most:,}; correct it"
+                    f"{folder}: config.json has {name} {count!r:.20}, and a model has at most {max_count:,}; correct it"
                 )
 
 

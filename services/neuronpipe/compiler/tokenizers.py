@@ -134,8 +134,8 @@ def _normalizers(spec: Any, characters: Collection[str]) -> list[Mapping[str, An
 
 def _none_of(characters: Collection[str]) -> str:
     """An Oniguruma pattern that matches any other character."""
-    known = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(characters))
-    return f"[^{known}]"
+    alternatives = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(characters))
+    return f"[^{alternatives}]"
 
 
 def _is_code(token: str) -> bool:
@@ -213,8 +213,8 @@ def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
     prefix = model.get("continuing_subword_prefix")
     if model["type"] == "WordPiece" and prefix != _WORD_PIECE_PREFIX:
         usual = sum(piece.startswith(_WORD_PIECE_PREFIX) for piece in model["vocab"])
-        own = sum(bool(prefix) and piece.startswith(prefix) for piece in model["vocab"])
-        if usual > max(own, len(model["vocab"]) // 100):
+        prefixed = sum(bool(prefix) and piece.startswith(prefix) for piece in model["vocab"])
+        if usual > max(prefixed, len(model["vocab"]) // 100):
             raise SetupError(
                 f"{folder}: tokenizer.json has the continuing_subword_prefix {prefix!r:.20}, and {usual} tokens of its "
                 f"vocabulary begin with {_WORD_PIECE_PREFIX}; correct it"
@@ -224,8 +224,8 @@ def _check_prefix(folder: Path, model: Mapping[str, Any]) -> None:
 def _lower_case(tokenizer: Any) -> None:
     """Makes the tokenizer lower texts first, as in sentence-transformers, unless the tokenizer already does."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    own = content["normalizer"] or {}
-    parts = own.get("normalizers", [own] if own else [])
+    normalizer = content["normalizer"] or {}
+    parts = normalizer.get("normalizers", [normalizer] if normalizer else [])
     if all(part["type"] != "Lowercase" for part in parts):
         content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *parts]}
         tokenizer._tokenizer = type(tokenizer.backend_tokenizer).from_str(json.dumps(content))
@@ -329,11 +329,11 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
 def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
     """The first `count` tokens as text. `are_unique`: spells a part of a character as in the vocabulary."""
-    own = tokenizer.transformers_tokenizer
-    texts: list[str] = own.batch_decode([[token_id] for token_id in range(count)])
+    transformers_tokenizer = tokenizer.transformers_tokenizer
+    texts: list[str] = transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
     if are_unique:
         parts = [token_id for token_id, text in enumerate(texts) if _UNREADABLE in text]
-        for token_id, spelled in zip(parts, own.convert_ids_to_tokens(parts), strict=True):
+        for token_id, spelled in zip(parts, transformers_tokenizer.convert_ids_to_tokens(parts), strict=True):
             texts[token_id] = str(spelled)
     return texts
 

@@ -37,10 +37,10 @@ def unused_files(folder: Path, task: str, names: Iterable[str] = ()) -> list[str
         for kind, path in modules[1:]
         if path not in used and kind not in _WITHOUT_TRACE and task not in _WITH_MODULES
     ]
-    known = {name for used_folder in used for name in _loaded(folder, used_folder)}
+    loaded = {name for used_folder in used for name in _loaded(folder, used_folder)}
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     other_files = sorted(
-        name for name in present.union(names) if _is_other(PurePosixPath(name), {*present, *names}, known)
+        name for name in present.union(names) if _is_other(PurePosixPath(name), {*present, *names}, loaded)
     )
     unused += other_files
     return [*unused[:_SHOWN], f"{len(unused) - _SHOWN} others"] if len(unused) > _SHOWN else unused
@@ -59,8 +59,8 @@ def _loaded(folder: Path, used: Path) -> Iterator[str]:
             )
 
 
-def _is_other(path: PurePosixPath, present: set[str], known: set[str]) -> bool:
-    if path.suffix not in _WEIGHTS or str(path) in known or any(part.startswith(".") for part in path.parts):
+def _is_other(path: PurePosixPath, present: set[str], loaded: set[str]) -> bool:
+    if path.suffix not in _WEIGHTS or str(path) in loaded or any(part.startswith(".") for part in path.parts):
         return False
     if not _SAME_FOLDERS.isdisjoint(path.parts) or any(fnmatch.fnmatch(path.name, pattern) for pattern in _SAME):
         return False

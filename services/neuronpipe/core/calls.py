@@ -62,6 +62,6 @@ def internal_error(fault: Exception, call: Call) -> InternalError:
     return InternalError(f"internal error; the server's log has it under request_id {call.request_id!r}")
 
 
-def told_error(error: Exception, call: Call) -> NeuronpipeError:
+def to_caller_error(error: Exception, call: Call) -> NeuronpipeError:
     """The error that the caller gets: the error itself, or an InternalError for a fault of the server."""
     return error if isinstance(error, NeuronpipeError) else internal_error(error, call)

@@ -40,7 +40,7 @@ def replace_file(
 
 
 @contextmanager
-def files_told(problem: str, advice: str = "", kind: type[SetupError] = SetupError) -> Iterator[None]:
+def reporting_os_errors(problem: str, advice: str = "", kind: type[SetupError] = SetupError) -> Iterator[None]:
     """Turns an OSError of the block into an error: problem, such as "FILE: cannot be read", cause and advice."""
     try:
         yield
@@ -66,7 +66,7 @@ def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) 
     """Returns the content of a file, which errors call `name`. Raises an error also for more bytes than the limit."""
     # Opened without waiting: a pipe may never have a writer, and a device may have no end.
     with (
-        files_told(f"{name}: cannot be read", kind=kind),
+        reporting_os_errors(f"{name}: cannot be read", kind=kind),
         open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file,
     ):
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -79,7 +79,7 @@ def read_file(path: Path | str, name: str, kind: type[SetupError] = SetupError) 
 
 def read_lines(path: Path, option: str, *, max_bytes: int) -> Iterator[tuple[int, str]]:
     """Yields the lines of a UTF-8 file that are not blank, with their numbers from 1 on. Raises SetupError."""
-    with files_told(f"{option} {path}"), path.open("rb") as file:
+    with reporting_os_errors(f"{option} {path}"), path.open("rb") as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise SetupError(f"{option} {path}: more than {max_bytes:,} bytes, the limit of such a file")

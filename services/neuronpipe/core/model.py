@@ -92,10 +92,10 @@ def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[Pydanti
 
 
 class TaskFacts(Frozen):
-    """Facts about a model that one task needs; encodings depend on `encoded`, and callers get `told`."""
+    """Facts about a model that one task needs; encodings depend on `encoded`, and callers get `public_fields`."""
 
     encoded: ClassVar[tuple[str, ...]] = ()
-    told: ClassVar[tuple[str, ...]] = ()
+    public_fields: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, model: "ModelSpec") -> Self:
@@ -169,9 +169,9 @@ class ModelSpec(Frozen):
         return f"{self.max_tokens}" + (f" (its largest bucket is {self.largest_bucket})" if self.largest_bucket else "")
 
     @property
-    def told_facts(self) -> dict[str, Any]:
+    def public_facts(self) -> dict[str, Any]:
         """The facts that callers get from ModelService, by field of its message Model."""
-        return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.told}
+        return {name: getattr(facts, name) for facts in self.facts.values() for name in facts.public_fields}
 
     def tokens_of(self, sequence: Arrays) -> int:
         """Returns the number of tokens of a sequence, or the number that an image counts as."""

@@ -44,8 +44,8 @@ class Settings(BaseModel):
     @classmethod
     def of(cls, **values: Any) -> Self:
         """Settings with these values, by the names that users know. Raises ValidationError."""
-        left = {**cls.defaults, **values}
-        return cls.model_validate({**_in_parts(cls, left), **left})
+        remaining = {**cls.defaults, **values}
+        return cls.model_validate({**_in_parts(cls, remaining), **remaining})
 
 
 def fields_of(kind: type[Settings]) -> dict[str, FieldInfo]:
@@ -90,17 +90,17 @@ def _in_parts(kind: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
     return in_parts
 
 
-def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
+def read_settings(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
     """Reads the settings of a service or command from its options and the environment. Raises SetupError."""
     fields = fields_of(kind)
-    known = {variable_name(kind, name): name for name in fields}
-    unknown = sorted(name for name in os.environ if name.startswith(kind.prefix) and name not in known)
+    fields_by_variable = {variable_name(kind, name): name for name in fields}
+    unknown = sorted(name for name in os.environ if name.startswith(kind.prefix) and name not in fields_by_variable)
     removed = [f"{name} {why}" for name in unknown if (why := why_removed(name.removeprefix(kind.prefix)))]
     if removed:
         raise SetupError("; ".join(removed))
     if unknown:
-        raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
-    for field, value in given.items():
+        raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(fields_by_variable))}")
+    for field, value in options.items():
         if field.endswith("_url") and has_password(str(value)):
             variable = variable_name(kind, field)
             problem = "holds a password, which other users of this machine see in the list of processes"
@@ -113,13 +113,15 @@ def read_settings(kind: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
             return message
         if problem["type"] == "string_pattern_mismatch":  # people know the form by its description
             message = f"must be of this form: {fields[str(name)].description}"
-        written = option_name(str(name)) if name in given else variable_name(kind, str(name))
+        written = option_name(str(name)) if name in options else variable_name(kind, str(name))
         return f"{written}: {message}"
 
     variables = {name.upper(): value for name, value in os.environ.items() if value}
-    in_environment = {known[name]: value for name, value in variables.items() if name in known}
+    in_environment = {
+        fields_by_variable[name]: value for name, value in variables.items() if name in fields_by_variable
+    }
     try:
-        return kind.of(**{**in_environment, **given})
+        return kind.of(**{**in_environment, **options})
     except ValidationError as error:
         raise SetupError("; ".join(sorted(map(message_of, error.errors())))) from error  # options before variables
 

@@ -166,10 +166,10 @@ async def running_scaler(
     async def is_active() -> bool:
         return bool(control.in_flight[0]) or time.monotonic() < control.last_s + _SCALER_IDLE_S
 
-    own = process.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
-    door = GrpcDoor(own, [SCALER.full_name], option="--scaler-listen", event="listening for KEDA")
+    scaler_settings = process.model_copy(update={"listen": listen, "max_connection_age_s": 0.0})
+    door = GrpcDoor(scaler_settings, [SCALER.full_name], option="--scaler-listen", event="listening for KEDA")
     # The scaler has its own count of calls: KEDA keeps a stream open, and draining must not wait for it.
-    in_flight = InFlight("gateway", own.max_message_bytes, own.max_receiving_bytes)
+    in_flight = InFlight("gateway", scaler_settings.max_message_bytes, scaler_settings.max_receiving_bytes)
     try:
         await door.listen(health, in_flight)
         door.open(scaler_handlers(ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)))

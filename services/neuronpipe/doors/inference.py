@@ -93,28 +93,28 @@ class Inference:
             if name not in catalog.names():
                 raise SetupError(f"default_models: {name} is not served; served are: {', '.join(catalog.names())}")
 
-    def choose(self, given: ModelName, task: str = "") -> ModelName:
+    def choose(self, requested: ModelName, task: str = "") -> ModelName:
         """Returns the model that a request names, a default model, or the task's only model. Raises NeuronpipeError."""
-        if _ANY_MODEL.fullmatch(given.name):
+        if _ANY_MODEL.fullmatch(requested.name):
             with suppress(ModelNotFound):
-                self.catalog.spec(given.name)
-                return given
-        elif given.name:
-            return given
+                self.catalog.spec(requested.name)
+                return requested
+        elif requested.name:
+            return requested
         names = self.catalog.names(task)
         needed = f"the task {task}" if task else "any task"
         if not names:
             raise ModelNotFound(f"no model has {needed}")
         for name in self._defaults:
             if name in names:
-                return ModelName(name, given.version)
+                return ModelName(name, requested.version)
         if len(names) > 1:
             raise InvalidInput(
                 "model", f"is missing; several models have {needed}: {', '.join(names)} (or set default_models)"
             )
-        return ModelName(names[0], given.version)
+        return ModelName(names[0], requested.version)
 
-    async def one(
+    async def infer_one(
         self,
         call: Call,
         model: ModelName,
@@ -129,22 +129,23 @@ class Inference:
         except InvalidInput as error:
             raise _renamed(error, fields, index) from error
 
-    async def each(self, call: Call, model: ModelName, given: Inputs) -> list[InferenceResult]:
+    async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
-        inputs = given.made("max_http_inputs", self.settings.max_http_inputs)
+        inputs = request_inputs.made("max_http_inputs", self.settings.max_http_inputs)
         if len(inputs) == 1:
-            return [await self.one(call, model, inputs[0], given.fields, index=0 if given.is_list else None)]
+            index = 0 if request_inputs.is_list else None
+            return [await self.infer_one(call, model, inputs[0], request_inputs.fields, index=index)]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes
 
         async def run(shared: Call, number: int, input: TaskInput) -> InferenceResult:
             nonlocal left_bytes
-            index = number if given.is_list else None
-            result = await self.one(shared, model, input, given.fields, index=index)
+            index = number if request_inputs.is_list else None
+            result = await self.infer_one(shared, model, input, request_inputs.fields, index=index)
             left_bytes -= result.result.size_bytes
             if left_bytes < 0:
                 limit = f"the limit is {limit_bytes} bytes (the gateway's max_batch_response_bytes)"
                 problem = f"the results are too large for one response, {limit}; send fewer at once"
-                raise InvalidInput(given.name, problem)
+                raise InvalidInput(request_inputs.name, problem)
             return result
 
         runs = [partial(run, number=number, input=input) for number, input in enumerate(inputs)]
@@ -158,19 +159,19 @@ class Inference:
         return await begun(self._events(call, model, input, fields))
 
     async def stream_each(
-        self, call: Call, model: ModelName, given: Inputs
+        self, call: Call, model: ModelName, request_inputs: Inputs
     ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         """Returns the events of the texts of all inputs, side by side, each with its input's index. See `stream`."""
-        inputs = given.made("max_batch_items", self.settings.max_batch_items)
-        return await begun(self._side_by_side(call, model, given, inputs))
+        inputs = request_inputs.made("max_batch_items", self.settings.max_batch_items)
+        return await begun(self._side_by_side(call, model, request_inputs, inputs))
 
     async def _side_by_side(
-        self, call: Call, model: ModelName, given: Inputs, inputs: Sequence[TaskInput]
+        self, call: Call, model: ModelName, request_inputs: Inputs, inputs: Sequence[TaskInput]
     ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         together = self.pipeline.observe_together(call, Spans.HTTP_BATCH) if inputs[1:] else nullcontext(call)
         with together as shared:
             streams = [
-                self._events(shared, model, input, given.fields, number if given.is_list else None)
+                self._events(shared, model, input, request_inputs.fields, number if request_inputs.is_list else None)
                 for number, input in enumerate(inputs)
             ]
             async with aclosing(side_by_side(streams)) as events:
@@ -198,11 +199,11 @@ def _renamed(error: InvalidInput, fields: FieldNames, index: int | None) -> Inva
     problem, rest = "", error.problem
     for mention in error.mentions:
         word = mention.rpartition(".")[2]
-        own = fields.get(mention) or fields.get(word, word)
+        protocol_name = fields.get(mention) or fields.get(word, word)
         if mention == "truncation":
-            word, own = CUT, f"set {own} to cut" if mention in fields else "send less"
+            word, protocol_name = CUT, f"set {protocol_name} to cut" if mention in fields else "send less"
         before, separator, rest = rest.partition(word)
-        problem += before + (separator and own)
+        problem += before + (separator and protocol_name)
     return InvalidInput(field, problem + rest)
 
 
@@ -235,9 +236,9 @@ def truncation_of(truncate: bool | str | None, direction: str | None) -> "Trunca
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
 
 
-def kept_tokens(kept: int | None, direction: str | None) -> dict[str, Any]:
+def kept_tokens(limit: int | None, direction: str | None) -> dict[str, Any]:
     """Returns the fields of vLLM's truncate_prompt_tokens; -1 keeps as many tokens as the model takes."""
-    return {"truncation": truncation_of(kept is not None, direction), "truncation_tokens": max(kept or 0, 0)}
+    return {"truncation": truncation_of(limit is not None, direction), "truncation_tokens": max(limit or 0, 0)}
 
 
 def score_function(is_raw: bool) -> "ScoreFunction.ValueType":

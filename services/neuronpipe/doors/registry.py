@@ -118,18 +118,20 @@ def _operation(request: messages.ChangeRegistryRequest, signed: Signed) -> Opera
         return lambda registry: registry.alias(name, request.alias.alias, request.alias.version or None, signed)
     if request.HasField("roll_back"):
         return lambda registry: registry.roll_back(name, request.roll_back or None, signed)
-    given = request.routing
-    aliases = {alias.alias: alias.version for alias in given.aliases}
-    route = {part.target: part.share for part in given.route}
-    if len(aliases) < len(given.aliases):
+    routing_message = request.routing
+    aliases = {alias.alias: alias.version for alias in routing_message.aliases}
+    route = {part.target: part.share for part in routing_message.route}
+    if len(aliases) < len(routing_message.aliases):
         raise InvalidInput("routing.aliases", "names an alias twice")
-    if len(route) < len(given.route):
+    if len(route) < len(routing_message.route):
         raise InvalidInput("routing.route", "names a target twice")
     shadow = None
-    if given.HasField("shadow"):
-        shadow = Shadow.model_construct(target=given.shadow.target, percent=given.shadow.percent)
+    if routing_message.HasField("shadow"):
+        shadow = Shadow.model_construct(target=routing_message.shadow.target, percent=routing_message.shadow.percent)
     # set_routing checks the values; here the fields of a message only change their form.
-    routing = Routing.model_construct(aliases=aliases, route=route, shadow=shadow, is_unloaded=given.is_unloaded)
+    routing = Routing.model_construct(
+        aliases=aliases, route=route, shadow=shadow, is_unloaded=routing_message.is_unloaded
+    )
     return lambda registry: registry.set_routing(name, routing, request.action or "routing", signed)
 
 

@@ -57,7 +57,7 @@ class _TeiCall(NamedTuple):
         """Returns the result of an input, from the model of the rpc."""
         call = self.call.for_request(new_request_id(), self.priority)
         model = self.inference.choose(self.model, input.WhichOneof("task") or "")
-        return await self.inference.one(call, model, input, _FIELDS, span)
+        return await self.inference.infer_one(call, model, input, _FIELDS, span)
 
 
 def tei_handlers(inference: Inference) -> RpcHandlers:

@@ -171,12 +171,12 @@ class AdmissionControl:
         if load is None:
             load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))
         tenant, weight = call.caller.tenant, 1.0
-        own = load.of(tenant)
-        input_tokens = own.estimated_tokens(input_bytes) if known_tokens is None else known_tokens
+        tenant_load = load.of(tenant)
+        input_tokens = tenant_load.estimated_tokens(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
             control=self,
             model=load,
-            tenant_load=own,
+            tenant_load=tenant_load,
             call=call,
             input_bytes=input_bytes,
             tokens=input_tokens + new_tokens,
@@ -189,9 +189,9 @@ class AdmissionControl:
         if self.tenants:
             self.tenants.check(tenant, admission.tokens)
             weight = self.tenants.rights_of(tenant).weight
-        if excess_requests := load.excess_requests(own, weight, call.remaining_s):
-            raise self._late(excess_requests, load, own)
-        in_its_place = self._in_its_place(load, own, weight)
+        if excess_requests := load.excess_requests(tenant_load, weight, call.remaining_s):
+            raise self._late(excess_requests, load, tenant_load)
+        in_its_place = self._in_its_place(load, tenant_load, weight)
         self._make_room(admission, 1, admission.tokens)
         if in_its_place and not in_its_place.is_shed:
             self._shed(in_its_place, f"a tenant that has less of model {model!r} (the gateway's model_concurrency)")
@@ -251,9 +251,10 @@ class AdmissionControl:
         count = "too many" if self.tenants else f"about {in_flight}" if unit == "tokens" else f"{in_flight}"
         return Overloaded(f"{count} {unit} in flight, {shown}", self._load.retry_after_s(*excess))
 
-    def _late(self, excess_requests: float, load: ModelLoad, own: TenantLoad) -> NeuronpipeError:
+    def _late(self, excess_requests: float, load: ModelLoad, tenant_load: TenantLoad) -> NeuronpipeError:
         """Makes the error of a request that would be late, from the number of requests that must leave before."""
-        takes = f": answers of model {load.name!r} take about {own.answer_s:.2g} s now" if own.answer_s else ""
+        answer_s = tenant_load.answer_s
+        takes = f": answers of model {load.name!r} take about {answer_s:.2g} s now" if answer_s else ""
         problem = f"the deadline would pass before the result is ready{takes}"
         if math.isinf(excess_requests):
             return DeadlineExceeded(problem)
@@ -265,23 +266,24 @@ class AdmissionControl:
             return None
         now_s, models = time.monotonic(), []
         for load in self._models.values():
-            if own := load.known(tenant):
+            if tenant_load := load.known(tenant):
                 if now_s >= load.overloaded_until_s:  # the usual case
                     return None
-                models.append((load, own))
+                models.append((load, tenant_load))
         if not models:
             return None
         weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
-        least = min(
-            ((load.excess_requests(own, weight, remaining_s), load, own) for load, own in models), key=itemgetter(0)
-        )
+        excesses = [
+            (load.excess_requests(tenant_load, weight, remaining_s), load, tenant_load) for load, tenant_load in models
+        ]
+        least = min(excesses, key=itemgetter(0))
         return least if least[0] else None
 
-    def _in_its_place(self, load: ModelLoad, own: TenantLoad, weight: float) -> Admitted | None:
+    def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
         """The request that must end for one more of a tenant; None if the model has a place. Raises Overloaded."""
         if not load.limit or load.load.requests < load.limit:
             return None
-        if other := load.furthest_over(own, weight):
+        if other := load.furthest_over(tenant_load, weight):
             return other
         raise Overloaded(
             f"model {load.name!r}: {load.load.requests} requests in flight, the limit is {load.limit} (the gateway's "

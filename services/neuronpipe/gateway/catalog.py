@@ -74,7 +74,7 @@ class Catalog:
             backends=[artifact.backend for artifact in artifacts],
             dtype=artifacts[0].dtype,
             digest=bundle.digest,
-            **spec.told_facts,
+            **spec.public_facts,
         )
         if self.router:
             model.MergeFrom(self.router.describe(ModelKey(*bundle.key)))

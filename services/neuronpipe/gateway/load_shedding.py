@@ -105,9 +105,9 @@ class Load:
     def _fade(self) -> None:
         now_s = time.monotonic()
         if self.requests:
-            kept = math.exp((self._at_s - now_s) / _RATE_WINDOW_S)
-            self._drained_requests *= kept
-            self._drained_tokens *= kept
+            factor = math.exp((self._at_s - now_s) / _RATE_WINDOW_S)
+            self._drained_requests *= factor
+            self._drained_tokens *= factor
         self._at_s = now_s
 
 
@@ -204,9 +204,9 @@ class ModelLoad:
         if now_s < tenant_load.late_until_s and remaining_s < _LEAST_SHARE_LEFT * tenant_load.answer_s:
             return math.inf
         # All requests run before the next request of the tenant, or fewer where tenants take turns.
-        own = len(tenant_load.admitted)
-        weights = self._weights if own else self._weights + weight
-        ahead = min(self.load.requests, (own + 1) * weights / weight)
+        tenant_requests = len(tenant_load.admitted)
+        weights = self._weights if tenant_requests else self._weights + weight
+        ahead = min(self.load.requests, (tenant_requests + 1) * weights / weight)
         wait_s = self.load.seconds(ahead, 0) if ahead >= _MIN_REQUESTS else 0.0
         if wait_s <= remaining_s:
             return 0
@@ -218,9 +218,9 @@ class ModelLoad:
         less even with one more request; otherwise None.
         """
         busy = (other for other in self._tenants.values() if other.admitted)
-        most = max(busy, key=TenantLoad.share, default=None)
+        largest = max(busy, key=TenantLoad.share, default=None)
         share = (len(tenant_load.admitted) + 1) / weight
-        return next(reversed(most.admitted)) if most and most.share(-1) >= share else None
+        return next(reversed(largest.admitted)) if largest and largest.share(-1) >= share else None
 
     def _new(self, tenant: str) -> TenantLoad:
         if len(self._tenants) >= 2 * _MAX_IDLE_TENANTS:

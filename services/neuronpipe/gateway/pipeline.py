@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.core.callers import current_caller
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.deadlines import Deadlines, Timeout
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import Stages
@@ -136,7 +136,7 @@ class Pipeline:
 
 def _fail(timings: RequestTimings, call: Call, error: BaseException) -> None:
     """Records the error of a request. Raises the error that the caller gets instead, if it is another."""
-    caller_error = told_error(error, call) if isinstance(error, Exception) else error
+    caller_error = to_caller_error(error, call) if isinstance(error, Exception) else error
     timings.fail(caller_error)
     try:
         if caller_error is not error:

@@ -42,8 +42,8 @@ def _counts(usage: Usage) -> Usage:
     return Usage(tokens=tokens, truncated_tokens=truncated_tokens, generated_tokens=usage.generated_tokens)
 
 
-def _pack(known: _KnownResult) -> bytes:
-    return wire.InferResponse(result=known.result, usage=known.counts).SerializeToString()
+def _pack(entry: _KnownResult) -> bytes:
+    return wire.InferResponse(result=entry.result, usage=entry.counts).SerializeToString()
 
 
 def _unpack(payload: bytes) -> _KnownResult:
@@ -67,28 +67,28 @@ class ResultCache:
             result, usage = await running.answer()
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_BYPASS
             return result, usage
-        own: list[tuple[Packed[TaskResult], Usage]] = []
+        computed: list[tuple[Packed[TaskResult], Usage]] = []
 
         async def keep() -> TimedValue[_KnownResult]:
             began_s = time.perf_counter()
             result, usage = await running.answer()
             assert isinstance(result, Packed)  # noqa: S101 (outputs of models are not repeatable)
-            own.append((result, usage))
+            computed.append((result, usage))
             return TimedValue(_KnownResult(result.data, _counts(usage)), time.perf_counter() - began_s)
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
         is_chat = request.input.task == "text_generation" and bool(request.input.body.messages)
         key = _key(call.caller.cache_scope, running.model.digest, request.input.data, is_chat=is_chat)
         size_bytes = request.input.size_bytes
-        known, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
-        if own:
-            result, usage = own[0]
+        entry, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
+        if computed:
+            result, usage = computed[0]
             # Also where the cache did not ask Redis: BYPASS is for callers who asked for it.
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_MISS
             return result, usage
-        usage = _counts(known.counts)
+        usage = _counts(entry.counts)
         usage.result_cache = outcome
-        return Packed(TaskResult, data=known.result), usage
+        return Packed(TaskResult, data=entry.result), usage
 
 
 def _key(scope: str, digest: str, input: bytes, *, is_chat: bool) -> bytes:
@@ -106,10 +106,10 @@ def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callab
     Raises SetupError for an unknown model in the setting.
     """
     asked = {name.strip() for name in settings.result_cache_models.split(",")} - {""}
-    known = {bundle.spec.name for bundle in bundles}
-    if unknown := asked - known - {_EVERY_MODEL}:
+    served = {bundle.spec.name for bundle in bundles}
+    if unknown := asked - served - {_EVERY_MODEL}:
         raise SetupError(
-            f"result_cache_models: {', '.join(sorted(unknown))} is not served; served are: {', '.join(sorted(known))}"
+            f"result_cache_models: {', '.join(sorted(unknown))} is not served; served are: {', '.join(sorted(served))}"
         )
     return lambda bundle: _EVERY_MODEL in asked or bundle.spec.name in asked or bundle.manifest.cache_results
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.bundles.served import ModelState, ServedModel
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
@@ -91,7 +91,7 @@ class ShadowCopies:
             try:
                 outcome = await self._run(copy)
             except Exception as fault:
-                error = told_error(fault, copy.request.call)
+                error = to_caller_error(fault, copy.request.call)
                 is_late = isinstance(error, DeadlineExceeded)
                 outcome = "late" if is_late else "dropped" if isinstance(error, Overloaded) else "failed"
             self._count(copy.shadow, outcome)

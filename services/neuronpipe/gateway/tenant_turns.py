@@ -233,9 +233,9 @@ class TenantTurns:
         now_s = self._clock()
         if now_s - self._faded_s >= _FADE_EVERY_S:
             passed_s, self._faded_s = now_s - self._faded_s, now_s
-            left = math.exp(-passed_s / _MEMORY_S)
+            memory_factor = math.exp(-passed_s / _MEMORY_S)
             for share in self._shares.values():
-                share.used_tokens *= left
+                share.used_tokens *= memory_factor
             self._shares = {
                 name: share for name, share in self._shares.items() if share.turns or share.used_tokens >= 1
             }
@@ -244,9 +244,9 @@ class TenantTurns:
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
         if self._running or self._paused:
             passed_s = now_s - self._at_s
-            kept = math.exp(-passed_s / _RATE_WINDOW_S)
-            self._answered_tokens *= kept
-            self._busy_s = self._busy_s * kept + passed_s
+            rate_factor = math.exp(-passed_s / _RATE_WINDOW_S)
+            self._answered_tokens *= rate_factor
+            self._busy_s = self._busy_s * rate_factor + passed_s
         self._at_s = now_s
 
 

@@ -19,7 +19,7 @@ from neuronpipe.bundles.buckets import Bucket
 from neuronpipe.compiler import Compiled, CompileRequest, compile_with_reference
 from neuronpipe.compiler.accuracy import agreement, largest_difference
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.measure.acceptance_process import MeasureRequest, error_text, measure
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, package_versions
@@ -152,7 +152,7 @@ def accept(request: AcceptRequest, report: Callable[[str], None]) -> Path:
 
 
 def _write(findings: Mapping[str, Any], folder: Path) -> None:
-    with files_told(f"{folder}: cannot be written", "; see --out"):
+    with reporting_os_errors(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(findings, indent=2) + "\n")
         (folder / "report.md").write_text(describe(findings))

@@ -63,10 +63,12 @@ def added(total: GatewayNumbers, before: Sequence[GatewayNumbers], now: Sequence
 
 def figures_of(numbers: GatewayNumbers, model: str, version: int) -> VersionFigures:
     """Returns the figures of a version, from the result of `added`."""
-    own = {(key[0], key[1], *key[4:]): value for key, value in numbers.items() if key[2:4] == (model, str(version))}
+    version_numbers = {
+        (key[0], key[1], *key[4:]): value for key, value in numbers.items() if key[2:4] == (model, str(version))
+    }
 
     def count(instrument: str, *labels: str) -> float:
-        return own.get((instrument, *labels), 0.0)
+        return version_numbers.get((instrument, *labels), 0.0)
 
     requests, copies = Metrics.REQUEST_DURATION.name, Metrics.SHADOW_COPIES.name
     errors = sum(count(requests, "_count", status) for status in _FAULTS)
@@ -74,18 +76,18 @@ def figures_of(numbers: GatewayNumbers, model: str, version: int) -> VersionFigu
         requests=count(requests, "_count", "OK") + errors,
         errors=errors,
         answers=count(Metrics.VERSION_DURATION.name, "_count", "answer"),
-        p99_s=_quantile(own, 0.99),
+        p99_s=_quantile(version_numbers, 0.99),
         copies=count(Metrics.SHADOW_AGREEMENT.name, "_count") + count(copies, "_total", "failed"),
         agreement=count(Metrics.SHADOW_AGREEMENT.name, "_sum"),
     )
 
 
-def _quantile(own: Mapping[tuple[str, ...], float], share: float) -> float | None:
+def _quantile(numbers: Mapping[tuple[str, ...], float], share: float) -> float | None:
     """Returns a quantile of the answers as Prometheus' histogram_quantile does: values are spread evenly in their
     bucket.
     """
     head = (Metrics.VERSION_DURATION.name, "_bucket", "answer")
-    reached = sorted((float(key[3]), value) for key, value in own.items() if key[:3] == head)
+    reached = sorted((float(key[3]), value) for key, value in numbers.items() if key[:3] == head)
     wanted = share * reached[-1][1] if reached else 0.0
     if not wanted:
         return None

@@ -171,23 +171,23 @@ class Trace:
 
     def mates(self, batch: ShownSpan) -> list[Mate]:
         """Returns the rows of a batch in order."""
-        known = {
+        mates_by_row = {
             int(row[Attributes.ROW]): (int(row[Attributes.TOKENS]), trace_id) for (trace_id, _), row in batch.links
         }
         size = int(batch.attributes[Attributes.BATCH_SIZE])
-        return [Mate(row, *known.get(row, (0, ""))) for row in range(size)]
+        return [Mate(row, *mates_by_row.get(row, (0, ""))) for row in range(size)]
 
 
 def read_trace(otlp: Mapping[str, Any], trace_id: str) -> Trace | None:
     """Reads the trace in OTLP JSON; None if it has no span."""
     spans = list(_spans(otlp))
-    own = sorted(
+    spans_of_trace = sorted(
         (span for span in spans if span.trace_id == trace_id), key=lambda span: (span.started_ns, -span.ended_ns)
     )
-    known = {span.span_id for span in own}
+    span_ids = {span.span_id for span in spans_of_trace}
     children: dict[str, list[ShownSpan]] = {}
-    for span in own:
-        children.setdefault(span.parent_id if span.parent_id in known else "", []).append(span)
+    for span in spans_of_trace:
+        children.setdefault(span.parent_id if span.parent_id in span_ids else "", []).append(span)
     rows = list(_tree(children, "", 0))
     batches = sorted((span for span in spans if span.trace_id != trace_id), key=lambda span: span.started_ns)
     return Trace(trace_id, rows, batches) if rows else None

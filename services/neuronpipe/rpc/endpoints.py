@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.rpc.code_pb2 import Code
 
-from neuronpipe.core.calls import told_error
+from neuronpipe.core.calls import to_caller_error
 from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
 from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
@@ -122,7 +122,7 @@ class StageStream:
                 written.context.item_id = item_id
             except Exception as error:
                 del message.items[-1]
-                refused.append((item_id, told_error(error, item.call)))
+                refused.append((item_id, to_caller_error(error, item.call)))
         data = message.SerializeToString()
         if not self._max_message_bytes or len(data) <= self._max_message_bytes or not message.items:
             return [data] if data else [], refused

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.core.attributes import attributes_of, priority_word
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, StageItem
@@ -285,7 +285,7 @@ class _ItemStream:
                 raise Overloaded(f"{_MAX_ITEMS} items in one stream, the limit", retry_after_s=1)
             self._running[item_id] = self._loop.create_task(self._run(item_id, self._codec.read_item(message)))
         except Exception as error:
-            self.finish(item_id, told_error(error, Call(message.context.request_id)))
+            self.finish(item_id, to_caller_error(error, Call(message.context.request_id)))
 
     async def _run(self, item_id: int, item: Any) -> None:
         try:
@@ -305,7 +305,7 @@ class _ItemStream:
             if self.leaves_unavailable and isinstance(error, Unavailable):
                 self._is_due.set()  # the item may have been the last item, so that the stream can end
             else:
-                self.finish(item_id, told_error(error, item.call._replace(trace=item.work.trace)))
+                self.finish(item_id, to_caller_error(error, item.call._replace(trace=item.work.trace)))
         finally:
             self._running.pop(item_id, None)
 

@@ -24,9 +24,12 @@ def write_families(families: Iterable[Family]) -> Written:
 
 def read_families(written: Written) -> list[Family]:
     """Reads families that `write_families` has written."""
-    known = {instrument.name: instrument for instrument in instruments()}
+    instruments_by_name = {instrument.name: instrument for instrument in instruments()}
     return [
-        Family(known[name], {tuple(labels): _read(known[name], series) for labels, series in family_series})
+        Family(
+            instruments_by_name[name],
+            {tuple(labels): _read(instruments_by_name[name], series) for labels, series in family_series},
+        )
         for name, family_series in written
     ]
 

@@ -32,8 +32,8 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 
             await run_fronted(settings, telemetry, access)
             return
-        own, services = settings.gateway, services_of(settings)
-        doors = GatewayDoors(process, own, telemetry, tls, access.guard, further_services=services)
+        gateway_settings, services = settings.gateway, services_of(settings)
+        doors = GatewayDoors(process, gateway_settings, telemetry, tls, access.guard, further_services=services)
         assemble = partial(running_gateway, settings, telemetry, access, doors)
         await serve(settings.service, process, doors.all, assemble, meters, idle_exit_s=settings.idle_exit_s)
 
@@ -46,13 +46,15 @@ async def running_gateway(
 
     Inference is healthy while all far stages are reached, or while requests are held for them.
     """
-    own, meters, tenants = settings.gateway, telemetry.meters, access.tenants
-    repository = await run_apart(live_repository, settings.models, with_artifacts=own.executor_target == NEAR)
-    known = await run_apart(repository.bundles)
-    stage_tls = watched_tls(files, "client") if (files := own.stage_tls.files(settings.tls)) else None
+    gateway_settings, meters, tenants = settings.gateway, telemetry.meters, access.tenants
+    repository = await run_apart(
+        live_repository, settings.models, with_artifacts=gateway_settings.executor_target == NEAR
+    )
+    bundles = await run_apart(repository.bundles)
+    stage_tls = watched_tls(files, "client") if (files := gateway_settings.stage_tls.files(settings.tls)) else None
     if stage_tls:
         show_tls(meters, "client", stage_tls)
-    held_items = HeldItems(own.max_held_requests, meters=meters)
+    held_items = HeldItems(gateway_settings.max_held_requests, meters=meters)
     reached: dict[str, bool] = {}
 
     def report(stage: str, is_reached: bool) -> None:
@@ -65,21 +67,39 @@ async def running_gateway(
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        stages = await enter(running_stages([], settings, telemetry, report, stage_tls, known, held_items))
+        stages = await enter(running_stages([], settings, telemetry, report, stage_tls, bundles, held_items))
         await enter(access.kept_up_to_date())
-        parts = (own.pipeline, own.results, telemetry, tenants, known, held_items, settings.redis)
+        parts = (
+            gateway_settings.pipeline,
+            gateway_settings.results,
+            telemetry,
+            tenants,
+            bundles,
+            held_items,
+            settings.redis,
+        )
         models, pipeline = await enter(running_pipeline([], stages.functions, *parts))
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
         gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
-        jobs = await enter(running_jobs(settings.jobs, own.pipeline, own.http, gateway, tenants, life))
+        jobs = await enter(
+            running_jobs(settings.jobs, gateway_settings.pipeline, gateway_settings.http, gateway, tenants, life)
+        )
         life.on_draining(held_items.stop)
         life.in_flight.add_check(pipeline.check_room)
-        targets = list(own.far_targets.values())
+        targets = list(gateway_settings.far_targets.values())
         protocols = gateway_protocols(
-            gateway, own, settings.models, tenants, telemetry, doors.grpc.port, life.health, targets, stage_tls
+            gateway,
+            gateway_settings,
+            settings.models,
+            tenants,
+            telemetry,
+            doors.grpc.port,
+            life.health,
+            targets,
+            stage_tls,
         )
-        registry = Protocols(registry_handlers(settings.models, tenants) if own.registry_service else [])
-        await enter(running_scaler(own.scaler_listen, settings.process, gateway, life.health))
+        registry = Protocols(registry_handlers(settings.models, tenants) if gateway_settings.registry_service else [])
+        await enter(running_scaler(gateway_settings.scaler_listen, settings.process, gateway, life.health))
         yield partial(doors.open, protocols, jobs, registry)
 
 

@@ -47,7 +47,7 @@ _ANNOTATIONS = {"first_token": "any", "end_token": "any", "char_start": "any", "
 class FeatureFacts(TaskFacts):
     """Facts about a model that makes a vector of each token."""
 
-    told = ("embedding_dimensions",)
+    public_fields = ("embedding_dimensions",)
 
     embedding_dimensions: int = Field(ge=1)
 

@@ -47,7 +47,7 @@ class FillMaskFacts(TaskFacts):
     """Facts about a model for fill-mask."""
 
     encoded = ("mask_token_id",)
-    told = ("mask_token",)
+    public_fields = ("mask_token",)
 
     mask_token: str
     mask_token_id: int

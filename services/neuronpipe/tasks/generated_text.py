@@ -36,10 +36,10 @@ class Detokenizer:
         """The text of a token behind others, in UTF-8; empty for a skipped token."""
         if self.is_skipped(token_id):
             return b""
-        if (own := self.own_bytes(token_id)) is not None:
-            return own
-        known = self.text_of(before) if before else ""
-        return self.text_of([*before, token_id])[len(known) :].encode()
+        if (fixed_bytes := self.own_bytes(token_id)) is not None:
+            return fixed_bytes
+        text_before = self.text_of(before) if before else ""
+        return self.text_of([*before, token_id])[len(text_before) :].encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ def _parts(
     """
     ends = _possible_ends(detokenizer, token_ids, is_last=is_last)
     before, done = _before(detokenizer, window, token_ids), 0
-    known: str | None = None  # the text of `before`
+    text_before: str | None = None  # the text of `before`
     open_parts: list[tuple[int, str]] = []  # parts that begin at `done`, and may end within a character
     place = 0
     while place < len(ends):
         count = ends[place]
-        if known is None:
-            known = detokenizer.text_of(before)
-        new = detokenizer.text_of([*before, *token_ids[done:count]])[len(known) :]
+        if text_before is None:
+            text_before = detokenizer.text_of(before)
+        new = detokenizer.text_of([*before, *token_ids[done:count]])[len(text_before) :]
         if token_ids[count - 1] in detokenizer.byte_ids or not new.endswith(_REPLACEMENT):
             settled: tuple[int, str] | None = count, new
         else:
@@ -113,7 +113,7 @@ def _parts(
             continue
         yield *settled, True
         before, done = [*before, *token_ids[done : settled[0]]][-WINDOW_TOKENS:], settled[0]
-        known = None
+        text_before = None
         place, open_parts = bisect_right(ends, done), []
 
 

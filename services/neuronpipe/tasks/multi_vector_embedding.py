@@ -33,7 +33,7 @@ class MultiVectorFacts(TaskFacts):
     """Facts about a model that makes a vector of each token, for late interaction."""
 
     encoded = ("query", "document")
-    told = ("embedding_dimensions",)
+    public_fields = ("embedding_dimensions",)
 
     embedding_dimensions: int = Field(ge=1)
     query: TextKind

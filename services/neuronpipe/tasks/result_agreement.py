@@ -55,22 +55,23 @@ def _best(items: str, *names: str) -> Callable[[Any, Any], float]:
 
 def _same_entities(first: Any, second: Any) -> float:
     """The share of entities, or of tokens with a label, that both results contain."""
-    own, others = (
+    first_entities, second_entities = (
         {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (first, second)
     )
-    return len(own & others) / len(own | others) if own | others else 1.0
+    all_entities = first_entities | second_entities
+    return len(first_entities & second_entities) / len(all_entities) if all_entities else 1.0
 
 
 def _same_text(first: Any, second: Any) -> float:
     """The share of equal tokens at equal places, over all texts of a result."""
-    most = max(len(first.sequences), len(second.sequences))
+    longest = max(len(first.sequences), len(second.sequences))
     pairs = zip(first.sequences, second.sequences, strict=False)
-    return sum(_same_share(text.token_ids, other.token_ids) for text, other in pairs) / most if most else 1.0
+    return sum(_same_share(text.token_ids, other.token_ids) for text, other in pairs) / longest if longest else 1.0
 
 
 def _same_share(first: Sequence[Any], second: Sequence[Any]) -> float:
-    most = max(len(first), len(second))
-    return sum(item == other for item, other in zip(first, second, strict=False)) / most if most else 1.0
+    longest = max(len(first), len(second))
+    return sum(item == other for item, other in zip(first, second, strict=False)) / longest if longest else 1.0
 
 
 def _of_each(read: Callable[[Any], Any], measure: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:

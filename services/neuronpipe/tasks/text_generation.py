@@ -65,7 +65,7 @@ class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
     encoded: ClassVar[tuple[str, ...]] = ("chat_template", "template_variables", "prefix")
-    told: ClassVar[tuple[str, ...]] = ("has_chat_template",)
+    public_fields: ClassVar[tuple[str, ...]] = ("has_chat_template",)
 
     chat_template: str = Field(
         "", description="jinja template that makes a prompt of messages; empty: the model takes none"
@@ -167,8 +167,8 @@ def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
 
 def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
     """Number of texts that are searched side by side. Stop strings disable the model's own search."""
-    own = 1 if options.stop_strings else facts.num_beams
-    return options.num_beams if options.HasField("num_beams") else own
+    default_beams = 1 if options.stop_strings else facts.num_beams
+    return options.num_beams if options.HasField("num_beams") else default_beams
 
 
 def _check_messages(input: TextGenerationInput, model: ModelSpec) -> None:
@@ -280,8 +280,8 @@ def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
     # Templates may write the date.
     message_parts = [part for message in input.messages for part in (message.role, message.content, message.fields)]
     chat = [str(getattr(input, name)) for name in _MESSAGE_FIELDS]
-    given = (date.today().isoformat(), *message_parts, *chat) if message_parts else (*input.prompt_token_ids,)
-    return input.prompt, or_default(input.truncation), _reserved(input.options), *given
+    content = (date.today().isoformat(), *message_parts, *chat) if message_parts else (*input.prompt_token_ids,)
+    return input.prompt, or_default(input.truncation), _reserved(input.options), *content
 
 
 def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
@@ -302,8 +302,8 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     elif input.prompt_token_ids:
         ids = np.array(input.prompt_token_ids, np.int32)
         cut = 0 if or_default(input.truncation) == Truncation.TRUNCATION_ERROR else max(0, len(ids) - room)
-        kept = ids[cut:] if side_of(input.truncation) == "left" else ids[: len(ids) - cut]
-        encoded = EncodedText(kept, np.zeros(len(kept), np.int32), cut)
+        kept_ids = ids[cut:] if side_of(input.truncation) == "left" else ids[: len(ids) - cut]
+        encoded = EncodedText(kept_ids, np.zeros(len(kept_ids), np.int32), cut)
     elif or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         encoded = tokenizer.encode(input.prompt)
     else:
@@ -337,11 +337,11 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     complete.CopyFrom(options)
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
-    given = _given(options)
+    named = _given(options)
     for name in _OWN_FIELDS:
-        if name not in given and (value := facts.own(name)) is not None:
+        if name not in named and (value := facts.own(name)) is not None:
             setattr(complete, name, value)
-    if "min_new_tokens" not in given and not facts.min_new_tokens:
+    if "min_new_tokens" not in named and not facts.min_new_tokens:
         complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
     # A model's own minimum may be above the maximum of the request.
     complete.min_new_tokens = min(complete.min_new_tokens, complete.max_new_tokens)
@@ -357,11 +357,11 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
     """The maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
-    facts, most = GenerationFacts.of(model), options.max_new_tokens
+    facts, max_new_tokens = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
-        most = _default_new_tokens(options, facts, prompt_tokens)
+        max_new_tokens = _default_new_tokens(options, facts, prompt_tokens)
     texts = max(_num_beams(options, facts), options.num_return_sequences, 1)
-    return min(most, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].most))
+    return min(max_new_tokens, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].most))
 
 
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
@@ -419,11 +419,11 @@ def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
     return token_ids, int(reason)
 
 
-def _read_ids(arrays: Arrays, name: str, model: ModelSpec, least: int, most: int) -> list[int]:
-    """Reads `least` to `most` tokens of the vocabulary. Raises InvalidInput."""
+def _read_ids(arrays: Arrays, name: str, model: ModelSpec, min_tokens: int, max_tokens: int) -> list[int]:
+    """Reads `min_tokens` to `max_tokens` tokens of the vocabulary. Raises InvalidInput."""
     ids = arrays.get(name)
-    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not least <= len(ids) <= most:
-        raise InvalidInput(f"outputs[0].{name}", f"must be int32 [tokens], {least} to {most}")
+    if ids is None or ids.dtype != np.int32 or ids.ndim != 1 or not min_tokens <= len(ids) <= max_tokens:
+        raise InvalidInput(f"outputs[0].{name}", f"must be int32 [tokens], {min_tokens} to {max_tokens}")
     token_ids: list[int] = ids.tolist()
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < model.vocabulary_size:
         raise InvalidInput(f"outputs[0].{name}", f"has ids outside the vocabulary of {model.vocabulary_size}")

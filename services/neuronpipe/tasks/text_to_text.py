@@ -50,16 +50,18 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
     if facts.prefixes:
         _prefix_of(input, model, facts)
         return
-    known = ", ".join(facts.languages)
+    languages = ", ".join(facts.languages)
     for name in ("source_language", "target_language"):
         language = getattr(input, name)
         if language and not facts.languages:
             raise InvalidInput(name, f"model {model.name!r} translates one pair of languages; leave it out")
         if language and language not in facts.languages:
-            raise InvalidInput(name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {known}")
+            raise InvalidInput(
+                name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {languages}"
+            )
     says_target = input.target_language or facts.own("forced_bos_token_id") is not None
     if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
-        raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {known}")
+        raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {languages}")
     if input.target_language and input.options.HasField("forced_bos_token_id"):
         problem = "cannot be combined with target_language, which sets it"
         raise InvalidInput("options.forced_bos_token_id", problem, ["target_language"])
@@ -68,9 +70,9 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
 def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
     """The prefix of a text, by its language and the target language. Raises InvalidInput."""
     pairs = [(source, target) for source, targets in facts.prefixes.items() for target in targets]
-    known = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
+    known_pairs = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
     source, target = input.source_language or facts.source_language, input.target_language
-    knows = f"model {model.name!r} knows: {known}"
+    knows = f"model {model.name!r} knows: {known_pairs}"
     if source not in facts.prefixes:
         raise _unknown("source_language", source, knows)
     targets = facts.prefixes[source]

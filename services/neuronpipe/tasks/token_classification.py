@@ -139,8 +139,10 @@ def _entities(
         labelled = _grouped(labelled, labels)
         # The pipeline also shows the part behind the hyphen of a label such as MISC-LAW.
         names = [label.split("-", 1)[-1] for label in labels]
-    kept = np.array([name not in ignored for name in names], bool)[labelled.label]
-    columns = (column[kept].tolist() for column in (labelled.label, labelled.score, labelled.start, labelled.end))
+    has_kept_label = np.array([name not in ignored for name in names], bool)[labelled.label]
+    columns = (
+        column[has_kept_label].tolist() for column in (labelled.label, labelled.score, labelled.start, labelled.end)
+    )
     return (_LabelledSpan(names[label], score, begin, stop) for label, score, begin, stop in zip(*columns, strict=True))
 
 
@@ -185,16 +187,16 @@ def _grouped(labelled: _Labelled, labels: Sequence[str]) -> _Labelled:
 
 def _without_overlaps(entities: list[_LabelledSpan]) -> Iterator[_LabelledSpan]:
     """Removes overlapping entities of several windows: the longest stays, the most probable if lengths are equal."""
-    kept: _LabelledSpan | None = None
+    best: _LabelledSpan | None = None
     for entity in sorted(entities, key=lambda entity: entity.start):
-        if kept is None or not kept.start <= entity.start < kept.end:
-            if kept is not None:
-                yield kept
-            kept = entity
-        elif (entity.end - entity.start, entity.score) > (kept.end - kept.start, kept.score):
-            kept = entity
-    if kept is not None:
-        yield kept
+        if best is None or not best.start <= entity.start < best.end:
+            if best is not None:
+                yield best
+            best = entity
+        elif (entity.end - entity.start, entity.score) > (best.end - best.start, best.score):
+            best = entity
+    if best is not None:
+        yield best
 
 
 traits = traits_of("text", "window_stride_tokens", "truncation")

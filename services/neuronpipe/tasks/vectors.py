@@ -16,7 +16,7 @@ class PromptFacts(TaskFacts):
     """The default prompt, and the prompts that an input may name instead."""
 
     encoded: ClassVar[tuple[str, ...]] = ("prompt", "prompts")
-    told: ClassVar[tuple[str, ...]] = ("prompt_names",)
+    public_fields: ClassVar[tuple[str, ...]] = ("prompt_names",)
 
     prompt: str = Field("", description="text that sentence-transformers puts before every input of this model")
     prompts: Mapping[str, str] = Field({}, description="texts that an input may name instead of the prompt")
@@ -50,7 +50,7 @@ _BINARY = (EmbeddingPrecision.EMBEDDING_PRECISION_BINARY, EmbeddingPrecision.EMB
 class EmbeddingFacts(PromptFacts):
     """Facts about a model that makes one vector of a text or an image."""
 
-    told = ("embedding_dimensions", "prompt_names")
+    public_fields = ("embedding_dimensions", "prompt_names")
 
     embedding_dimensions: int = Field(ge=1)
     lowest: tuple[float, ...] = Field(

@@ -144,7 +144,7 @@ def test_a_part_of_a_table_keeps_the_aliases_of_its_models() -> None:
 
 class _Facts(TaskFacts):
     encoded = ("seen",)
-    told = ("seen",)
+    public_fields = ("seen",)
 
     seen: int
     unseen: int = 0
@@ -182,7 +182,7 @@ def test_encodings_depend_on_the_facts_that_a_task_says_and_on_no_others() -> No
 
 
 def test_what_callers_are_told_is_what_the_tasks_say() -> None:
-    assert model_spec(facts={"a": _Facts(seen=3), "b": _OtherFacts()}).told_facts == {"seen": 3}
+    assert model_spec(facts={"a": _Facts(seen=3), "b": _OtherFacts()}).public_facts == {"seen": 3}
 
 
 def test_a_stage_finds_a_model_by_its_key_whatever_its_route() -> None:

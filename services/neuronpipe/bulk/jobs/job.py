@@ -84,10 +84,10 @@ class StoredJob:
 
     def is_signed(self, secret: bytes) -> bool:
         """Whether a gateway with this secret stored the job in its current form."""
-        own = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
+        signed_fields = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
         content = self.invocation.encode() or self.request
         is_content = not content or hashlib.sha256(content).hexdigest() == self.digest
-        return is_content and hmac.compare_digest(self.signature, job_signature(secret, own))
+        return is_content and hmac.compare_digest(self.signature, job_signature(secret, signed_fields))
 
     @property
     def span(self) -> SpanContext | None:
@@ -133,9 +133,9 @@ def stored_name(field: str) -> str:
 SIGNED_FIELDS = ("request_id", "notify", "limit")
 
 
-def job_signature(secret: bytes, own: Sequence[str | int]) -> str:
+def job_signature(secret: bytes, signed_fields: Sequence[str | int]) -> str:
     """Returns the signature that a gateway writes into a job."""
-    return hmac.new(secret, json.dumps([str(part) for part in own]).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, json.dumps([str(part) for part in signed_fields]).encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from neuronpipe.bulk.jobs.post import Destination, Network, PostFailed, post, re
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import NeuronpipeError, SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
@@ -127,7 +127,7 @@ class Notifier:
                     await self._attempt(job)
                 else:
                     delay_s = _PUT_OFF_S * random.uniform(1.0, 2.0)  # noqa: S311
-                    await self._store.postpone_notification(job.id, delay_s, was_told=False)
+                    await self._store.postpone_notification(job.id, delay_s, is_attempt=False)
         except NeuronpipeError as error:  # the job is taken again after the hold
             log_warning("receivers cannot be told of jobs", problem=error.message)
         finally:
@@ -202,7 +202,7 @@ def signature(secret: bytes, id: str, at_s: int, body: bytes) -> str:
 
 def read_secret(file: Path) -> bytes:
     try:
-        with files_told(f"--notification-secret {file}"):
+        with reporting_os_errors(f"--notification-secret {file}"):
             text = file.read_text(encoding="ascii").strip()
         secret = base64.b64decode(text.removeprefix(_SECRET_PREFIX), validate=True)
     except (binascii.Error, ValueError):

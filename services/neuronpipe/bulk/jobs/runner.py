@@ -258,15 +258,15 @@ class Runner:
         if job.invocation:
             return await self._invoker.run(job, progress, trace)
         submitted = SubmitInferenceRequest.FromString(job.request)
-        given: Iterator[_Given] = iter(submitted.requests)
+        requests: Iterator[_Given] = iter(submitted.requests)
         count = len(submitted.requests)
         with ExitStack() as opened:
             if submitted.input_uri:
                 file = opened.enter_context(await run_apart(self._open, submitted.input_uri))
                 count = await asyncio.to_thread(self._count_lines, file, submitted)
-                given = _lines(file)
+                requests = _lines(file)
             outcomes = opened.enter_context(closing(_Outcomes(submitted.output_uri, count, self._max_result_bytes)))
-            while next_inputs := await asyncio.to_thread(lambda: list(_next_of(given, outcomes.inputs_at_once))):
+            while next_inputs := await asyncio.to_thread(lambda: list(_next_of(requests, outcomes.inputs_at_once))):
                 new_outcomes = await self._infer(job, outcomes.count, next_inputs, progress, trace)
                 await asyncio.to_thread(outcomes.add, new_outcomes)
             if outcomes.file:
@@ -274,7 +274,7 @@ class Runner:
             return outcomes.result
 
     async def _infer(
-        self, job: StoredJob, first: int, given: Sequence[_Given], progress: JobProgress, trace: SpanContext | None
+        self, job: StoredJob, first: int, requests: Sequence[_Given], progress: JobProgress, trace: SpanContext | None
     ) -> list[InferOutcome]:
         """Runs some inputs, and returns their outcomes. `first`: the number of inputs before them."""
 
@@ -288,8 +288,8 @@ class Runner:
             progress.completed += 1
             return result
 
-        async with self._large if sum(map(_size, given)) > _LARGE_BYTES else nullcontext():
-            inputs = await asyncio.to_thread(lambda: list(map(_read_input, given)))
+        async with self._large if sum(map(_size, requests)) > _LARGE_BYTES else nullcontext():
+            inputs = await asyncio.to_thread(lambda: list(map(_read_input, requests)))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(outcome(*numbered)) for numbered in enumerate(inputs, first)]
             return [task.result() for task in tasks]
@@ -304,8 +304,8 @@ class Runner:
         """Returns the number of lines of a file. Raises InvalidInput if there are too many."""
         limit, setting = self._max_lines, "max_input_lines"
         if not submitted.output_uri:
-            most = max(_FEW_INPUTS, self._max_result_bytes // _too_large(self._max_result_bytes).ByteSize())
-            limit, setting = min((limit, setting), (most, "max_result_bytes, without an output_uri"))
+            fitting_lines = max(_FEW_INPUTS, self._max_result_bytes // _too_large(self._max_result_bytes).ByteSize())
+            limit, setting = min((limit, setting), (fitting_lines, "max_result_bytes, without an output_uri"))
         count = sum(1 for _ in islice(_all_lines(file), limit + 1))
         if count > limit:
             problem = f"{submitted.input_uri} has more than {limit} lines, the limit (the worker's {setting})"
@@ -333,10 +333,10 @@ def _size(entry: _Given) -> int:
     return len(entry[1]) if isinstance(entry, tuple) else 0
 
 
-def _next_of(given: Iterator[_Given], count: int) -> Iterator[_Given]:
+def _next_of(requests: Iterator[_Given], count: int) -> Iterator[_Given]:
     """Yields the next inputs: up to `count`, and fewer if they are large."""
     left_bytes = _READ_BYTES
-    for entry in islice(given, count):
+    for entry in islice(requests, count):
         yield entry
         left_bytes -= _size(entry)
         if left_bytes < 0:
@@ -359,9 +359,9 @@ def _read_input(entry: _Given) -> InferRequest | InvalidInput:
 class _Outcomes:
     """The outcomes of a job in the order of its inputs: in a file, for an object, or in the result itself."""
 
-    def __init__(self, output_uri: str, most: int, max_bytes: int) -> None:
-        """`most`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors, as in
-        InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
+    def __init__(self, output_uri: str, max_outcomes: int, max_bytes: int) -> None:
+        """`max_outcomes`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors,
+        as in InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
         """
         self.result = JobResult(output_uri=output_uri)
         file = tempfile.SpooledTemporaryFile(_SPOOLED_BYTES) if output_uri else None  # noqa: SIM115 (see close)
@@ -369,7 +369,7 @@ class _Outcomes:
         self.inputs_at_once = _FIRST_INPUTS
         self._too_large = _too_large(max_bytes)
         self._left_bytes = max_bytes
-        self._left = most if most * _size_in_list(self._too_large) <= max_bytes else 0
+        self._left = max_outcomes if max_outcomes * _size_in_list(self._too_large) <= max_bytes else 0
 
     @property
     def count(self) -> int:
@@ -384,9 +384,9 @@ class _Outcomes:
         mean_bytes = sum(map(_size_in_list, outcomes)) // len(outcomes)
         self.inputs_at_once = max(1, min(_MOST_INPUTS, _OUTCOME_BYTES // mean_bytes))
         for outcome in outcomes:
-            kept = outcome if self.file else self._within_limit(outcome)
-            self.result.failed += kept.HasField("error")
-            self.result.succeeded += kept.HasField("response")
+            written = outcome if self.file else self._within_limit(outcome)
+            self.result.failed += written.HasField("error")
+            self.result.succeeded += written.HasField("response")
         if self.file:
             lines = [
                 json_format.MessageToJson(outcome, preserving_proto_field_name=True, indent=None, ensure_ascii=False)

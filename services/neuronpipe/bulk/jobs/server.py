@@ -18,7 +18,7 @@ from neuronpipe.bulk.jobs.notifications import Notifier
 from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import NeuronpipeError, NotAllowed, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters, Telemetry, all_may_read
@@ -173,12 +173,12 @@ class JobWorker:
                 return "succeeded", end_of(await self._run(running, span.context if span else None))
         except TimeoutError as fault:
             if not timer.expired():
-                error = told_error(fault, Call(job.id))
+                error = to_caller_error(fault, Call(job.id))
                 return "failed", end_of(error)
             error = expired()
             return "expired", end_of(error)
         except Exception as fault:
-            error = told_error(fault, Call(job.id))
+            error = to_caller_error(fault, Call(job.id))
             return "failed", end_of(error)
         finally:
             ended_ns = time.monotonic_ns()

@@ -140,8 +140,8 @@ class Jobs:
             **about,
         }
         if self._secret:
-            own = [id, tenant, priority, digest, *(str(fields[name]) for name in SIGNED_FIELDS)]
-            fields["signature"] = job_signature(self._secret, own)
+            signed_fields = [id, tenant, priority, digest, *(str(fields[name]) for name in SIGNED_FIELDS)]
+            fields["signature"] = job_signature(self._secret, signed_fields)
         new = NewJob(
             id=id,
             key=_key(tenant, submitted.request_id or id),
@@ -158,10 +158,10 @@ class Jobs:
             if self._tenants
             else (0, 0)
         )
-        known, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
+        stored_id, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
-        return (await self._find(known, tenant)).operation()
+        return (await self._find(stored_id, tenant)).operation()
 
     async def get(self, name: str, call: Call) -> Operation:
         """Returns a job. Raises JobNotFound."""

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pydantic import Field, model_validator
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.settings import Settings
 from neuronpipe.platform.process.settings import ServiceSettings
 from neuronpipe.platform.storage import ObjectUri
@@ -87,7 +87,7 @@ def _step(tenant: str) -> str:
 
 def read_secret(option: str, file: str) -> bytes:
     """Reads the secret in a file. Raises SetupError."""
-    with files_told(f"{option} {file}"):
+    with reporting_os_errors(f"{option} {file}"):
         secret = Path(file).read_bytes().strip()
     if len(secret) < _MIN_SECRET_BYTES:
         raise SetupError(f"{option} {file}: has {len(secret)} bytes, must have {_MIN_SECRET_BYTES} or more")

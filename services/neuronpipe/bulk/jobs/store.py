@@ -177,20 +177,22 @@ class JobStore:
 
         def read(reply: Any) -> bool:
             is_more, entries = reply
-            for id, left, fields in entries:
+            for id, left_ms, fields in entries:
                 try:
                     job = StoredJob.of(id.decode(), dict(zip(fields[::2], fields[1::2], strict=True)))
-                    taken.append(TakenJob(job, left / 1000))
+                    taken.append(TakenJob(job, left_ms / 1000))
                 except ValueError:  # the jobs that were taken with it run all the same
                     damaged_ids.append(id.decode(errors="replace"))
             return bool(is_more)
 
         is_more = True
         while is_more:
-            own = [*(has or ()), *(taken_job.job.id for taken_job in taken), *damaged_ids]
-            known: Sequence[str | int] = (-1,) if has is None else (len(own), *own)
-            left = count - len(taken)
-            is_more = await self._run(scripts.TAKE, worker, round(lease_s * 1000), left, *known, *closed, read=read)
+            held_ids = [*(has or ()), *(taken_job.job.id for taken_job in taken), *damaged_ids]
+            held: Sequence[str | int] = (-1,) if has is None else (len(held_ids), *held_ids)
+            free_places = count - len(taken)
+            is_more = await self._run(
+                scripts.TAKE, worker, round(lease_s * 1000), free_places, *held, *closed, read=read
+            )
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
             with suppress(NeuronpipeError):  # the job ends with its time to live
@@ -203,8 +205,8 @@ class JobStore:
         """
         arguments = [part for held, completed in taken for part in (held.job.id, held.job.priority, completed)]
 
-        def read(kept: Any) -> list[bool]:
-            return [bool(is_mine) for _, is_mine in zip(taken, kept, strict=True)]
+        def read(renewals: Any) -> list[bool]:
+            return [bool(is_mine) for _, is_mine in zip(taken, renewals, strict=True)]
 
         return await self._run(scripts.RENEW, worker, *arguments, read=read)
 
@@ -260,9 +262,9 @@ class JobStore:
 
         return await self._run(scripts.TAKE_NOTIFICATIONS, count, round(hold_s * 1000), *names, read=read)
 
-    async def postpone_notification(self, id: str, delay_s: float, *, was_told: bool = True) -> None:
-        """Postpones a notification. `was_told`: this attempt counts."""
-        await self._run(scripts.POSTPONE_NOTIFICATION, id, round(delay_s * 1000), int(not was_told))
+    async def postpone_notification(self, id: str, delay_s: float, *, is_attempt: bool = True) -> None:
+        """Postpones a notification. `is_attempt`: this attempt counts."""
+        await self._run(scripts.POSTPONE_NOTIFICATION, id, round(delay_s * 1000), int(not is_attempt))
 
     async def end_notification(self, id: str) -> None:
         """Removes a notification that was delivered, or never will be."""

@@ -47,15 +47,15 @@ class FarEngine:
         """See Engine. Raises the reason why no gateway answers: Unavailable, Unauthenticated, ModelNotFound."""
         outcomes: dict[int, InputOutcome] = {}
         # Rows of similar length are in flight together, so that batches are made of them.
-        left = sorted(range(len(inputs)), key=lambda row: inputs[row].ByteSize())
+        open_rows = sorted(range(len(inputs)), key=lambda row: inputs[row].ByteSize())
         wait_s, last_answer_s = _FIRST_WAIT_S, time.monotonic()
-        while left:
-            answered, refusal = await self._send(inputs, left)
+        while open_rows:
+            answered, refusal = await self._send(inputs, open_rows)
             outcomes |= answered
-            left = [row for row in left if row not in answered]
+            open_rows = [row for row in open_rows if row not in answered]
             if answered:
                 wait_s, last_answer_s = _FIRST_WAIT_S, time.monotonic()
-            if left and refusal:
+            if open_rows and refusal:
                 if time.monotonic() > last_answer_s + self._patience_s:
                     raise refusal
                 retry_after_s = refusal.retry_after_s if isinstance(refusal, Overloaded) else 0.0

@@ -295,7 +295,7 @@ def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
         f"{bundle.artifact(executor.backend).backend}: {settings.window_rows} rows, "
         f"{executor.max_batch_size} sequences, {executor.max_batch_tokens} tokens"
     )
-    spec, prompts = bundle.spec, bundle.spec.told_facts.get("prompt_names", ())
+    spec, prompts = bundle.spec, bundle.spec.public_facts.get("prompt_names", ())
     return ModelFacts(spec.name, str(spec.version), bundle.digest, spec.tasks, batching, prompts)
 
 

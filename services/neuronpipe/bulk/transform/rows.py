@@ -103,7 +103,7 @@ class TaskRows:
         task: str,
         template: TaskInput,
         fields: Mapping[str, str],
-        kept: Sequence[Column],
+        kept_columns: Sequence[Column],
         prefix: str,
         *,
         cells_are_texts: bool,
@@ -111,19 +111,19 @@ class TaskRows:
         """`template`: the fields that all inputs share. `fields`: the columns of the other fields. `cells_are_texts`:
         the format has no types, so that all values except texts are JSON in a cell.
         """
-        self._arguments = (task, template, fields, kept, prefix, cells_are_texts)
+        self._arguments = (task, template, fields, kept_columns, prefix, cells_are_texts)
         self._task = task
         self._template = template
         part = getattr(template, task)
         self._fields = [(part.DESCRIPTOR.fields_by_name[field], column) for field, column in fields.items()]
-        self._kept = [column.name for column in kept]
+        self._kept = [column.name for column in kept_columns]
         self._cells_are_texts = cells_are_texts
         self._values, kinds = _result_columns(task, part)
         if "truncation" in part.DESCRIPTOR.fields_by_name and part.truncation > 1:
             kinds["truncated_tokens"] = "uint32"
         kinds |= {"error": "string", "error_reason": "string"}
         self._names = {name: f"{prefix}{name}" for name in kinds}
-        self.columns = [*kept, *(Column(self._names[name], kind) for name, kind in kinds.items())]
+        self.columns = [*kept_columns, *(Column(self._names[name], kind) for name, kind in kinds.items())]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the object picklable, for workers on other machines."""
@@ -142,8 +142,8 @@ class TaskRows:
 
     def record(self, row: InputRow, outcomes: Sequence[InputOutcome]) -> Record:
         """Returns the row of results. `outcomes`: the outcomes of the row's inputs, or its own error."""
-        kept = {} if isinstance(row, str) else row
-        record: dict[str, Any] = {name: kept.get(name) for name in self._kept}
+        cells = {} if isinstance(row, str) else row
+        record: dict[str, Any] = {name: cells.get(name) for name in self._kept}
         record |= dict.fromkeys(self._names.values())
         (outcome,) = outcomes
         if isinstance(outcome, NeuronpipeError):

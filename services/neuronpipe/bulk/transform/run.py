@@ -83,19 +83,19 @@ def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Trans
     return TransformInput(name, input_files, shards, list(columns), kinds)
 
 
-def _kinds(format: Format, file: str, known: Mapping[str, ColumnKind]) -> Mapping[str, ColumnKind]:
+def _kinds(format: Format, file: str, kinds_so_far: Mapping[str, ColumnKind]) -> Mapping[str, ColumnKind]:
     with open_input(file) as opened:
         kinds = format.kinds(opened)
     for column, kind in kinds.items():
-        if known.get(column, kind) != kind:
-            raise SetupError(f"column {column!r} is {kind}, in a file before it is {known[column]}")
+        if kinds_so_far.get(column, kind) != kind:
+            raise SetupError(f"column {column!r} is {kind}, in a file before it is {kinds_so_far[column]}")
     return kinds
 
 
 def _check_column(input: TransformInput, column: str, option: str, hint: str = "") -> None:
     if input.rows and column not in input.columns:
-        known = ", ".join(input.columns) or "none, as none of its first rows is a JSON object"
-        raise SetupError(f"{option}: the input has no column {column!r}, it has: {known}{hint}")
+        column_names = ", ".join(input.columns) or "none, as none of its first rows is a JSON object"
+        raise SetupError(f"{option}: the input has no column {column!r}, it has: {column_names}{hint}")
 
 
 _TERMINAL_INTERVAL_S, _LOG_INTERVAL_S = 0.5, 30.0
@@ -147,8 +147,10 @@ class RunProgress:
     def _show(self) -> None:
         done, rate = self._resumed + self.rows, self.rows / max(self.seconds, 1e-9)
         share = f"{done / self._total:.1%}" if self._total else "100 %"
-        left = _duration((self._total - done) / rate) if rate else "?"
-        line = f"{done:,} of {self._total:,} rows ({share}), {rate:,.0f} rows/s, {left} left, {self._failed:,} failed"
+        remaining = _duration((self._total - done) / rate) if rate else "?"
+        line = (
+            f"{done:,} of {self._total:,} rows ({share}), {rate:,.0f} rows/s, {remaining} left, {self._failed:,} failed"
+        )
         self._is_shown = True
         self._write(f"\r{line}\033[K" if self._is_terminal else f"{line}\n")
 
@@ -268,9 +270,9 @@ def _task_rows(request: TransformRequest, input: TransformInput, template: TaskI
         _check_column(input, column, "--column", f"; name the column of {field!r} by --column {field}=COLUMN")
     for name in request.keep:
         _check_column(input, name, "--keep")
-    kept = [Column(name, input.kinds.get(name, "string")) for name in request.keep]
+    kept_columns = [Column(name, input.kinds.get(name, "string")) for name in request.keep]
     are_texts = input.format == "csv"
-    rows = TaskRows(request.task, template, request.columns, kept, request.prefix, cells_are_texts=are_texts)
+    rows = TaskRows(request.task, template, request.columns, kept_columns, request.prefix, cells_are_texts=are_texts)
     names = [column.name for column in rows.columns]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise SetupError(f"--keep: {', '.join(duplicates)} is also a column of the result; give --prefix")

@@ -241,11 +241,13 @@ class _AtPosition(torch.nn.Module):
 
 
 def _load_fill_mask(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    own = tokenizer.transformers_tokenizer
-    if own.mask_token_id is None:
+    transformers_tokenizer = tokenizer.transformers_tokenizer
+    if transformers_tokenizer.mask_token_id is None:
         raise SetupError(f"{folder}: its tokenizer has no mask token, so there is nothing to fill")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
-    facts = FillMaskFacts(mask_token=str(own.mask_token), mask_token_id=int(own.mask_token_id))
+    facts = FillMaskFacts(
+        mask_token=str(transformers_tokenizer.mask_token), mask_token_id=int(transformers_tokenizer.mask_token_id)
+    )
     return source_module(_AtPosition(model), model, "fill_mask", tokenizer, facts=facts, further_inputs=(_POSITION,))
 
 

@@ -52,22 +52,22 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     if config.do_sample and (config.num_beams or 1) > 1:
         raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")
     ends = config.eos_token_id if config.eos_token_id is not None else model.config.eos_token_id
-    given = {
+    saved = {
         name: value
         for name in GenerationFacts.model_fields
         if (value := getattr(config, name, None)) is not None and name != "end_token_ids"
     }
-    given["end_token_ids"] = (ends,) if isinstance(ends, int) else tuple(ends or ())
-    if given.get("max_length") == UNSET_LENGTH:
-        del given["max_length"]
+    saved["end_token_ids"] = (ends,) if isinstance(ends, int) else tuple(ends or ())
+    if saved.get("max_length") == UNSET_LENGTH:
+        del saved["max_length"]
     for name in ("suppress_tokens", "begin_suppress_tokens"):  # ids that no token has are without effect
-        given[name] = [
+        saved[name] = [
             token_id
-            for token_id in given.get(name) or ()
+            for token_id in saved.get(name) or ()
             if not isinstance(token_id, int) or 0 <= token_id < model.config.vocab_size
         ]
     try:
-        return kind(**given | further)
+        return kind(**saved | further)
     except ValidationError as error:
         raise SetupError(f"{folder}: its generation_config cannot be read: {problems_of(error)}") from error
 
@@ -169,8 +169,8 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
             f"{model.config.vocab_size}"
         )
     # A model without positions (T5) writes as many tokens as it reads, or more if its max_length is larger.
-    most = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
-    further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": most}
+    max_tokens = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
+    further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": max_tokens}
     saved = [read_object(folder / name, may_lack=True) for name in ("config.json", "generation_config.json")]
     further["prefix"] = prefixes.pop("", str(saved[0].get("prefix") or ""))
     # As in pipelines of transformers 4, if the model's files name no number.
@@ -180,22 +180,24 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
     # Both lengths count the first token, which is not generated.
     further |= {"max_length": None, "min_length": 0}
     if own_length and config.max_new_tokens is None:
-        further["max_new_tokens"] = min(own_length - 1, most)
+        further["max_new_tokens"] = min(own_length - 1, max_tokens)
     if config.min_length:
         further["min_new_tokens"] = max(config.min_length - 1, config.min_new_tokens or 0)
     if task != "translation":
         return generation_facts(folder, model, GenerationFacts, **further)
-    own = tokenizer.transformers_tokenizer
-    if codes := language_codes(own):
-        source = str(own.init_kwargs.get("source_lang") or "")
+    transformers_tokenizer = tokenizer.transformers_tokenizer
+    if codes := language_codes(transformers_tokenizer):
+        source = str(transformers_tokenizer.init_kwargs.get("source_lang") or "")
         further["prefixes"], further["source_language"] = {source: {code: f">>{code}<< " for code in codes}}, source
     elif prefixes:
         further["prefixes"], further["source_language"] = _directions(prefixes)
-    elif own_language := getattr(own, "src_lang", None):
+    elif own_language := getattr(transformers_tokenizer, "src_lang", None):
         # Languages of mBART and NLLB are special tokens without another name.
-        known_tokens = {token for token in own.special_tokens_map.values() if isinstance(token, str)}
-        languages = [token for token in own.all_special_tokens if token not in known_tokens]
-        further["languages"] = dict(zip(languages, own.convert_tokens_to_ids(languages), strict=True))
+        known_tokens = {token for token in transformers_tokenizer.special_tokens_map.values() if isinstance(token, str)}
+        languages = [token for token in transformers_tokenizer.all_special_tokens if token not in known_tokens]
+        further["languages"] = dict(
+            zip(languages, transformers_tokenizer.convert_tokens_to_ids(languages), strict=True)
+        )
         further["source_language"] = own_language
     return generation_facts(folder, model, TranslationFacts, **further)
 

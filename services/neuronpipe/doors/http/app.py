@@ -373,8 +373,8 @@ def _is_own(host: str, hosts: Collection[str]) -> bool:
 
 def _request_id(headers: Headers) -> str:
     """Returns the caller's id of the request, or a new id."""
-    given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
-    return given if given and given.isascii() and given.isprintable() else new_request_id()
+    request_id = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+    return request_id if request_id and request_id.isascii() and request_id.isprintable() else new_request_id()
 
 
 def _call(headers: Headers, request_id: str) -> Call:

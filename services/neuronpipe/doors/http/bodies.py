@@ -58,11 +58,11 @@ class Body(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        known: set[str] = set()
+        field_names: set[str] = set()
         for name, field in cls.model_fields.items():
             alias = field.validation_alias
-            known.update(map(str, alias.choices if isinstance(alias, AliasChoices) else [alias or name]))
-        cls._known = frozenset(known)
+            field_names.update(map(str, alias.choices if isinstance(alias, AliasChoices) else [alias or name]))
+        cls._known = frozenset(field_names)
 
     @model_validator(mode="before")
     @classmethod
@@ -70,12 +70,12 @@ class Body(BaseModel):
         value = without_nulls(value)
         if not isinstance(value, dict) or value.keys() <= cls._known or cls.model_config["extra"] != "forbid":
             return value
-        known = {name: inner for name, inner in value.items() if name in cls._known}
+        known_fields = {name: inner for name, inner in value.items() if name in cls._known}
         for name in value:
             # The first unknown field is the only error: the errors of all unknown fields could take gigabytes.
-            if name not in known and name not in cls.harmless:
+            if name not in known_fields and name not in cls.harmless:
                 raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": name})
-        return known
+        return known_fields
 
 
 class ModelBody(Body):
@@ -149,8 +149,8 @@ _FORMS: Mapping[OptionKind, Any] = {
 
 def option_field(option: Option) -> tuple[Any, Any]:
     """Returns the field of an option of generation: its type and its default. Tasks check the bounds of its value."""
-    least, most = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
-    form = Annotated[int, Field(ge=least, le=most), WHOLE] if option.kind == "int" else _FORMS[option.kind]
+    minimum, maximum = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
+    form = Annotated[int, Field(ge=minimum, le=maximum), WHOLE] if option.kind == "int" else _FORMS[option.kind]
     return form | None, Field(None, description=option.text)
 
 
@@ -212,9 +212,9 @@ def _longest_list(data: bytes) -> str:
     return name
 
 
-def texts_of(given: str | list[str]) -> list[str]:
+def texts_of(texts: str | list[str]) -> list[str]:
     """Returns a text, or several, as a list."""
-    return [given] if isinstance(given, str) else given
+    return [texts] if isinstance(texts, str) else texts
 
 
 def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:

@@ -17,7 +17,7 @@ from neuronpipe.doors.inference import Inference, Inputs, of_results
 # Hugging Face's words for tasks → the tasks, in the order in which a model is asked for them.
 _TASKS: dict[str, list[str]] = {}
 for _task_name, _converter in CONVERTERS.items():
-    for _word in _converter.words or (_task_name.replace("_", "-"),):
+    for _word in _converter.task_names or (_task_name.replace("_", "-"),):
         _TASKS.setdefault(_word, []).append(_task_name)
 # Fields of `inputs` that only one task has.
 _TELLING_INPUTS = {"source_sentence": "sentence_similarity", "question": "question_answering", "query": "rerank"}
@@ -83,16 +83,16 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
             raise InvalidInput("content-type", f"must be {JSON}; model {model.name!r} takes no images")
         value = {"inputs": ""}
     body = check_body(converter.takes, value)
-    given = image if isinstance(image, bytes) else body.inputs
-    is_list = isinstance(given, list)
-    values = given if is_list else [given]
+    body_inputs = image if isinstance(image, bytes) else body.inputs
+    is_list = isinstance(body_inputs, list)
+    values = body_inputs if is_list else [body_inputs]
     fields = {**converter.fields, **converter.option_fields(body)}
     inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, model), fields, is_list)
     results = await inference.each(request.call, request.model(model.name), inputs)
 
     def make() -> Any:
         pairs = zip(results, values, strict=True)
-        answers = [converter.write(getattr(result.result.message, task), value, body) for result, value in pairs]
+        answers = [converter.write_answer(getattr(result.result.message, task), value, body) for result, value in pairs]
         return answers if is_list or converter.is_nested else answers[0]
 
     return await of_results(results, make)

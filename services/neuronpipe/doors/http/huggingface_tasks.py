@@ -25,48 +25,48 @@ _PREFIXES = {"function": "SCORE_FUNCTION_", "aggregation": "AGGREGATION_"}
 _Write = Callable[[Any, Any, Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Converter:
     """The conversions of one task.
 
-    - `body`: the type of a body.
-    - `write`: makes the JSON of a result, from the result of the task, the caller's input and the body.
+    - `body_type`: the type of a body.
+    - `write_answer`: makes the JSON of a result, from the result of the task, the caller's input and the body.
     - `fields`: the protocol's names for the fields of an input; see FieldNames.
-    - `more`: makes the fields of an input that no field of the body holds as it is.
-    - `reads`: makes the whole input, for a task that generates.
+    - `computed_fields`: makes the fields of an input that no field of the body holds as it is.
+    - `read_input`: makes the whole input, for a task that generates.
     - `option_fields`: names of fields that depend on the body.
     - `is_nested`: the answer to a single input is also a list.
-    - `words`: Hugging Face's words for the task, if its name is none of them.
+    - `task_names`: Hugging Face's names for the task, if it has other names than ours.
     """
 
-    body: type[Body]
-    write: _Write
+    body_type: type[Body]
+    write_answer: _Write
     fields: Mapping[str, str]
-    more: Callable[[Any, Any, ModelSpec], Mapping[str, Any]] = lambda given, body, model: {}
-    reads: Callable[[Any, Any, ModelSpec], tasks.TaskInput] | None = None
+    computed_fields: Callable[[Any, Any, ModelSpec], Mapping[str, Any]] = lambda value, body, model: {}
+    read_input: Callable[[Any, Any, ModelSpec], tasks.TaskInput] | None = None
     option_fields: Callable[[Any], Mapping[str, str]] = lambda body: {}
     is_nested: bool = False
-    words: Sequence[str] = ()
+    task_names: Sequence[str] = ()
 
     @cached_property
     def takes(self) -> TypeAdapter[Any]:
         """The checks of a body."""
-        return TypeAdapter(self.body)
+        return TypeAdapter(self.body_type)
 
-    def read(self, task: str, given: Any, body: Any, model: ModelSpec) -> tasks.TaskInput:
+    def read(self, task: str, value: Any, body: Any, model: ModelSpec) -> tasks.TaskInput:
         """Makes the input of the task for a value in `inputs`. Raises InvalidInput."""
-        if self.reads:
-            return self.reads(given, body, model)
-        fields = {ours: _value(ours, theirs, given, body) for ours, theirs in self.fields.items()}
-        fields |= self.more(given, body, model)
+        if self.read_input:
+            return self.read_input(value, body, model)
+        fields = {ours: _value(ours, theirs, value, body) for ours, theirs in self.fields.items()}
+        fields |= self.computed_fields(value, body, model)
         # protobuf makes messages of dictionaries.
         given_fields: Any = {name: value for name, value in fields.items() if value is not None}
         return tasks.TaskInput(**{task: given_fields})
 
 
-def _value(ours: str, theirs: str, given: Any, body: Any) -> Any:
+def _value(ours: str, theirs: str, input_value: Any, body: Any) -> Any:
     first, *path = theirs.replace("…", "").split(".")
-    value = given if first == "inputs" else getattr(body, first)
+    value = input_value if first == "inputs" else getattr(body, first)
     for name in path:
         value = getattr(value, name)
     if ours in _PREFIXES and value is not None:
@@ -76,27 +76,27 @@ def _value(ours: str, theirs: str, given: Any, body: Any) -> Any:
     return _image(value) if ours == "image" else value
 
 
-def _image(given: str | bytes) -> bytes:
-    if isinstance(given, bytes):
-        return given
-    if given.startswith(("http://", "https://")):
+def _image(value: str | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if value.startswith(("http://", "https://")):
         raise InvalidInput("inputs", "is an address; send the image itself, in Base64 or as the body")
     try:
-        return read_base64(given)
+        return read_base64(value)
     except ValueError as error:
         raise InvalidInput("inputs", str(error)) from None
 
 
-def _pair(given: str | bodies.Pair, body: bodies.TextClassification, model: ModelSpec) -> Mapping[str, Any]:
-    pair = {"text": given, "text_pair": None} if isinstance(given, str) else given.model_dump()
-    if not isinstance(given, str):
-        check_second("inputs", [given.text_pair])
+def _pair(value: str | bodies.Pair, body: bodies.TextClassification, model: ModelSpec) -> Mapping[str, Any]:
+    pair = {"text": value, "text_pair": None} if isinstance(value, str) else value.model_dump()
+    if not isinstance(value, str):
+        check_second("inputs", [value.text_pair])
         if body.parameters.truncation == "only_first":
             raise InvalidInput("parameters.truncation", "only_first is not supported for pairs; use longest_first")
     return pair | {"top_k": min(body.parameters.top_k or len(model.labels), len(model.labels))}
 
 
-def _candidate_labels(given: str, body: bodies.ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
+def _candidate_labels(value: str, body: bodies.ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
     labels = body.parameters.candidate_labels
     if isinstance(labels, str):
         labels = [stripped for label in labels.split(",") if (stripped := label.strip())]
@@ -106,22 +106,22 @@ def _candidate_labels(given: str, body: bodies.ZeroShotClassification, model: Mo
 def _features(*refused: str) -> Callable[[str, bodies.Features, ModelSpec], dict[str, Any]]:
     """Returns a function that makes the truncation of a text, and refuses parameters that the task does not have."""
 
-    def more(given: str, body: bodies.Features, model: ModelSpec) -> dict[str, Any]:
+    def truncation_fields(value: str, body: bodies.Features, model: ModelSpec) -> dict[str, Any]:
         for name in refused:
             if getattr(body, name):
                 raise InvalidInput(name, "is for models of sentence embeddings")
         cuts = body.parameters.truncation if body.truncate is None else body.truncate
         return {"truncation": truncation_of(cuts, body.truncation_direction)}
 
-    return more
+    return truncation_fields
 
 
 _cut, _cut_vectors = _features(), _features("normalize", "dimensions")
 
 
-def _multi_vector(given: str, body: bodies.Features, model: ModelSpec) -> Mapping[str, Any]:
+def _multi_vector(value: str, body: bodies.Features, model: ModelSpec) -> Mapping[str, Any]:
     """Reads `prompt_name` as the kind of the text."""
-    fields = _cut_vectors(given, body, model)
+    fields = _cut_vectors(value, body, model)
     if body.prompt_name not in (None, "query", "document"):
         raise InvalidInput("prompt_name", "must be query or document for a model of late interaction")
     return fields | {"is_query": body.prompt_name == "query"}
@@ -131,8 +131,8 @@ def _rows(field: str, **ours_by_theirs: str) -> _Write:
     """Returns a function that writes each message in a field of the result as an object."""
     names, values_of = tuple(ours_by_theirs), attrgetter(*ours_by_theirs.values())
     if len(names) == 1:
-        return lambda result, given, body: [{names[0]: values_of(message)} for message in getattr(result, field)]
-    return lambda result, given, body: [
+        return lambda result, value, body: [{names[0]: values_of(message)} for message in getattr(result, field)]
+    return lambda result, value, body: [
         dict(zip(names, values_of(message), strict=True)) for message in getattr(result, field)
     ]
 
@@ -141,7 +141,7 @@ _write_labels = _rows("labels", label="label", score="score")
 _write_answers = _rows("answers", answer="text", score="score", start="start", end="end")
 
 
-def _write_tokens(result: tasks.TokenClassificationResult, given: str, body: bodies.TokenClassification) -> Any:
+def _write_tokens(result: tasks.TokenClassificationResult, value: str, body: bodies.TokenClassification) -> Any:
     label = "entity" if body.parameters.aggregation_strategy == "none" else "entity_group"
     return [
         {label: entity.label, "score": entity.score, "word": entity.text, "start": entity.start, "end": entity.end}
@@ -149,9 +149,9 @@ def _write_tokens(result: tasks.TokenClassificationResult, given: str, body: bod
     ]
 
 
-def _write_masks(result: tasks.FillMaskResult, given: str, body: bodies.FillMask) -> Any:
+def _write_masks(result: tasks.FillMaskResult, value: str, body: bodies.FillMask) -> Any:
     def written(mask: tasks.FilledMask, token: tasks.TokenScore) -> dict[str, Any]:
-        text = fill_mask(given, mask, token.token)
+        text = fill_mask(value, mask, token.token)
         return {"score": token.score, "token": token.token_id, "token_str": token.token, "sequence": text}
 
     masks = [[written(mask, token) for token in mask.tokens] for mask in result.masks]
@@ -167,8 +167,8 @@ def fill_mask(text: str, mask: tasks.FilledMask, token: str) -> str:
     return (before + space).removesuffix(" " if token.startswith(" ") else "") + token + after
 
 
-def _write_best_answers(result: Any, given: bodies.Question, body: bodies.QuestionAnswering) -> Any:
-    answers = _write_answers(result, given, body)
+def _write_best_answers(result: Any, value: bodies.Question, body: bodies.QuestionAnswering) -> Any:
+    answers = _write_answers(result, value, body)
     if (body.parameters.top_k or 1) > 1:
         return answers
     return answers[0] if answers else {"answer": "", "score": 0.0, "start": 0, "end": 0}
@@ -188,109 +188,115 @@ _SCORED = _parameters("top_k") | _FUNCTION
 
 CONVERTERS = {
     "text_classification": Converter(
-        bodies.TextClassification,
-        _write_labels,
-        _TEXT | _SCORED,
-        _pair,
+        body_type=bodies.TextClassification,
+        write_answer=_write_labels,
+        fields=_TEXT | _SCORED,
+        computed_fields=_pair,
         is_nested=True,
-        words=("text-classification", "sentiment-analysis"),
+        task_names=("text-classification", "sentiment-analysis"),
     ),
     "image_classification": Converter(
-        bodies.ImageClassification,
-        _write_labels,
-        {"image": "inputs…"} | _SCORED,
-        lambda given, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
+        body_type=bodies.ImageClassification,
+        write_answer=_write_labels,
+        fields={"image": "inputs…"} | _SCORED,
+        computed_fields=lambda value, body, model: {"top_k": min(body.parameters.top_k or 0, len(model.labels))},
     ),
     "image_embedding": Converter(
-        bodies.ImageFeatures,
-        lambda result, given, body: vector(result),
-        {"image": "inputs…"},
-        words=("image-feature-extraction",),
+        body_type=bodies.ImageFeatures,
+        write_answer=lambda result, value, body: vector(result),
+        fields={"image": "inputs…"},
+        task_names=("image-feature-extraction",),
     ),
     "zero_shot_image_classification": Converter(
-        bodies.ZeroShotImageClassification, _write_labels, {"image": "inputs…"} | _LABELS
+        body_type=bodies.ZeroShotImageClassification, write_answer=_write_labels, fields={"image": "inputs…"} | _LABELS
     ),
     "zero_shot_classification": Converter(
-        bodies.ZeroShotClassification,
-        _write_labels,
-        _PLAIN_TEXT | _LABELS | _parameters("multi_label"),
-        _candidate_labels,
+        body_type=bodies.ZeroShotClassification,
+        write_answer=_write_labels,
+        fields=_PLAIN_TEXT | _LABELS | _parameters("multi_label"),
+        computed_fields=_candidate_labels,
     ),
     "token_classification": Converter(
-        bodies.TokenClassification,
-        _write_tokens,
-        _PLAIN_TEXT | _parameters("truncation", "ignore_labels", window_stride_tokens="stride") | _AGGREGATION,
-        lambda given, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
-        words=("token-classification", "ner"),
+        body_type=bodies.TokenClassification,
+        write_answer=_write_tokens,
+        fields=_PLAIN_TEXT | _parameters("truncation", "ignore_labels", window_stride_tokens="stride") | _AGGREGATION,
+        computed_fields=lambda value, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
+        task_names=("token-classification", "ner"),
     ),
-    "fill_mask": Converter(bodies.FillMask, _write_masks, _PLAIN_TEXT | _parameters("top_k", "targets", "truncation")),
+    "fill_mask": Converter(
+        body_type=bodies.FillMask,
+        write_answer=_write_masks,
+        fields=_PLAIN_TEXT | _parameters("top_k", "targets", "truncation"),
+    ),
     "question_answering": Converter(
-        bodies.QuestionAnswering,
-        _write_best_answers,
-        {"question": "inputs….question", "context": "inputs….context"}
+        body_type=bodies.QuestionAnswering,
+        write_answer=_write_best_answers,
+        fields={"question": "inputs….question", "context": "inputs….context"}
         | _parameters("top_k", max_answer_tokens="max_answer_len", window_stride_tokens="doc_stride")
         | _parameters(allow_no_answer="handle_impossible_answer"),
     ),
     "sentence_embedding": Converter(
-        bodies.Features,
-        lambda result, given, body: vector(result),
-        _PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
-        lambda given, body, model: _cut(given, body, model) | {"skip_normalize": body.normalize is False},
-        words=("feature-extraction",),
+        body_type=bodies.Features,
+        write_answer=lambda result, value, body: vector(result),
+        fields=_PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
+        computed_fields=lambda value, body, model: (
+            _cut(value, body, model) | {"skip_normalize": body.normalize is False}
+        ),
+        task_names=("feature-extraction",),
     ),
     "feature_extraction": Converter(
-        bodies.Features,
-        lambda result, given, body: token_vectors(result),
-        _PLAIN_TEXT | {"truncation": "truncate"},
-        _features("normalize", "dimensions", "prompt_name"),
+        body_type=bodies.Features,
+        write_answer=lambda result, value, body: token_vectors(result),
+        fields=_PLAIN_TEXT | {"truncation": "truncate"},
+        computed_fields=_features("normalize", "dimensions", "prompt_name"),
     ),
     "sparse_embedding": Converter(
-        bodies.Features,
-        _rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
-        _PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
-        _cut_vectors,
-        words=("feature-extraction",),
+        body_type=bodies.Features,
+        write_answer=_rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
+        fields=_PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
+        computed_fields=_cut_vectors,
+        task_names=("feature-extraction",),
     ),
     "multi_vector_embedding": Converter(
-        bodies.Features,
-        lambda result, given, body: token_vectors(result),
-        _PLAIN_TEXT | {"truncation": "truncate"},
-        _multi_vector,
-        words=("feature-extraction",),
+        body_type=bodies.Features,
+        write_answer=lambda result, value, body: token_vectors(result),
+        fields=_PLAIN_TEXT | {"truncation": "truncate"},
+        computed_fields=_multi_vector,
+        task_names=("feature-extraction",),
     ),
     "sentence_similarity": Converter(
-        bodies.SentenceSimilarity,
-        lambda result, given, body: list(result.scores),
-        {"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
+        body_type=bodies.SentenceSimilarity,
+        write_answer=lambda result, value, body: list(result.scores),
+        fields={"source": "inputs.source_sentence", "texts": "inputs.sentences"} | _CUTS,
     ),
     "text_generation": Converter(
-        bodies.TextGeneration,
-        lambda result, given, body: [texts.write_text(text, given, body) for text in result.sequences],
-        texts.TEXT_FIELDS,
-        reads=texts.read_prompt,
+        body_type=bodies.TextGeneration,
+        write_answer=lambda result, value, body: [texts.write_text(text, value, body) for text in result.sequences],
+        fields=texts.TEXT_FIELDS,
+        read_input=texts.read_prompt,
         option_fields=texts.form_fields,
     ),
     "summarization": Converter(
-        bodies.Summarization,
-        _rows("sequences", summary_text="text"),
-        _TEXT,
-        reads=texts.read_summary,
+        body_type=bodies.Summarization,
+        write_answer=_rows("sequences", summary_text="text"),
+        fields=_TEXT,
+        read_input=texts.read_summary,
         option_fields=texts.writing_fields,
     ),
     "translation": Converter(
-        bodies.Translation,
-        _rows("sequences", translation_text="text"),
-        _TEXT | _parameters(source_language="src_lang", target_language="tgt_lang"),
-        reads=texts.read_translation,
+        body_type=bodies.Translation,
+        write_answer=_rows("sequences", translation_text="text"),
+        fields=_TEXT | _parameters(source_language="src_lang", target_language="tgt_lang"),
+        read_input=texts.read_translation,
         option_fields=texts.writing_fields,
     ),
     "rerank": Converter(
-        bodies.TextRanking,
-        _rows("texts", index="index", score="score"),
-        {"query": "inputs.query", "texts": "inputs.texts"} | _CUTS | _parameters(top_n="top_k") | _FUNCTION,
-        lambda given, body, model: {"top_n": min(body.parameters.top_k or 0, len(given.texts))},
-        words=("text-ranking",),
+        body_type=bodies.TextRanking,
+        write_answer=_rows("texts", index="index", score="score"),
+        fields={"query": "inputs.query", "texts": "inputs.texts"} | _CUTS | _parameters(top_n="top_k") | _FUNCTION,
+        computed_fields=lambda value, body, model: {"top_n": min(body.parameters.top_k or 0, len(value.texts))},
+        task_names=("text-ranking",),
     ),
 }
 # A body of any task. The model's task decides which.
-AnyBody: Any = reduce(or_, dict.fromkeys(converter.body for converter in CONVERTERS.values()))
+AnyBody: Any = reduce(or_, dict.fromkeys(converter.body_type for converter in CONVERTERS.values()))

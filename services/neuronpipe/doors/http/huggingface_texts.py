@@ -39,35 +39,37 @@ _REASONS = {
 }
 
 
-def _options(given: Mapping[str, Any]) -> GenerationOptions:
+def _options(parameters: Mapping[str, Any]) -> GenerationOptions:
     """Returns the options among values by transformers' names."""
-    fields = message_fields({name: value for name, value in given.items() if name in _OPTIONS})
+    fields = message_fields({name: value for name, value in parameters.items() if name in _OPTIONS})
     return GenerationOptions(**fields)
 
 
 def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     """Returns the input of a text that is to be continued. Raises InvalidInput."""
-    given = body.parameters
-    fields = given.model_dump(exclude_none=True)
-    is_drawn = _is_drawn(given)
-    if given.option("do_sample") is not None or is_drawn:
+    parameters = body.parameters
+    fields = parameters.model_dump(exclude_none=True)
+    is_drawn = _is_drawn(parameters)
+    if parameters.option("do_sample") is not None or is_drawn:
         fields["do_sample"] = is_drawn
     # A model of another task is refused later, by all doors alike.
     model_draws = model.task == "text_generation" and GenerationFacts.of(model).do_sample
-    is_left_to_model = given.option("do_sample") is None and (model_draws or (given.option("num_beams") or 1) > 1)
+    is_left_to_model = parameters.option("do_sample") is None and (
+        model_draws or (parameters.option("num_beams") or 1) > 1
+    )
     if not (is_drawn or is_left_to_model):
         fields = {name: value for name, value in fields.items() if name not in DRAWING}
     options = _options(fields)
-    if given.details:
+    if parameters.details:
         options.top_logprobs = 0
-    options.stop_strings.extend([*(given.stop or ()), *(given.stop_sequences or ())])
-    if given.grammar:
+    options.stop_strings.extend([*(parameters.stop or ()), *(parameters.stop_sequences or ())])
+    if parameters.grammar:
         if form := form_of(options):
             raise InvalidInput("parameters.grammar", f"cannot be combined with {form}")
-        options.MergeFrom(_form(given.grammar))
-    cuts: dict[str, Any] = {"truncation": truncation_of(given.truncation, None)}
-    if given.truncate:
-        cuts = kept_tokens(given.truncate, "left")
+        options.MergeFrom(_form(parameters.grammar))
+    cuts: dict[str, Any] = {"truncation": truncation_of(parameters.truncation, None)}
+    if parameters.truncate:
+        cuts = kept_tokens(parameters.truncate, "left")
     return TaskInput(text_generation=tasks.TextGenerationInput(prompt=input, options=options, **cuts))
 
 
@@ -100,19 +102,19 @@ def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     return read_prompt(input, body, model)
 
 
-def _is_drawn(given: GenerateParameters) -> bool:
+def _is_drawn(parameters: GenerateParameters) -> bool:
     """Tells whether the parameters ask for tokens drawn at random. A seed alone does not."""
-    has_limits = (given.option("num_beams") or 1) == 1 and any(
-        given.option(name) is not None for name in DRAWING if name != "seed"
+    has_limits = (parameters.option("num_beams") or 1) == 1 and any(
+        parameters.option(name) is not None for name in DRAWING if name != "seed"
     )
-    return has_limits if given.option("do_sample") is None else given.option("do_sample")
+    return has_limits if parameters.option("do_sample") is None else parameters.option("do_sample")
 
 
 def _read_text(input: str, body: Summarization | Translation) -> dict[str, Any]:
     """Returns the fields of an input for a text to summarize or translate. Raises InvalidInput."""
-    given = body.parameters
-    beside = given.model_dump(exclude_none=True, exclude={"generate_parameters"})
-    fields = given.generate_parameters.model_dump(exclude_none=True)
+    parameters = body.parameters
+    beside = parameters.model_dump(exclude_none=True, exclude={"generate_parameters"})
+    fields = parameters.generate_parameters.model_dump(exclude_none=True)
     for name in sorted(beside.keys() & fields.keys()):
         raise InvalidInput(f"parameters.{name}", "is also in generate_parameters")
     fields |= beside
@@ -145,9 +147,9 @@ def read_summary(input: str, body: Summarization, model: ModelSpec) -> TaskInput
 
 def read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInput:
     """Returns the input of a text to translate. Raises InvalidInput."""
-    given = body.parameters
+    parameters = body.parameters
     fields = _read_text(input, body)
-    fields |= {"source_language": given.src_lang or "", "target_language": given.tgt_lang or ""}
+    fields |= {"source_language": parameters.src_lang or "", "target_language": parameters.tgt_lang or ""}
     return TaskInput(translation=tasks.TranslationInput(**fields))
 
 

@@ -24,9 +24,9 @@ class MessageBody(Body):
 
     @model_validator(mode="after")
     def _check_one_of(self) -> Self:
-        given = sorted(self.model_fields_set & self.one_of)
-        if len(given) > 1:
-            raise ValueError(f"has {' and '.join(given)}, takes one of them")
+        set_fields = sorted(self.model_fields_set & self.one_of)
+        if len(set_fields) > 1:
+            raise ValueError(f"has {' and '.join(set_fields)}, takes one of them")
         return self
 
     def arguments(self) -> dict[str, Any]:

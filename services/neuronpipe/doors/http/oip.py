@@ -173,14 +173,16 @@ def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
         if any(name in tensor.parameters for name in _UNSUPPORTED):
             raise InvalidInput(f"{field}.parameters", "shared memory is not supported")
         described = tensor.name, tensor.datatype, tuple(tensor.shape)
-        size, left = tensor.parameters.get(_DATA_SIZE), len(data) - end
+        size, remaining_bytes = tensor.parameters.get(_DATA_SIZE), len(data) - end
         if size is None:
             if tensor.data is None:
                 raise InvalidInput(field, f"has neither data nor parameters.{_DATA_SIZE}")
             inputs.append(GivenTensor(*described, values=_values(field, tensor)))
             continue
-        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= left:
-            raise InvalidInput(f"{field}.parameters.{_DATA_SIZE}", f"must be a number of bytes, {left} are left")
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= remaining_bytes:
+            raise InvalidInput(
+                f"{field}.parameters.{_DATA_SIZE}", f"must be a number of bytes, {remaining_bytes} are left"
+            )
         if tensor.data is not None:
             raise InvalidInput(field, f"has both data and parameters.{_DATA_SIZE}")
         inputs.append(GivenTensor(*described, data[end : end + size]))

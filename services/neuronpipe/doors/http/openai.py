@@ -76,7 +76,7 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     body: EmbeddingsRequest = request.body
     model = inference.choose(request.model(body.model), "sentence_embedding")
     values, is_list = listed(body.input)
-    options = _options(body, inference.catalog.spec(*model).told_facts.get("prompt_names", ()))
+    options = _options(body, inference.catalog.spec(*model).public_facts.get("prompt_names", ()))
     inputs = Inputs("input", values, partial(embedding_input, **options), _FIELDS, is_list)
     results = await inference.each(request.call, model, inputs)
 
@@ -111,9 +111,9 @@ def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> l
 
 
 def _options(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> dict[str, Any]:
-    kept = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
+    max_tokens = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
     options = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
-    return options | {"prompt_name": _prompt_name(body, prompt_names)} | kept_tokens(kept, body.truncation_side)
+    return options | {"prompt_name": _prompt_name(body, prompt_names)} | kept_tokens(max_tokens, body.truncation_side)
 
 
 def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
@@ -122,19 +122,19 @@ def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
     As with sentence-transformers, a document gets the default prompt of a model that has a prompt for queries alone.
     Raises InvalidInput.
     """
-    given = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
-    if not given or given == ["prompt_name"]:
+    named_fields = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
+    if not named_fields or named_fields == ["prompt_name"]:
         return body.prompt_name or ""
-    if given[1:]:
-        raise InvalidInput(given[1], f"says the same as {given[0]}; send one of them")
-    word = getattr(body, given[0])
-    known = {name.lower(): name for name in names}
+    if named_fields[1:]:
+        raise InvalidInput(named_fields[1], f"says the same as {named_fields[0]}; send one of them")
+    word = getattr(body, named_fields[0])
+    names_in_lower_case = {name.lower(): name for name in names}
     for candidate in (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),))):
-        if candidate.lower() in known:
-            return known[candidate.lower()]
-    if word in _FOUND and any("query" in name for name in known):
+        if candidate.lower() in names_in_lower_case:
+            return names_in_lower_case[candidate.lower()]
+    if word in _FOUND and any("query" in name for name in names_in_lower_case):
         return ""
-    raise InvalidInput(given[0], f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
+    raise InvalidInput(named_fields[0], f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
 
 
 def embeddings_answer(

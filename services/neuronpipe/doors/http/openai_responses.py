@@ -179,7 +179,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
     if any(variables.values()):
         input.template_arguments = json.dumps({name: value for name, value in variables.items() if value})
-    given = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
+    arguments = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
@@ -187,10 +187,10 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
         return _ResponseWriter(request.call.request_id, model.name, body, tools.reader(template))
 
     if body.stream:
-        events = await inference.stream(*given)
+        events = await inference.stream(*arguments)
         writer = new_writer()
         return event_response(writer.events(events), replace(OPENAI_ERROR, write=writer.error))
-    result = await inference.one(*given)
+    result = await inference.infer_one(*arguments)
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
@@ -245,17 +245,17 @@ def _text(content: str | list[SaidPart | RefusalPart]) -> str:
 
 
 def _options(body: ResponsesRequest) -> GenerationOptions:
-    given = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
+    options = with_drawing({name: value for name in _DRAWING if (value := getattr(body, name)) is not None})
     form = body.text.format
     if form and form.schema_ is not None:
         if form.type == "text":
             raise InvalidInput("text.format.type", "is text, with which there is no schema")
-        given["json_schema"] = form.schema_
+        options["json_schema"] = form.schema_
     elif form and form.type == "json_schema":
         raise InvalidInput("text.format.schema", "is missing")
     elif form and form.type == "json_object":
-        given["json_object"] = True
-    return GenerationOptions(**message_fields(given), max_new_tokens=body.max_output_tokens)
+        options["json_object"] = True
+    return GenerationOptions(**message_fields(options), max_new_tokens=body.max_output_tokens)
 
 
 class _ResponseWriter:

@@ -202,8 +202,8 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
 
     def make(prompt: str | Sequence[int]) -> TaskInput:
         field = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-        given: dict[str, Any] = {field: prompt}
-        return TaskInput(text_generation=tasks.TextGenerationInput(**given, **cuts, options=options))
+        prompt_fields: dict[str, Any] = {field: prompt}
+        return TaskInput(text_generation=tasks.TextGenerationInput(**prompt_fields, **cuts, options=options))
 
     inputs = Inputs("prompt", prompts, make, _fields(body), is_list=len(prompts) > 1)
     return await _answer_texts(inference, request, _COMPLETION, inputs, _NO_TOOLS)
@@ -370,28 +370,32 @@ def _fields(body: bodies.CompletionOptions) -> dict[str, str]:
 
 def _forms(body: bodies.CompletionOptions) -> Iterator[tuple[str, str, Any]]:
     """Yields the forms of the text that are no options by name: option, field and value. Raises InvalidInput."""
-    given = body.response_format or bodies.ResponseFormat(type="text")
-    schemas = [schema for schema in (given.json_schema, given.schema_, given.value) if schema is not None]
+    response_format = body.response_format or bodies.ResponseFormat(type="text")
+    schemas = [
+        schema
+        for schema in (response_format.json_schema, response_format.schema_, response_format.value)
+        if schema is not None
+    ]
     if len(schemas) > 1:
         raise InvalidInput("response_format", "has several of json_schema, schema and value; give one")
-    if given.type == "regex":
-        if not isinstance(given.value, str):
+    if response_format.type == "regex":
+        if not isinstance(response_format.value, str):
             raise InvalidInput("response_format.value", "must be a text")
-        yield "regex", "response_format.value", given.value
-    elif given.type == "json" or (given.type == "json_object" and given.value):
-        if given.value is None:
+        yield "regex", "response_format.value", response_format.value
+    elif response_format.type == "json" or (response_format.type == "json_object" and response_format.value):
+        if response_format.value is None:
             raise InvalidInput("response_format.value", "must be a text or an object")
-        yield "json_schema", "response_format.value", given.value
-    elif given.type == "text":
+        yield "json_schema", "response_format.value", response_format.value
+    elif response_format.type == "text":
         if schemas:
             raise InvalidInput("response_format.type", "is text, with which there is no schema")
-    elif named := given.json_schema:
+    elif named := response_format.json_schema:
         if named.schema_ is None:
             raise InvalidInput("response_format.json_schema.schema", "is missing")
         yield "json_schema", "response_format.json_schema.schema", named.schema_
-    elif given.schema_ is not None:
-        yield "json_schema", "response_format.schema", given.schema_
-    elif given.type == "json_schema":
+    elif response_format.schema_ is not None:
+        yield "json_schema", "response_format.schema", response_format.schema_
+    elif response_format.type == "json_schema":
         raise InvalidInput("response_format.json_schema", "is missing")
     else:
         yield "json_object", "response_format", True
@@ -402,27 +406,27 @@ def _forms(body: bodies.CompletionOptions) -> Iterator[tuple[str, str, Any]]:
 
 def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprobs: int | None) -> GenerationOptions:
     named = {name: getattr(body, option.openai) for name, option in OPTIONS.items() if option.openai}
-    given = {name: value for name, value in named.items() if value is not None}
-    stops = given.get("stop_strings", ())
+    options = {name: value for name, value in named.items() if value is not None}
+    stops = options.get("stop_strings", ())
     if "" in ([stops] if isinstance(stops, str) else stops):  # OpenAI ignores empty strings
-        given["stop_strings"] = [stop for stop in stops if stop]
+        options["stop_strings"] = [stop for stop in stops if stop]
     for name, field, value in _forms(body):
-        if name in given:
+        if name in options:
             raise InvalidInput(field, "is given twice")
-        given[name] = value
+        options[name] = value
     if body.ignore_eos:
         if max_tokens is None:
             raise InvalidInput("ignore_eos", "needs max_tokens, which the text then has")
-        given["min_new_tokens"] = max_tokens
-    drawn = [name for name in DRAWING if name in given]
-    texts, beams = body.n or 1, given.get("num_beams", 1)
-    if given.get("temperature") == 0 and texts > 1 and beams == 1:
+        options["min_new_tokens"] = max_tokens
+    drawn = [name for name in DRAWING if name in options]
+    texts, beams = body.n or 1, options.get("num_beams", 1)
+    if options.get("temperature") == 0 and texts > 1 and beams == 1:
         raise InvalidInput("n", "must be 1 with a temperature of 0, which gives the same text each time")
-    if drawn and beams > 1 and given.get("temperature") != 0:
+    if drawn and beams > 1 and options.get("temperature") != 0:
         raise InvalidInput(drawn[0], "cannot be combined with num_beams, which draws nothing")
-    given = with_drawing(given, is_drawn=texts > 1 and beams == 1)
-    if "seed" in given:
-        given["seed"] %= _SEEDS
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
-    return GenerationOptions(**message_fields(given), max_new_tokens=max_tokens, top_logprobs=top_logprobs)
+    options = with_drawing(options, is_drawn=texts > 1 and beams == 1)
+    if "seed" in options:
+        options["seed"] %= _SEEDS
+    if options.get("top_k") == -1:
+        options["top_k"] = 0
+    return GenerationOptions(**message_fields(options), max_new_tokens=max_tokens, top_logprobs=top_logprobs)

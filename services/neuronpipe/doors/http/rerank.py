@@ -74,7 +74,7 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     top_n = min(body.top_n or 0, len(texts))  # a client may ask for more than there are
     cuts = kept_tokens(None if body.truncation is False else body.truncate_prompt_tokens or -1, None)
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
-    result = await inference.one(request.call, model, input, {"texts": "documents"})
+    result = await inference.infer_one(request.call, model, input, {"texts": "documents"})
     results: list[dict[str, Any]] = [
         {"index": rank.index, "relevance_score": rank.score} for rank in result.result.message.rerank.texts
     ]
@@ -103,7 +103,7 @@ async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
         truncation=truncation_of(body.truncate, body.truncation_direction),
     )
     model = inference.choose(request.model(body.model), "rerank")
-    result = await inference.one(request.call, model, TaskInput(rerank=input), {"truncation": "truncate"})
+    result = await inference.infer_one(request.call, model, TaskInput(rerank=input), {"truncation": "truncate"})
     answer: list[dict[str, Any]] = [
         {"index": rank.index, "score": rank.score} for rank in result.result.message.rerank.texts
     ]

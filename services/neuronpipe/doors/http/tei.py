@@ -157,7 +157,9 @@ async def _similarity(inference: Inference, request: HttpRequest) -> HttpRespons
     input = tasks.SentenceSimilarityInput(
         source=body.inputs.source_sentence, texts=body.inputs.sentences, truncation=body.parameters.truncation
     )
-    result = await inference.one(request.call, model, tasks.TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS)
+    result = await inference.infer_one(
+        request.call, model, tasks.TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS
+    )
     return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
 

@@ -28,7 +28,7 @@ async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
         raise InvalidInput("stream", "is not supported; use /generate_stream")
     model = inference.choose(request.model(body.model), "text_generation")
     input = read_one_prompt(body.inputs, body, inference.catalog.spec(*model))
-    result = await inference.one(request.call, model, input, one_text_fields(body))
+    result = await inference.infer_one(request.call, model, input, one_text_fields(body))
     text = result.result.message.text_generation.sequences[0]
     return HttpResponse(write_body(write_text(text, body.inputs, body)))
 

@@ -48,11 +48,11 @@ DETOKENIZE = _post("/detokenize", "vLLM: the text of tokens", VllmDetokenize, {"
 async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: TeiTokenize | VllmTokenize = request.body
     model = inference.choose(request.model(body.model), "tokenization")
-    name, given = ("prompt", body.prompt) if isinstance(body, VllmTokenize) else ("inputs", body.inputs)
-    texts = texts_of(given)
+    name, body_texts = ("prompt", body.prompt) if isinstance(body, VllmTokenize) else ("inputs", body.inputs)
+    texts = texts_of(body_texts)
 
     make = partial(text_input, "tokenization", skip_special_tokens=not body.add_special_tokens)
-    inputs = Inputs(name, texts, make, {"text": f"{name}…"}, is_list=given is texts)
+    inputs = Inputs(name, texts, make, {"text": f"{name}…"}, is_list=body_texts is texts)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:

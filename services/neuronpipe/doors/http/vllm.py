@@ -159,8 +159,10 @@ def _pair_fields(body: Score) -> dict[str, str]:
 async def _each(
     inference: Inference, request: HttpRequest, model: ModelName, make: Callable[[str], tasks.TaskInput]
 ) -> list[InferenceResult]:
-    given = request.body.input
-    inputs = Inputs("input", texts_of(given), make, {"text": "input…"} | _CUTS, is_list=isinstance(given, list))
+    body_texts = request.body.input
+    inputs = Inputs(
+        "input", texts_of(body_texts), make, {"text": "input…"} | _CUTS, is_list=isinstance(body_texts, list)
+    )
     return await inference.each(request.call, model, inputs)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from google.protobuf.json_format import ParseDict
 
 from neuronpipe.api.oip.v2 import open_inference_pb2 as messages
-from neuronpipe.core.calls import Call, told_error
+from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.doors.oip import service as oip
@@ -99,7 +99,7 @@ class OipDoor:
                     response.infer_response.parameters["triton_final_response"].bool_param = answer.is_last
                     yield response
         except Exception as error:
-            response = messages.ModelStreamInferResponse(error_message=told_error(error, call).message)
+            response = messages.ModelStreamInferResponse(error_message=to_caller_error(error, call).message)
             response.infer_response.id, response.infer_response.model_name = message.id, message.model_name
             response.infer_response.parameters["triton_final_response"].bool_param = True
             yield response

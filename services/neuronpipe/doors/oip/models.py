@@ -65,7 +65,7 @@ class NamedModel:
 
     def properties(self) -> dict[str, str]:
         """Returns facts about the model, and the parameters that requests may have."""
-        facts = {name: str(fact) for name, fact in self.spec.told_facts.items() if fact}
+        facts = {name: str(fact) for name, fact in self.spec.public_facts.items() if fact}
         if self.spec.labels:
             facts["labels"] = json.dumps(self.spec.labels, ensure_ascii=False)
         parameters = {f"parameters.{name}": text for name, text in self.model.parameters.items()}

@@ -32,10 +32,10 @@ class Options:
 
     def call_for(self, call: Call, request_id: str) -> Call:
         """Returns the call of the request, with the request's id or a new id, and the sooner deadline."""
-        own = call.for_request(request_id or call.request_id or new_request_id(), self.priority)
+        request_call = call.for_request(request_id or call.request_id or new_request_id(), self.priority)
         if self.timeout_s is None:
-            return own
-        return own.until(min(own.deadline_s or math.inf, time.monotonic() + self.timeout_s))
+            return request_call
+        return request_call.until(min(request_call.deadline_s or math.inf, time.monotonic() + self.timeout_s))
 
 
 _NONE = Options()

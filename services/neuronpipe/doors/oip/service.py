@@ -188,7 +188,7 @@ class TensorService:
             model = self._models.find(name, version)
             name, version = model.name, model.version
         except ModelNotFound:
-            if not any(name == known and version in ("", number) for known, number in index):
+            if not any(name == indexed_name and version in ("", number) for indexed_name, number in index):
                 raise
         return self.is_ready() and index.get((name, version)) == "READY"
 
@@ -247,13 +247,13 @@ class TensorService:
         options = read_options(request.parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
         inputs = await self._read_rows(model, tensors, rows, options)
-        own = options.call_for(call, request.request_id)
+        request_call = options.call_for(call, request.request_id)
         if rows == 1:
-            results = [await self._infer_row(own, model, options, inputs[0], spans.single)]
+            results = [await self._infer_row(request_call, model, options, inputs[0], spans.single)]
         else:
             run = partial(self._infer_row, model=model, options=options, span=spans.row, inputs=tensors)
             runs = [partial(run, input=input, row=row) for row, input in enumerate(inputs)]
-            results = await infer_together(self._pipeline, own, runs, spans.several, at_once=rows)
+            results = await infer_together(self._pipeline, request_call, runs, spans.several, at_once=rows)
             self._check_size(results)
         outputs = model.model.write(results, wanted, tensors, self._settings.max_batch_response_bytes)
         return TensorResponse(model.name, model.version, request.request_id, outputs)
@@ -265,23 +265,23 @@ class TensorService:
             yield await self.infer(request, call, spans)
             return
         wanted = model.wanted(request.outputs)
-        given = {name: value for name, value in request.parameters.items() if name != STREAM}
-        options = read_options(given, model.model.parameters)
+        parameters = {name: value for name, value in request.parameters.items() if name != STREAM}
+        options = read_options(parameters, model.model.parameters)
         tensors, rows = model.read(request.inputs, self._settings.max_batch_items)
         if rows != 1:
             raise InvalidInput("inputs", f"{rows} rows, a stream of a text takes one")
-        if given.get("num_return_sequences", 1) != 1:
+        if parameters.get("num_return_sequences", 1) != 1:
             raise InvalidInput("num_return_sequences", "must be 1 with stream, whose parts are those of one text")
         ((packed, _),) = await self._read_rows(model, tensors, rows, options)
-        own = options.call_for(call, request.request_id)
-        row_request = InferenceRequest(own, model.spec.name, model.version, packed, options.cache_control)
+        request_call = options.call_for(call, request.request_id)
+        row_request = InferenceRequest(request_call, model.spec.name, model.version, packed, options.cache_control)
         async with aclosing(self._pipeline.generate(row_request, spans.single)) as events:
             async for event in events:
                 if isinstance(event, GenerateStart):
                     continue
                 is_last = isinstance(event, InferenceResult)
                 outputs = model.model.write(
-                    [_part(event, own, model)], wanted, tensors, self._settings.max_batch_response_bytes
+                    [_part(event, request_call, model)], wanted, tensors, self._settings.max_batch_response_bytes
                 )
                 yield TensorResponse(model.name, model.version, request.request_id, outputs, is_last)
 

@@ -75,11 +75,11 @@ class TensorSpec:
     is_optional: bool = False
     also: Sequence[str] = field(default=())
 
-    def read(self, given: GivenTensor, max_rows: int) -> NamedTensor:
+    def read(self, tensor: GivenTensor, max_rows: int) -> NamedTensor:
         """Checks an input and reads its elements. Raises InvalidInput, which names it."""
-        if given.datatype not in (self.datatype, *self.also):
+        if tensor.datatype not in (self.datatype, *self.also):
             raise InvalidInput(self.name, f"its datatype must be {' or '.join((self.datatype, *self.also))}")
-        shape = given.shape
+        shape = tensor.shape
         if self.dims == (1,) and len(shape) == 1:
             shape = (*shape, 1)
         fits = len(shape) == 1 + len(self.dims) and all(
@@ -93,7 +93,7 @@ class TensorSpec:
         if -1 in self.dims and shape[1] > longest:
             raise InvalidInput(self.name, f"{shape[1]} elements in a row, the limit is {longest}")
         read = self._read_bytes if self.datatype == BYTES else self._read_numbers
-        return NamedTensor(self.name, given.datatype, shape, read(given, shape))
+        return NamedTensor(self.name, tensor.datatype, shape, read(tensor, shape))
 
     def check_size(self, shape: tuple[int, ...], max_bytes: int) -> None:
         """Checks the size of an output before it is made, because padding makes all rows as long as the longest row.
@@ -108,15 +108,15 @@ class TensorSpec:
                 "max_batch_response_bytes); send fewer rows at once, or rows of like lengths",
             )
 
-    def _read_bytes(self, given: GivenTensor, shape: tuple[int, ...]) -> list[bytes]:
+    def _read_bytes(self, tensor: GivenTensor, shape: tuple[int, ...]) -> list[bytes]:
         count = math.prod(shape)
         if count > _MAX_ELEMENTS:
             raise InvalidInput(self.name, f"{count} elements, the limit is {_MAX_ELEMENTS}; send fewer rows at once")
-        if given.raw is None:
-            elements = _flat(self.name, given.values, len(shape) - 1)
+        if tensor.raw is None:
+            elements = _flat(self.name, tensor.values, len(shape) - 1)
             self._check_count(len(elements), count, "elements")
             return [_bytes_of(self.name, element) for element in elements]
-        data, elements, end = given.raw, [], 0
+        data, elements, end = tensor.raw, [], 0
         for number in range(count):
             begin = end + _LENGTH_BYTES
             end = begin + int.from_bytes(data[end:begin], "little")
@@ -127,12 +127,12 @@ class TensorSpec:
             raise InvalidInput(self.name, f"{len(data)} bytes, its {count} elements take {end}")
         return elements
 
-    def _read_numbers(self, given: GivenTensor, shape: tuple[int, ...]) -> Array:
-        dtype = DTYPES[given.datatype]
-        if given.raw is not None:
-            self._check_count(len(given.raw), math.prod(shape) * dtype.itemsize, "bytes")
-            return np.frombuffer(given.raw, dtype).reshape(shape)
-        values: Any = given.values
+    def _read_numbers(self, tensor: GivenTensor, shape: tuple[int, ...]) -> Array:
+        dtype = DTYPES[tensor.datatype]
+        if tensor.raw is not None:
+            self._check_count(len(tensor.raw), math.prod(shape) * dtype.itemsize, "bytes")
+            return np.frombuffer(tensor.raw, dtype).reshape(shape)
+        values: Any = tensor.values
         if not isinstance(values, list):  # the values of a message are numbers
             self._check_count(len(values), math.prod(shape), "elements")
             values = np.fromiter(values, np.int64, len(values))
@@ -141,11 +141,11 @@ class TensorSpec:
         except (ValueError, OverflowError):
             raise InvalidInput(self.name, "its lists have different lengths") from None
         self._check_count(array.size, math.prod(shape), "elements")
-        if array.ndim > 1 and array.shape != given.shape:
+        if array.ndim > 1 and array.shape != tensor.shape:
             raise InvalidInput(self.name, f"its lists have the shape {list(array.shape)}, not that of the tensor")
         limits = np.iinfo(dtype)
         if array.size and (array.dtype.kind not in "iu" or array.min() < limits.min or array.max() > limits.max):
-            raise InvalidInput(self.name, f"has elements that are not {given.datatype}")
+            raise InvalidInput(self.name, f"has elements that are not {tensor.datatype}")
         return array.astype(dtype).reshape(shape)
 
     def _check_count(self, count: int, expected: int, unit: str) -> None:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from neuronpipe.core.callers import check_tenant_name
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told, locked_folder, read_file, replace_file
+from neuronpipe.core.files import locked_folder, read_file, replace_file, reporting_os_errors
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen
@@ -155,7 +155,7 @@ def _changing(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
     def write(content: bytes) -> None:
         replace_file(file, content, mode=file.stat().st_mode & 0o777 if file.exists() else 0o600)
 
-    with files_told(f"--api-keys {path}"):
+    with reporting_os_errors(f"--api-keys {path}"):
         file = path.resolve()  # a link stays a link, and writers by other names also wait
         with locked_folder(file.parent):
             yield _read(path) if path.exists() else b"", write

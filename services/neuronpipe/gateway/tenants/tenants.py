@@ -48,8 +48,8 @@ class TokenBucket:
     def level(self) -> float:
         """The number of tokens that are left now."""
         now_s = self._clock()
-        most = self.capacity * self.share
-        self._level = min(most, self._level + (now_s - self._at_s) * most / _MINUTE_S)
+        max_level = self.capacity * self.share
+        self._level = min(max_level, self._level + (now_s - self._at_s) * max_level / _MINUTE_S)
         self._at_s = now_s
         return self._level
 
@@ -61,9 +61,9 @@ class TokenBucket:
         """The seconds until this many tokens are left; 0 if they are. More tokens than a minute has count as a
         minute's. `taken`: the number of these tokens that were taken already.
         """
-        most = self.capacity * self.share
-        missing = min(tokens, most) - (self.level + taken)
-        return math.ceil(missing) * _MINUTE_S / most if missing > 0 else 0.0
+        max_level = self.capacity * self.share
+        missing = min(tokens, max_level) - (self.level + taken)
+        return math.ceil(missing) * _MINUTE_S / max_level if missing > 0 else 0.0
 
     @property
     def is_full(self) -> bool:
@@ -190,8 +190,8 @@ class Shares:
 
     def has_room(self, tenant: str, amount: int = 1) -> bool:
         """Whether a tenant may take this much more."""
-        left, own = self.limit - self.total - amount, self._by_tenant[tenant]
-        return left >= 0 and (not tenant or not own or own + amount <= self._times * left)
+        remaining, tenant_amount = self.limit - self.total - amount, self._by_tenant[tenant]
+        return remaining >= 0 and (not tenant or not tenant_amount or tenant_amount + amount <= self._times * remaining)
 
     def take(self, tenant: str, amount: int = 1) -> None:
         """Adds to what a tenant occupies."""
@@ -250,18 +250,17 @@ class Tenants:
         the request, where it is in flight already and has this many tokens after all.
         """
         state, rights = self._tenant(tenant), self.rights_of(tenant)
-        most, count = rights.max_requests_in_flight, len(state.admitted)
-        if most and not admitted and count >= most:
-            limit = f"{count} requests in flight, the limit is {most} (the tenant's max_requests_in_flight)"
+        max_requests, count = rights.max_requests_in_flight, len(state.admitted)
+        if max_requests and not admitted and count >= max_requests:
+            limit = f"{count} requests in flight, the limit is {max_requests} (the tenant's max_requests_in_flight)"
             raise self._over_quota(state, "requests_in_flight", limit, state.load.seconds(1, 0))
         own_tokens = admitted.tokens if admitted else 0
-        most = rights.max_tokens_in_flight
-        excess = state.load.tokens - own_tokens + tokens - (most or math.inf)
+        max_tokens = rights.max_tokens_in_flight
+        excess = state.load.tokens - own_tokens + tokens - (max_tokens or math.inf)
         # A request that is larger than the limit is admitted alone, as it would never be admitted otherwise.
         if excess > 0 and count > bool(admitted):
-            limit = (
-                f"about {state.load.tokens} tokens in flight, the limit is {most} (the tenant's max_tokens_in_flight)"
-            )
+            about = f"about {state.load.tokens} tokens in flight"
+            limit = f"{about}, the limit is {max_tokens} (the tenant's max_tokens_in_flight)"
             raise self._over_quota(state, "tokens_in_flight", limit, state.load.seconds(0, excess))
         if (bucket := self._bucket(state, rights)) and (wait_s := bucket.wait_s(tokens, own_tokens)):
             limit = f"the limit is {rights.tokens_per_minute} tokens a minute (the tenant's tokens_per_minute)"
@@ -329,11 +328,11 @@ class Tenants:
         less even with this many tokens more; otherwise None.
         """
         busy = (other for other in self._tenants.values() if other.admitted)
-        most = max(busy, key=self._share, default=None)
-        if most is None:
+        largest = max(busy, key=self._share, default=None)
+        if largest is None:
             return None
-        newest = next(reversed(most.admitted))
-        has_more = self._share(most, -1, -newest.tokens) >= self._share(self._tenant(tenant), 1, tokens)
+        newest = next(reversed(largest.admitted))
+        has_more = self._share(largest, -1, -newest.tokens) >= self._share(self._tenant(tenant), 1, tokens)
         return newest if has_more else None
 
     def _share(self, tenant: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:

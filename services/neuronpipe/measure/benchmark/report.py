@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from neuronpipe.core.files import files_told
+from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.measure.benchmark.costs import Costs, Goal, costs_table, goal_table
 from neuronpipe.measure.benchmark.matrix import LATENCY
 from neuronpipe.measure.benchmark.results import CellResult, Results, results_csv
@@ -154,7 +154,7 @@ def write_report(results: Results, costs: Costs, folder: Path, goal: Goal | None
     plots = list(draw_plots(results))
     page = "\n".join(_markdown(results, costs, goal, plots)).rstrip() + "\n"
     files = {PAGE_FILE: page, "results.csv": results_csv(results), **{plot.file: plot.svg for plot in plots}}
-    with files_told(f"{folder}: cannot be written", "; see --out"):
+    with reporting_os_errors(f"{folder}: cannot be written", "; see --out"):
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
     return folder / PAGE_FILE

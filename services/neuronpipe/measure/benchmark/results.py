@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.files import files_told, replace_file
+from neuronpipe.core.files import replace_file, reporting_os_errors
 from neuronpipe.measure.benchmark.matrix import Cell, Variant
 from neuronpipe.measure.benchmark.measuring import CellSamples
 from neuronpipe.measure.figures import Interval, bootstrap, mean, median, p95, ratio
@@ -142,7 +142,7 @@ class Results:
 def write_results(results: Results, folder: Path) -> None:
     """Replaces the results file of a folder. Raises SetupError if it cannot be written."""
     content = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(results)}
-    with files_told(f"{folder}: cannot be written", "; see --out"):
+    with reporting_os_errors(f"{folder}: cannot be written", "; see --out"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / RESULTS_FILE, (json.dumps(content, separators=(",", ":")) + "\n").encode(), mode=0o644)
 
@@ -153,7 +153,7 @@ def read_results(path: Path) -> Results:
     """
     file = path / RESULTS_FILE if path.is_dir() else path
     try:
-        with files_told(f"{file}", "; a run of `neuronpipe benchmark` leaves one"):
+        with reporting_os_errors(f"{file}", "; a run of `neuronpipe benchmark` leaves one"):
             content = json.loads(file.read_text())
     except ValueError as error:
         raise SetupError(f"{file}: is no JSON of `neuronpipe benchmark`") from error

@@ -91,13 +91,13 @@ class ServerTlsSettings(Settings):
         files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca, self.tls_client_crl)
         return files if files.certificate else None
 
-    def client_files(self, option: str, own: TlsFiles, authorities: str) -> TlsFiles | None:
-        """The files of connections to other services, None without TLS: `own`, or this service's certificate where
-        `option` names none. Raises SetupError.
+    def client_files(self, option: str, client_tls: TlsFiles, authorities: str) -> TlsFiles | None:
+        """The files of connections to other services, None without TLS: `client_tls`, or this service's certificate
+        where `option` names none. Raises SetupError.
         """
-        if own.ca:
-            return own if own.certificate else TlsFiles(self.tls_certificate, self.tls_key, own.ca)
-        if own.certificate:
+        if client_tls.ca:
+            return client_tls if client_tls.certificate else TlsFiles(self.tls_certificate, self.tls_key, client_tls.ca)
+        if client_tls.certificate:
             raise SetupError(f"{option}: needs --tls-ca, {authorities}")
         return None
 

@@ -75,19 +75,19 @@ def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPl
         names.add(artifact.backend)
         plans.append(_plan_of(bundle, artifact, settings))
     room = settings.max_model_memory_bytes if settings.models_on_demand else 0
-    kept = list(_largest_within(plans, room)) if room else plans
+    fitting_plans = list(_largest_within(plans, room)) if room else plans
     # Weights for a device pass through the host, one model after the other.
     combine = sum if names <= {"openvino", "fake"} else max
     return MemoryPlan(
         process=max((_PROCESS_BYTES.get(name, 0) for name in names), default=0),
-        weights=combine([plan.weights for plan in kept] or [0]),
-        graphs=sum(plan.graphs for plan in kept),
-        shapes=sum(plan.shapes for plan in kept),
+        weights=combine([plan.weights for plan in fitting_plans] or [0]),
+        graphs=sum(plan.graphs for plan in fitting_plans),
+        shapes=sum(plan.shapes for plan in fitting_plans),
         # The maximum, not the sum: models of a back end share its cores.
-        batches=max((plan.batches for plan in kept), default=0),
-        lone_graphs=settings.lone_graph_bytes if any(plan.shapes for plan in kept) else 0,
-        queue=sum(plan.queue for plan in kept),
-        key_value_cache=sum(plan.key_value_cache for plan in kept),
+        batches=max((plan.batches for plan in fitting_plans), default=0),
+        lone_graphs=settings.lone_graph_bytes if any(plan.shapes for plan in fitting_plans) else 0,
+        queue=sum(plan.queue for plan in fitting_plans),
+        key_value_cache=sum(plan.key_value_cache for plan in fitting_plans),
     )
 
 

@@ -25,7 +25,7 @@ from neuronpipe.stages.tokenizer.text import LONG_TEXT
 _READ_INLINE_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EncodingModel:
     """One model of the stage.
 

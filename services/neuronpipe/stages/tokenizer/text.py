@@ -312,8 +312,8 @@ def _check_growth(tokenizer: Tokenizer, text: str) -> None:
         by_count.setdefault(count, ["a"]).append(f"{char}a")  # separated, because normalizations join marks and letters
     length = partial(_normalized_length, tokenizer.normalizer)
     grown = sum(count * (length("".join(chars)) - length("a" * len(chars))) for count, chars in by_count.items())
-    if grown > (most := max(_MOST_GROWN, len(text.encode()))):
-        reason = f"{len(text)} characters, of which the model's normalization makes {grown}; the limit is {most}"
+    if grown > (limit := max(_MOST_GROWN, len(text.encode()))):
+        reason = f"{len(text)} characters, of which the model's normalization makes {grown}; the limit is {limit}"
         raise InvalidInput("input", f"a text of {reason}")
 
 
@@ -365,11 +365,11 @@ def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: boo
     first, second = np.flatnonzero(owners == 0), np.flatnonzero(owners == 1)
     room = max(max_tokens - int(np.count_nonzero(owners < 0)), 0)
     if only_first:
-        kept = max(room - len(second), 1), len(second)
+        kept_counts = max(room - len(second), 1), len(second)
     else:
         shorter = min(len(first), len(second), room // 2)
-        kept = (shorter, room - shorter) if len(first) <= len(second) else (room - shorter, shorter)
-    parts = zip((first, second), kept, strict=True)
+        kept_counts = (shorter, room - shorter) if len(first) <= len(second) else (room - shorter, shorter)
+    parts = zip((first, second), kept_counts, strict=True)
     return np.concatenate(
         [part[count:] if side == "right" else part[: max(len(part) - count, 0)] for part, count in parts]
     )

@@ -131,11 +131,11 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
 
 def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
     """The maximum number of bytes that decoding and resizing allocate at a time, without a decoder's coefficients."""
-    pixels, own = image.width * image.height, _BYTES_OF_MODE.get(image.mode, 4)
-    steps = [own + (_WEBP_BYTES if image.format == "WEBP" else 0)]
+    pixels, mode_bytes = image.width * image.height, _BYTES_OF_MODE.get(image.mode, 4)
+    steps = [mode_bytes + (_WEBP_BYTES if image.format == "WEBP" else 0)]
     turned = any(mark in data for mark in _MAY_BE_TURNED) if image.format == "PNG" else _ORIENTATION in image.getexif()
-    steps.append(2 * own if turned else own)
-    steps.append(own if image.mode == "RGB" else own + 4)
+    steps.append(2 * mode_bytes if turned else mode_bytes)
+    steps.append(mode_bytes if image.mode == "RGB" else mode_bytes + 4)
     steps.append(_WHITENING_BYTES if spec.whitens and "transparency" in image.info else 4)
     resized = 6 * pixels  # the resized array, and a copy
     if spec.resize is not None:

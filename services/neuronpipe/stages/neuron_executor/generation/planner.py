@@ -150,8 +150,8 @@ class GeneratedSequence:
     @property
     def left(self) -> int:
         """The tokens to compute before the next token can be chosen; at most `most_scored` of a scored prompt."""
-        left = len(self.token_ids) - self.computed
-        return min(left, self.most_scored) if self.scores_prompt else left
+        uncomputed_tokens = len(self.token_ids) - self.computed
+        return min(uncomputed_tokens, self.most_scored) if self.scores_prompt else uncomputed_tokens
 
     def left_with(self, spare_scores: int) -> int:
         """As `left`, in a step that has room for `spare_scores` further scores."""
@@ -247,9 +247,9 @@ class Planner:
         spare, self._places = self._spare_scores, self._max_sequences
         for sequence in (*answered, *reading):
             rows = len(sequence.rows)
-            most = min(room, max(rows, parts.get(sequence.tenant, room))) if sequence.left > 1 else room
+            max_tokens = min(room, max(rows, parts.get(sequence.tenant, room))) if sequence.left > 1 else room
             # A search alone may have more rows than the step has tokens.
-            count = min(sequence.left_with(spare), most // rows if planned else max(1, most // rows))
+            count = min(sequence.left_with(spare), max_tokens // rows if planned else max(1, max_tokens // rows))
             if not count or sequence not in self.running:  # the sequence was preempted
                 continue
             room += self._hold(sequence, count, planned)
@@ -482,10 +482,10 @@ class Planner:
 
     def _add_draft(self, sequence: GeneratedSequence, room: int) -> int:
         """Adds a draft to a planned sequence with a lookup, if blocks are free. Returns the tokens of the draft."""
-        most = min(room, sequence.options.max_new_tokens - sequence.generated - 1)
-        if not sequence.lookup or most < 1 or sequence.computed + 1 < len(sequence.token_ids):
+        max_draft_tokens = min(room, sequence.options.max_new_tokens - sequence.generated - 1)
+        if not sequence.lookup or max_draft_tokens < 1 or sequence.computed + 1 < len(sequence.token_ids):
             return 0
-        draft = sequence.lookup.draft(sequence.token_ids, most)
+        draft = sequence.lookup.draft(sequence.token_ids, max_draft_tokens)
         if (missing := self._missing(sequence, 1 + len(draft))) > self._pool.free:
             return 0
         self._take(sequence, 1 + len(draft), missing)

@@ -22,15 +22,18 @@ _LONGEST_PAUSE = 7
 
 
 class PromptLookup:
-    """The drafts of one text. `source_ids`: the text that an encoder has read. `most`: limit of a draft's tokens."""
+    """The drafts of one text.
 
-    def __init__(self, source_ids: Sequence[int], most: int) -> None:
+    `source_ids`: the text that an encoder has read. `max_draft_tokens`: limit of a draft's tokens.
+    """
+
+    def __init__(self, source_ids: Sequence[int], max_draft_tokens: int) -> None:
         self._token_ids = [*source_ids]
         self._source_tokens = len(source_ids)
         # The place behind each n-gram of 3 or 2 tokens, the last place if there are several.
         self._places: dict[tuple[int, ...], int] = {}
         self._found = 0
-        self._most = self._size = most
+        self._most = self._size = max_draft_tokens
         # Steps of the pause after the last wrong draft, and the steps of it that are left.
         self._pause = self._pause_left = 0
 
@@ -43,16 +46,16 @@ class PromptLookup:
 
     def find(self, token_ids: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens that followed the last tokens of `token_ids` earlier."""
-        known = self._token_ids
-        known += token_ids[len(known) - self._source_tokens :]
-        for place in range(max(self._found, len(known) - _MOST_PLACES), len(known)):
+        seen_ids = self._token_ids
+        seen_ids += token_ids[len(seen_ids) - self._source_tokens :]
+        for place in range(max(self._found, len(seen_ids) - _MOST_PLACES), len(seen_ids)):
             for size in _NGRAM_SIZES:
                 if place >= size:
-                    self._places[tuple(known[place - size : place])] = place
-        self._found = len(known)
+                    self._places[tuple(seen_ids[place - size : place])] = place
+        self._found = len(seen_ids)
         for size in _NGRAM_SIZES:
-            if place := self._places.get(tuple(known[-size:]), 0):
-                return known[place : place + count]
+            if place := self._places.get(tuple(seen_ids[-size:]), 0):
+                return seen_ids[place : place + count]
         return []
 
     def note(self, accepted: int) -> None:

@@ -238,10 +238,13 @@ def _choose(
     """
     drafted = len(sequence.draft)
     if sequence.scores_prompt:
-        for known in range(sequence.computed + 1, sequence.computed + 1 + run.scored - drafted):
-            if len(sequence.prompt_logprobs) < known < sequence.prompt_tokens:  # otherwise scored before a preemption
-                place, most = row + known - sequence.computed - 1, sequence.options.top_logprobs
-                sequence.prompt_logprobs.append(token_logprobs(sequence.token_ids[known], scores, place, most))
+        for position in range(sequence.computed + 1, sequence.computed + 1 + run.scored - drafted):
+            # Other places were scored before a preemption.
+            if len(sequence.prompt_logprobs) < position < sequence.prompt_tokens:
+                place, top_logprobs = row + position - sequence.computed - 1, sequence.options.top_logprobs
+                sequence.prompt_logprobs.append(
+                    token_logprobs(sequence.token_ids[position], scores, place, top_logprobs)
+                )
         if run.past + len(run.token_ids) < len(sequence.token_ids):
             return None
     if isinstance(sequence.chooser, BeamSearch):

@@ -79,8 +79,8 @@ class TenantShares:
 
     def of(self, tenant: str, weight: float) -> tuple[int, int]:
         """The rows and blocks of a tenant's share, at least one of each."""
-        known = self._tenants.get(tenant)
-        part = weight / (self._weights + (0 if known else weight))
+        use = self._tenants.get(tenant)
+        part = weight / (self._weights + (0 if use else weight))
         rows, blocks = self._limits
         return max(1, int(part * rows)), max(1, int(part * blocks))
 
@@ -102,12 +102,12 @@ class TenantShares:
 
     def kept_for_others(self, tenant: str) -> tuple[int, int]:
         """The rows and blocks that other tenants used a moment ago, up to their shares, and do not use now."""
-        kept = [0, 0]
+        reserved = [0, 0]
         for name, use in self._tenants.items():
             if name != tenant:
                 for kind, share in enumerate(self.of(name, use.weight)):
-                    kept[kind] += max(0, min(use.peak[kind], share) - use.used[kind])
-        return kept[0], kept[1]
+                    reserved[kind] += max(0, min(use.peak[kind], share) - use.used[kind])
+        return reserved[0], reserved[1]
 
 
 def split(room: int, needs: dict[str, int]) -> dict[str, int]:
