@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,9 +14,10 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.items import ExecuteItem, Work
 from neuronpipe.platform.process.background import run_beside
-from neuronpipe.stages.neuron_executor.generation import planner
+from neuronpipe.stages.neuron_executor.generation import planner, tenant_shares
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import TenantShares, split
+from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     VOCABULARY,
@@ -30,9 +31,22 @@ _ROWS = 8
 _Tokens = list[list[int]]
 
 
+class _PacedDecoder(WrittenDecoder):
+    """Its steps take so long that callers come between them on slow machines, too."""
+
+    step_s = 0.0
+
+    def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
+        time.sleep(self.step_s)
+        return super().compute(runs)
+
+
 @asynccontextmanager
-async def _generator(blocks: int = 2000, **settings: Any) -> AsyncIterator[tuple[Generator, WrittenDecoder]]:
-    decoder = WrittenDecoder(blocks)
+async def _generator(
+    blocks: int = 2000, step_s: float = 0.0, **settings: Any
+) -> AsyncIterator[tuple[Generator, WrittenDecoder]]:
+    decoder = _PacedDecoder(blocks)
+    decoder.step_s = step_s
     limits: dict[str, Any] = {"max_batch_size": _ROWS, "step_tokens": 16} | settings
     async with running_generator(decoder, _SPEC, **limits) as generator:
         yield generator, decoder
@@ -96,8 +110,9 @@ def _large(form: str, count: int = 60) -> Iterable[ExecuteItem]:
 
 @pytest.mark.parametrize("form", _LARGE)
 async def test_a_short_text_begins_at_once_beside_large_ones_of_another_tenant_which_stay_as_they_are(
-    form: str,
+    form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tenant_shares, "_RECENT_S", 3600.0)  # or a slow machine would take the room between two texts
     async with _generator() as (generator, _):
         alone = [await _tokens(generator, item) for item in _large(form)]
     async with _generator() as (generator, decoder):
@@ -105,7 +120,9 @@ async def test_a_short_text_begins_at_once_beside_large_ones_of_another_tenant_w
         await _until(lambda: len(decoder.steps) > 3)
         # One may have been planned when it came.
         assert max([await _steps_before(generator, decoder, number) for number in range(6)]) <= 1
-        assert generator.planner.preemptions <= 3, "room was kept for the next text"
+        # A search that is larger than its share takes all rows again whenever nothing else runs.
+        most = 6 if form == "one search" else 3
+        assert generator.planner.preemptions <= most, "room was kept for the next text"
         assert await asyncio.gather(*large) == alone
         await _until(lambda: generator.planner.blocks_in_use == 0)
 
@@ -123,7 +140,7 @@ async def test_a_short_text_begins_at_once_where_another_tenant_has_all_blocks()
 
 
 async def test_a_short_prompt_is_read_beside_long_ones_of_another_tenant() -> None:
-    async with _generator() as (generator, decoder):
+    async with _generator(step_s=0.005) as (generator, decoder):  # the long ones take 200 steps
         large = [asyncio.create_task(_tokens(generator, _item("mallory", [one] * 400, 2))) for one in range(8)]
         await _until(lambda: len(decoder.steps) > 3)
         assert max([await _steps_before(generator, decoder, number, 1) for number in range(4)]) <= 1
