@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
+from typing_extensions import TypedDict
+
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
@@ -85,8 +87,7 @@ class Route:
     """One method of one path. A name in braces in the path stands for one segment, `{/name}` for an optional segment.
 
     - `takes`: the type of the body in JSON, from which pydantic makes checks and a schema; None for no body.
-    - `gives`: the type of the answer, or its shape: a dict is an object, a list an array and a tuple alternatives, and
-      a name that ends in `?` may be missing.
+    - `gives`: the type of the answer; see `named`.
     - `is_raw`: the handler gets the body as bytes, because its type depends on the model.
     - `takes_media`: media types of raw bodies in addition to JSON.
     - `query`: parameters with their meanings.
@@ -117,6 +118,13 @@ class Route:
         return re.sub(r"\{/\w+\}", "", self.path)
 
 
+def named(name: str, description: str | None = None, /, **fields: Any) -> Any:
+    """Returns the type of an object in answers, which may have more fields. /openapi.json has the type by its name."""
+    answer = TypedDict(name, fields)  # type: ignore[misc]
+    answer.__doc__ = description
+    return answer
+
+
 ServiceT = TypeVar("ServiceT")
 # The routes of a protocol, and the functions that answer them with the help of a service, such as the inference.
 Answers: TypeAlias = Iterable[tuple[Route, Callable[[ServiceT, HttpRequest], Coroutine[Any, Any, HttpResponse]]]]
@@ -129,7 +137,7 @@ def handlers_for(service: ServiceT, answers: Answers[ServiceT]) -> HttpHandlers:
 
 _health = partial(Route, "GET", is_counted=False, service="health")
 LIVE, READY = (
-    _health(f"/v2/health/{word}", f"OIP: {meaning}", gives={word: bool})
+    _health(f"/v2/health/{word}", f"OIP: {meaning}", gives=dict[str, bool])
     for word, meaning in (("live", "200 while the process need not be replaced"), ("ready", "as /health"))
 )
 # The door itself answers these routes, also while the process starts and drains.

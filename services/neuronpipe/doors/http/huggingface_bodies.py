@@ -31,7 +31,7 @@ _Texts = str | Many[str]
 _Image = Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; or the file itself as the body")]
 
 
-class EndpointOptions(Body):
+class _Options(Body):
     """Options of Hugging Face's own machines, which change nothing here."""
 
     use_cache: bool | None = None
@@ -44,7 +44,7 @@ class EndpointOptions(Body):
 class TaskBody(Body):
     """Fields of every body."""
 
-    options: EndpointOptions | None = None
+    options: _Options | None = None
     stream: Annotated[Any, only(False)] = None
 
 
@@ -144,6 +144,9 @@ class QuestionAnswering(TaskBody):
     parameters: AnswerParameters = AnswerParameters()
 
 
+class FeatureParameters(CutParameters): ...
+
+
 class Features(TaskBody):
     """InferenceClient sends the parameters beside the inputs."""
 
@@ -156,7 +159,10 @@ class Features(TaskBody):
     truncation_direction: Direction | None = None
     prompt_name: str | None = Field(None, description="a prompt of a model of sentence embeddings")
     encoding_format: Literal["float"] | None = None
-    parameters: CutParameters = Field(CutParameters(), description="parameters of the pipeline")
+    parameters: FeatureParameters = Field(FeatureParameters(), description="parameters of the pipeline")
+
+
+class SimilarityParameters(CutParameters): ...
 
 
 class Sentences(Body):
@@ -166,7 +172,7 @@ class Sentences(Body):
 
 class SentenceSimilarity(TaskBody):
     inputs: Sentences
-    parameters: CutParameters = CutParameters()
+    parameters: SimilarityParameters = SimilarityParameters()
 
 
 class Query(Body):
@@ -230,7 +236,7 @@ class Prompted(Body):
     parameters: GenerateParameters = GenerateParameters()
 
 
-class TgiGenerate(Prompted, ModelBody):
+class Generate(Prompted, ModelBody):
     inputs: str
     stream: bool | None = Field(None, description="whether the path is /generate_stream")
 

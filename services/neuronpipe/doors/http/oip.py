@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from pydantic import BeforeValidator, Field, TypeAdapter
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
-from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
 from neuronpipe.doors.oip import service as oip
 from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
@@ -63,8 +63,15 @@ class Control(Body):
 
 
 _INFER, _INDEX, _CONTROL = TypeAdapter(Infer), TypeAdapter(Index), TypeAdapter(Control)
-_OUTPUT = {"name": str, "shape": list[int], "datatype": str, "parameters?": dict[str, Any], "data?": list[Any]}
-_INFERRED = {"model_name": str, "model_version": str, "id?": str, "outputs": [_OUTPUT]}
+_OUTPUT: Any = named(
+    "GivenOutput",
+    name=str,
+    shape=list[int],
+    datatype=str,
+    parameters=NotRequired[_Parameters],
+    data=NotRequired[list[Any] | None],
+)
+_INFERRED = named("Inferred", model_name=str, model_version=str, id=NotRequired[str], outputs=list[_OUTPUT])
 # Paths that only Triton has, and the reasons why this door does not serve them.
 _MISSING = {
     "/v2/systemsharedmemory/status": oip.NO_SHARED_MEMORY,

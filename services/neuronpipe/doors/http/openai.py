@@ -12,7 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Count, KeptTokens, ModelBody, TextsOrTokens, fixed, only, write_body
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
 from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
@@ -52,17 +52,16 @@ class EmbeddingsRequest(ModelBody):
     endianness: Annotated[Any, only("native", "little")] = None
 
 
-# The embedding is numbers, or float32 little-endian in Base64. The root of a model is the model of an alias.
-_EMBEDDINGS = {
-    "object": Literal["list"],
-    "data": [{"object": Literal["embedding"], "index": int, "embedding": list[float] | str}],
-    "model": str,
-    "usage": {"prompt_tokens": int, "total_tokens": int},
-}
-_MODEL = {"id": str, "root": str, "object": Literal["model"], "created": int, "owned_by": str}
+_VECTOR = Annotated[list[float] | str, Field(description="numbers, or float32 little-endian in Base64")]
+_EMBEDDING: Any = named("Embedding", object=Literal["embedding"], index=int, embedding=_VECTOR)
+_USAGE = named("EmbeddingsUsage", prompt_tokens=int, total_tokens=int)
+_LIST = Literal["list"]
+_EMBEDDINGS = named("EmbeddingsResponse", object=_LIST, data=list[_EMBEDDING], model=str, usage=_USAGE)
+_ROOT = "`root`: the model that an alias stands for."
+_MODEL: Any = named("ModelEntry", _ROOT, id=str, root=str, object=Literal["model"], created=int, owned_by=str)
 EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, _EMBEDDINGS, OPENAI_ERROR)
 _get = partial(Route, "GET", error_form=OPENAI_ERROR)
-MODELS = _get("/v1/models", "OpenAI: the models", gives={"object": Literal["list"], "data": [_MODEL]})
+MODELS = _get("/v1/models", "OpenAI: the models", gives=named("ModelList", object=_LIST, data=list[_MODEL]))
 MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
 _FIELDS = {"text": "input…", "token_ids": "input…", "truncation": "truncate"}
 # The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.

@@ -28,7 +28,7 @@ from neuronpipe.doors.http.bodies import (
     write_body,
 )
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
@@ -156,14 +156,16 @@ class ResponsesRequest(ModelBody):
     reasoning: Reasoning = Reasoning()
 
 
-_RESPONSE = {
-    **dict.fromkeys(("id", "model"), str),
-    "object": Literal["response"],
-    "created_at": int,
-    "status": Literal["completed", "incomplete", "in_progress"],
-    "output": list[dict[str, Any]],
-    "usage": dict[str, Any] | None,
-}
+_RESPONSE = named(
+    "Response",
+    id=str,
+    object=Literal["response"],
+    created_at=int,
+    model=str,
+    status=Literal["completed", "incomplete", "in_progress"],
+    output=list[dict[str, Any]],
+    usage=dict[str, Any] | None,
+)
 _SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
 RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, OPENAI_ERROR)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
@@ -18,7 +18,7 @@ from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields,
 from neuronpipe.doors.http import openai_text_bodies as bodies
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
@@ -37,35 +37,31 @@ _VARIABLES = ("add_generation_prompt", "reasoning_effort", "verbosity")
 # vLLM's names of forms of a text → our options.
 _FORM_OPTIONS = {"json": "json_schema", "choice": "choices"}
 
-_USAGE = {
-    **dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), int),
-    "prompt_tokens_details": {"cached_tokens": int},
-}
-_MESSAGE = {
-    "role": Literal["assistant"],
-    "content": str | None,
-    "refusal": type(None),
-    "tool_calls?": list[dict[str, Any]],
-}
+_OBJECT = dict[str, Any]
+_CACHED = named("CachedTokens", cached_tokens=int)
+_USAGE = named("TextUsage", prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=_CACHED)
+_CALLS = NotRequired[list[_OBJECT] | None]
+_MESSAGE = named("Answered", role=Literal["assistant"], content=str | None, refusal=None, tool_calls=_CALLS)
 
 
-def _answer(kind: Any, reasons: Any, **choice: Any) -> dict[str, Any]:
-    choice |= {"index": int, "logprobs": dict[str, Any] | None, "finish_reason": reasons}
-    return {"id": str, "object": kind, "created": int, "model": str, "choices": [choice], "usage": _USAGE}
+def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
+    choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, finish_reason=reasons)
+    return named(name, id=str, object=kind, created=int, model=str, choices=list[choice], usage=_USAGE)
 
 
+_CHAT_REASONS = Literal["stop", "length", "tool_calls"]
 _post = partial(Route, "POST", error_form=OPENAI_ERROR)
 CHAT = _post(
     "/v1/chat/completions",
     "OpenAI: the next message of a chat; with `stream` as events, each a chunk in JSON, the last one [DONE]",
     bodies.ChatRequest,
-    _answer(Literal["chat.completion"], Literal["stop", "length", "tool_calls"], message=_MESSAGE),
+    _answer("ChatCompletion", Literal["chat.completion"], "ChatChoice", _CHAT_REASONS, message=_MESSAGE),
 )
 COMPLETIONS = _post(
     "/v1/completions",
     "OpenAI: continues texts; with `stream` as events, each a chunk in JSON, the last one [DONE]",
     bodies.CompletionRequest,
-    _answer(Literal["text_completion"], Literal["stop", "length"], text=str),
+    _answer("Completion", Literal["text_completion"], "CompletionChoice", Literal["stop", "length"], text=str),
 )
 # huggingface_hub puts OpenAI's paths behind the address of a model.
 MODEL_CHAT, MODEL_COMPLETIONS = (

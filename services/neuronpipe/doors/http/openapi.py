@@ -15,8 +15,6 @@ from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIEL
 
 OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
 
-# The kinds of shapes of answers; see Route.
-_SHAPES = (dict, list, tuple)
 _TEXT: dict[str, Any] = {"type": "string"}
 _MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -50,14 +48,12 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
         ((route.key, side), "validation", TypeAdapter(kind))
         for route in routes
         for side, kind in (("takes", route.takes), ("gives", route.gives))
-        if kind is not None and not isinstance(kind, _SHAPES)
+        if kind is not None
     ]
     schemas, shared = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
     paths: dict[str, Any] = {}
     for route in routes:
         takes, gives = (schemas.get(((route.key, side), "validation")) for side in ("takes", "gives"))
-        if isinstance(route.gives, _SHAPES):
-            gives = _schema(route.gives)
         paths.setdefault(route.shown_path, {})[route.method.lower()] = _operation(route, takes, gives)
     return {
         "openapi": "3.1.0",
@@ -68,16 +64,12 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _schema(shape: Any) -> dict[str, Any]:
-    """Returns the JSON Schema of an answer's shape. Objects may have more fields."""
-    if isinstance(shape, dict):
-        properties = {name.removesuffix("?"): _schema(part) for name, part in shape.items()}
-        required = [name for name in shape if not name.endswith("?")]
-        return {"type": "object", "properties": properties, "required": required}
-    if isinstance(shape, list):
-        return {"type": "array", "items": _schema(shape[0])}
-    if isinstance(shape, tuple):
-        return {"anyOf": [_schema(part) for part in shape]}
-    return TypeAdapter(shape).json_schema()
+    """Returns the JSON Schema of an error's shape. Objects may have more fields."""
+    if not isinstance(shape, dict):
+        return TypeAdapter(shape).json_schema()
+    properties = {name.removesuffix("?"): _schema(part) for name, part in shape.items()}
+    required = [name for name in shape if not name.endswith("?")]
+    return {"type": "object", "properties": properties, "required": required}
 
 
 def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """The form of a protocol's errors. `shape`: the shape of the bodies; see Route."""
+    """The form of a protocol's errors. `shape`: the types of the fields, of which a `name?` may be missing."""
 
     write: Callable[[Problem], dict[str, Any]]
     shape: Mapping[str, Any]

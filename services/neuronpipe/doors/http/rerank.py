@@ -1,14 +1,14 @@
 """Reranking, as Cohere, Jina and TEI have it."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired
 
 from pydantic import AliasChoices, ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, ModelBody, Whole, either, fixed, write_body
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, score_function, truncation_of
 
@@ -51,19 +51,15 @@ class TeiRerank(ModelBody):
     return_text: bool = False
 
 
-_COHERE = {
-    "id": str,
-    "model": str,
-    "results": [{"index": int, "relevance_score": float, "document?": {"text": str}}],
-    "usage": dict.fromkeys(("prompt_tokens", "total_tokens", "truncated_tokens"), int),
-    "meta": dict[str, Any],
-}
-_TEI = [{"index": int, "score": float, "text?": str}]
+_USAGE = named("RerankUsage", prompt_tokens=int, total_tokens=int, truncated_tokens=int)
+_RANK: Any = named("CohereRank", index=int, relevance_score=float, document=NotRequired[Document | None])
+_COHERE: Any = named("CohereRanks", id=str, model=str, results=list[_RANK], usage=_USAGE, meta=dict[str, Any])
+_TEI_RANK: Any = named("TeiRank", index=int, score=float, text=NotRequired[str | None])
 _EITHER = either(TeiRerank, CohereRerank, {"documents"}, "TEI's with `texts`, Jina's with `documents`")
 _post = partial(Route, "POST")
 V1 = _post("/v1/rerank", "Cohere, Jina: documents, best first", CohereRerank, _COHERE, COHERE_ERROR)
 V2 = _post("/v2/rerank", "Cohere: documents, best first", CohereRerank, _COHERE, COHERE_ERROR)
-PLAIN = _post("/rerank", "TEI, Jina: texts, best first", _EITHER, (_TEI, _COHERE), TEI_ERROR)
+PLAIN = _post("/rerank", "TEI, Jina: texts, best first", _EITHER, list[_TEI_RANK] | _COHERE, TEI_ERROR)
 
 
 async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:

@@ -11,7 +11,7 @@ from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.models_pb2 import GetModelRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
 from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
@@ -60,31 +60,35 @@ class SimilarityInputs(Body):
     sentences: Many[str]
 
 
+class SimilarityParameters(_TeiTruncated): ...
+
+
 class Similarity(ModelBody):
     inputs: SimilarityInputs
-    parameters: _TeiTruncated = _TeiTruncated()
+    parameters: SimilarityParameters = SimilarityParameters()
 
 
-_PREDICTIONS = [{"score": float, "label": str}]
+_PREDICTION: Any = named("Prediction", score=float, label=str)
+_WEIGHT: Any = named("SparseValue", "A token of the vocabulary and its weight.", index=int, value=float)
 _LIMITS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
 _UNKNOWN = ("max_batch_requests", "tokenization_workers", "sha", "docker_label")
-_INFO = {
+_INFO = named(
+    "Info",
+    "The model and the limits. The pooling in `model_type` is a guess, because only the graph of a model knows it.",
     **dict.fromkeys(("model_id", "model_sha", "model_dtype", "version"), str),
     **dict.fromkeys(_LIMITS, int),
-    **dict.fromkeys(_UNKNOWN, type(None)),
-    "model_type": dict[str, Any],
-    "auto_truncate": Literal[False],
-}
+    **dict.fromkeys(_UNKNOWN),
+    model_type=dict[str, Any],
+    auto_truncate=Literal[False],
+)
 _QUERY = {"model": "the model, where the body names none and several have the task"}
 _post = partial(Route, "POST", error_form=TEI_ERROR, query=_QUERY)
 EMBED = _post("/embed", "TEI: a vector for each text", Embed, list[list[float]])
 EMBED_ALL = _post("/embed_all", "TEI: a vector for each token of each text", EmbedAll, list[list[list[float]]])
-PREDICT = _post("/predict", "TEI: labels with scores, best first", Predict, (_PREDICTIONS, [_PREDICTIONS]))
+PREDICT = _post("/predict", "TEI: labels with scores, best first", Predict, list[_PREDICTION] | list[list[_PREDICTION]])
 SIMILARITY = _post("/similarity", "TEI: cosines of a sentence and others", Similarity, list[float])
 INFO = Route("GET", "/info", "TEI: the model and the limits", None, _INFO, TEI_ERROR, query=_QUERY)
-EMBED_SPARSE = _post(
-    "/embed_sparse", "TEI: a sparse vector for each text", EmbedSparse, [[{"index": int, "value": float}]]
-)
+EMBED_SPARSE = _post("/embed_sparse", "TEI: a sparse vector for each text", EmbedSparse, list[list[_WEIGHT]])
 
 _FIELDS = {**dict.fromkeys(("text", "text_pair", "token_ids"), "inputs…"), "truncation": "truncate"}
 _SIMILARITY_FIELDS = {

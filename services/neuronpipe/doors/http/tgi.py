@@ -4,26 +4,27 @@ The files of OpenAI and Hugging Face have its /v1/chat/completions and its /.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import write_body
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
+from neuronpipe.doors.http.huggingface_bodies import Generate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference
 
-_TEXT = {"generated_text": str, "details?": dict[str, Any] | None}
-_TOKEN = {"index": int, "token": dict[str, Any], "generated_text": str | None, "details": dict[str, Any] | None}
+_DETAILS = dict[str, Any] | None
+_TEXT = named("Generated", generated_text=str, details=NotRequired[_DETAILS])
+_TOKEN = named("GeneratedToken", index=int, token=dict[str, Any], generated_text=str | None, details=_DETAILS)
 _QUERY = {"model": "the model, where the body names none and several generate text"}
-_post = partial(Route, "POST", takes=TgiGenerate, error_form=TGI_ERROR, query=_QUERY)
+_post = partial(Route, "POST", takes=Generate, error_form=TGI_ERROR, query=_QUERY)
 GENERATE = _post("/generate", "TGI: continues a text", gives=_TEXT)
 GENERATE_STREAM = _post("/generate_stream", "TGI: the same as events, one for each token", gives=_TOKEN)
 
 
 async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
-    body: TgiGenerate = request.body
+    body: Generate = request.body
     if body.stream:
         raise InvalidInput("stream", "is not supported; use /generate_stream")
     model = inference.choose(request.model(body.model), "text_generation")
@@ -34,7 +35,7 @@ async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 
 async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
-    body: TgiGenerate = request.body
+    body: Generate = request.body
     spec = inference.catalog.spec(*inference.choose(request.model(body.model), "text_generation"))
     return await answer_tokens(inference, request, spec, body, body.inputs)
 

@@ -8,47 +8,52 @@ from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token
 from neuronpipe.doors.http.bodies import Many, ModelBody, TokenIds, either, only, texts_of, write_body, write_list
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, of_results
 from neuronpipe.doors.vectors import text_input, token_places
 
 
-class TeiTokenize(ModelBody):
+class Tokenize(ModelBody):
     inputs: Annotated[str | Many[str], Field(description="a text, or several")]
     add_special_tokens: bool = True
 
 
-class VllmTokenize(ModelBody):
+class TokenizePrompt(ModelBody):
+    """The body of vLLM."""
+
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: Annotated[Any, only(False)] = None
 
 
-class TeiDecode(ModelBody):
+class Decode(ModelBody):
     ids: Annotated[TokenIds | Many[TokenIds], Field(description="the tokens of a text, or of several")]
     skip_special_tokens: bool = True
 
 
-class VllmDetokenize(ModelBody):
+class Detokenize(ModelBody):
+    """The body of vLLM."""
+
     tokens: TokenIds
 
 
-# `start` and `stop` are the place in the text in bytes of UTF-8, null for a special token.
-_TOKEN = {"id": int, "text": str, "special": bool, "start": int | None, "stop": int | None}
-_PROMPT_TOKENS = {"count": int, "max_model_len": int, "tokens": list[int], "token_strs": type(None)}
-_EITHER = either(TeiTokenize, VllmTokenize, {"prompt", "messages"}, "TEI's with `inputs`, vLLM's with `prompt`")
+_PLACE = "`start` and `stop`: the place in the text in bytes of UTF-8, null for a special token."
+_TOKEN: Any = named("TokenOfText", _PLACE, id=int, text=str, special=bool, start=int | None, stop=int | None)
+_PROMPT_TOKENS: Any = named("PromptTokens", count=int, max_model_len=int, tokens=list[int], token_strs=None)
+_PROMPT = named("Detokenized", prompt=str)
+_EITHER = either(Tokenize, TokenizePrompt, {"prompt", "messages"}, "TEI's with `inputs`, vLLM's with `prompt`")
 _post = partial(Route, "POST", query={"model": "the model, where the body names none and several have the task"})
 _SUMMARY = "TEI: the tokens of each text; vLLM: the ids of a prompt's tokens"
-TOKENIZE = _post("/tokenize", _SUMMARY, _EITHER, ([[_TOKEN]], _PROMPT_TOKENS), TEI_ERROR)
-DECODE = _post("/decode", "TEI: the text of each list of tokens", TeiDecode, list[str], TEI_ERROR)
-DETOKENIZE = _post("/detokenize", "vLLM: the text of tokens", VllmDetokenize, {"prompt": str}, OPENAI_ERROR)
+TOKENIZE = _post("/tokenize", _SUMMARY, _EITHER, list[list[_TOKEN]] | _PROMPT_TOKENS, TEI_ERROR)
+DECODE = _post("/decode", "TEI: the text of each list of tokens", Decode, list[str], TEI_ERROR)
+DETOKENIZE = _post("/detokenize", "vLLM: the text of tokens", Detokenize, _PROMPT, OPENAI_ERROR)
 
 
 async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
-    body: TeiTokenize | VllmTokenize = request.body
+    body: Tokenize | TokenizePrompt = request.body
     model = inference.choose(request.model(body.model), "tokenization")
-    name, body_texts = ("prompt", body.prompt) if isinstance(body, VllmTokenize) else ("inputs", body.inputs)
+    name, body_texts = ("prompt", body.prompt) if isinstance(body, TokenizePrompt) else ("inputs", body.inputs)
     texts = texts_of(body_texts)
 
     make = partial(text_input, "tokenization", skip_special_tokens=not body.add_special_tokens)
@@ -57,7 +62,7 @@ async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     def write() -> bytes:
         several = [result.result.message.tokenization.tokens for result in results]
-        if isinstance(body, VllmTokenize):
+        if isinstance(body, TokenizePrompt):
             ids = [token.token_id for token in several[0]]
             limits = {"count": len(ids), "max_model_len": inference.catalog.spec(*model).max_tokens}
             return write_body({**limits, "tokens": ids, "token_strs": None})
@@ -72,7 +77,7 @@ def _written(text: str, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
 
 
 async def _decode(inference: Inference, request: HttpRequest) -> HttpResponse:
-    body: TeiDecode = request.body
+    body: Decode = request.body
     several: Any = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids]
     make = partial(_detokenization, skips_special=body.skip_special_tokens)
     inputs = Inputs("ids", several, make, {"token_ids": "ids…"}, is_list=several is body.ids)

@@ -16,7 +16,7 @@ from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, ModelBody, only, texts_of, write_body
-from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
 from neuronpipe.doors.vectors import text_input, token_vectors, vector
@@ -65,7 +65,7 @@ class Classify(_VllmBody):
     input: str | Many[str]
 
 
-class PoolingRequest(_VllmBody):
+class Pooling(_VllmBody):
     input: str | Many[str]
     task: Literal["embed", "classify", "token_embed"] | None = Field(
         None, description="vLLM's word for the task (default: the model's own task)"
@@ -74,18 +74,21 @@ class PoolingRequest(_VllmBody):
     encoding_format: Literal["float", "base64"] = "float"
 
 
-def _list_of(item: dict[str, Any]) -> dict[str, Any]:
-    usage = dict.fromkeys(("prompt_tokens", "total_tokens", "completion_tokens"), int)
-    return {"id": str, "object": Literal["list"], "created": int, "model": str, "usage": usage, "data": [item]}
+_USAGE = named("_Usage", prompt_tokens=int, total_tokens=int, completion_tokens=int)
 
 
-_SCORES = _list_of({"index": int, "object": Literal["score"], "score": float})
-_CLASSES = _list_of({"index": int, "label": str, "probs": list[float], "num_classes": int})
-_POOLS = _list_of({"index": int, "object": Literal["pooling"], "data": list[list[float]] | list[float] | str})
+def _list_of(name: str, item_name: str, **item: Any) -> Any:
+    values: Any = named(item_name, index=int, **item)
+    return named(name, id=str, object=Literal["list"], created=int, model=str, usage=_USAGE, data=list[values])
+
+
+_SCORES = _list_of("Scores", "ScoredPair", object=Literal["score"], score=float)
+_CLASSES = _list_of("Classes", "Classified", label=str, probs=list[float], num_classes=int)
+_POOLS = _list_of("Pools", "PooledData", object=Literal["pooling"], data=list[list[float]] | list[float] | str)
 _post = partial(Route, "POST", error_form=OPENAI_ERROR)
 SCORE, V1_SCORE = (_post(path, "vLLM: scores of pairs of texts", Score, _SCORES) for path in ("/score", "/v1/score"))
 CLASSIFY = _post("/classify", "vLLM: the labels of texts", Classify, _CLASSES)
-POOLING = _post("/pooling", "vLLM: vectors or probabilities, as the model's head gives them", PoolingRequest, _POOLS)
+POOLING = _post("/pooling", "vLLM: vectors or probabilities, as the model's head gives them", Pooling, _POOLS)
 
 
 async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -127,7 +130,7 @@ async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 
 async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
-    body: PoolingRequest = request.body
+    body: Pooling = request.body
     model = inference.choose(request.model(body.model))
     spec = inference.catalog.spec(*model)
     task = _pooling_task(body, spec)
@@ -176,7 +179,7 @@ def _probabilities(result: tasks.TaskResult, spec: ModelSpec) -> list[float]:
     return [scores[label] for label in spec.labels]
 
 
-def _pooling_task(body: PoolingRequest, spec: ModelSpec) -> str:
+def _pooling_task(body: Pooling, spec: ModelSpec) -> str:
     """Returns the task of the model that answers. Raises WrongTask if the model has none that the caller asks for."""
     wanted = _POOLING[body.task] if body.task else [spec.task, *_ANY_POOLING]
     for task in wanted:
@@ -185,7 +188,7 @@ def _pooling_task(body: PoolingRequest, spec: ModelSpec) -> str:
     raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, which /pooling does not give")
 
 
-def _pooled(body: PoolingRequest, task: str, spec: ModelSpec) -> Callable[[str], tasks.TaskInput]:
+def _pooled(body: Pooling, task: str, spec: ModelSpec) -> Callable[[str], tasks.TaskInput]:
     if task == "text_classification":
         return _classified(body, spec)
     options: dict[str, Any] = body.cuts

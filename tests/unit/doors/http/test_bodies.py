@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, write_body
-from neuronpipe.doors.http.huggingface_bodies import ImageFeatures, QuestionAnswering, TextClassification, TgiGenerate
+from neuronpipe.doors.http.huggingface_bodies import Generate, ImageFeatures, QuestionAnswering, TextClassification
 from neuronpipe.doors.http.huggingface_tasks import AnyBody
 from neuronpipe.doors.http.openai_responses import ResponsesRequest
 from neuronpipe.doors.http.openai_text_bodies import ChatRequest
@@ -181,7 +181,7 @@ _RERANK = {"query": "q", "documents": ["a"]}
         (CohereRerank, _RERANK | {"max_tokens_per_doc": 4096, "max_chunks_per_doc": 10, "rank_fields": ["text"]}),
         (CohereRerank, _RERANK | {"raw_scores": False, "use_activation": True}),
         (Score, {"text_1": "a", "text_2": "b", "add_special_tokens": True}),
-        (TgiGenerate, {"inputs": "a", "stream": False, "parameters": {"ignore_eos_token": False}}),
+        (Generate, {"inputs": "a", "stream": False, "parameters": {"ignore_eos_token": False}}),
         (ImageFeatures, {"inputs": "a", "parameters": {}}),
         (TextClassification, {"inputs": "a", "parameters": {"padding": True}, "options": {"retry_on_error": False}}),
         (QuestionAnswering, {"inputs": {"id": "1", "question": "a", "context": "b"}}),

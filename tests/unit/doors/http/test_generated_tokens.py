@@ -18,7 +18,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.exchange import HttpRequest
-from neuronpipe.doors.http.huggingface_bodies import TgiGenerate
+from neuronpipe.doors.http.huggingface_bodies import Generate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.inference import FieldNames, Inference, ModelName
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
@@ -51,7 +51,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
 
             return events()
 
-    body = TgiGenerate(inputs="Say:")
+    body = Generate(inputs="Say:")
     request = HttpRequest(Call(), {}, "", {}, "", body)
     response = await answer_tokens(cast(Inference, Written()), request, _SPEC, body, body.inputs)
     assert response.stream

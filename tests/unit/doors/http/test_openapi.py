@@ -1,6 +1,7 @@
 """doors/http/openapi.py."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,17 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput, Task
 from neuronpipe.doors.http import openapi
 from tests.unit.doors.http.doubles import ROUTES, Browser
 from tests.unit.model_specs import model_spec
+
+# Generators of clients give their types these names.
+_ANSWERS = {
+    *("Embedding", "EmbeddingsResponse", "EmbeddingsUsage", "ModelEntry", "ModelList", "Response"),
+    *("Answered", "CachedTokens", "ChatChoice", "ChatCompletion", "Completion", "CompletionChoice", "TextUsage"),
+    *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank"),
+    *("Info", "Prediction", "SparseValue", "Generated", "GeneratedToken"),
+    *("Detokenized", "PromptTokens", "TokenOfText"),
+    *("Classes", "Classified", "PooledData", "Pools", "ScoredPair", "Scores", "_Usage"),
+    *("GivenOutput", "Inferred"),
+}
 
 
 def _answer(input: TaskInput) -> TaskResult:
@@ -41,6 +53,16 @@ async def test_a_start_makes_no_document_and_the_first_requests_share_one(monkey
     assert len(made) == 1
 
 
+def _references(value: Any) -> Iterator[str]:
+    """Yields the names of the schemas to which a part of the document refers."""
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"].removeprefix("#/components/schemas/")
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _references(item)
+
+
 def test_every_route_is_described(document: dict[str, Any]) -> None:
     described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert described == {f"{route.method} {route.shown_path}" for route in ROUTES}
@@ -48,20 +70,21 @@ def test_every_route_is_described(document: dict[str, Any]) -> None:
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    references: list[str] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, dict):
-            references.extend(item for name, item in value.items() if name == "$ref")
-            value = list(value.values())
-        for item in value if isinstance(value, list) else ():
-            collect(item)
-
-    collect(document)
+    references = {*_references(document)}
     assert references
-    assert {reference.removeprefix("#/components/schemas/") for reference in references} <= set(
-        document["components"]["schemas"]
-    )
+    assert references <= set(document["components"]["schemas"])
+
+
+def test_each_object_of_an_answer_has_its_name(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    found: set[str] = set()
+    # The answers of these two paths are messages, whose names are in the protos.
+    paths = [methods for path, methods in document["paths"].items() if path not in ("/v1/infer", "/v1/generate")]
+    new = {*_references([operation["responses"] for methods in paths for operation in methods.values()])}
+    while new:
+        found |= new
+        new = {inner for name in new for inner in _references(schemas[name])} - found
+    assert found == _ANSWERS
 
 
 @pytest.mark.parametrize(
