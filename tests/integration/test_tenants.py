@@ -134,7 +134,13 @@ class _Gateways:
     @property
     def known(self) -> int:
         """How many gateways have told Redis of the tenant."""
-        return sum(name.startswith(b"gateway:") for name in self.redis.ask("HKEYS", "neuronpipe:budget:search"))
+        return len(self.exchanges)
+
+    @property
+    def exchanges(self) -> set[tuple[bytes, bytes]]:
+        """The gateways that have told Redis of the tenant, each with the time of its last exchange."""
+        fields: dict[bytes, bytes] = self.redis.ask("HGETALL", "neuronpipe:budget:search")
+        return {(name, value) for name, value in fields.items() if name.startswith(b"gateway:")}
 
 
 @pytest.fixture
@@ -161,6 +167,8 @@ def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:
     for client in gateways.clients:
         client.infer(classify("a"))
     until(lambda: gateways.known == 2)
+    before = gateways.exchanges  # the first gateway was alone in its own
+    until(lambda: not before & gateways.exchanges)
     gateways.redis.send(signal.SIGSTOP)  # connections stay, and nothing answers
     for process in gateways.processes:
         process.wait_for("budgets are not shared: Redis does not answer")
