@@ -22,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.process.background import run_apart, run_beside, start_apart
+from neuronpipe.platform.process.background import run_apart, run_beside, start_apart, wait_for_event
 
 # The pause between two attempts to load a version. It doubles each time, and starts again at the first pause when the
 # registry changes.
@@ -112,10 +112,7 @@ class LiveModels:
                 self._notify()
             self.update()
             self._wake.clear()
-            with suppress(TimeoutError):
-                # wait_for swallows in Python 3.11 a cancellation that comes together with the event.
-                async with asyncio.timeout(self.repository.look_every_s):
-                    await self._wake.wait()
+            await wait_for_event(self._wake, self.repository.look_every_s)
 
     def update(self) -> None:
         """Starts to load the declared versions that are missing, and tells the versions to leave that may leave."""

@@ -1,7 +1,6 @@
 """The gateway's side of a stage's stream: connections to every process behind a target."""
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, StageResponse
-from neuronpipe.platform.process.background import run_beside
+from neuronpipe.platform.process.background import run_beside, wait_for_event
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_models, read_state, write_models
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
@@ -192,9 +191,7 @@ async def follow_endpoints(
                     endpoint.following = group.create_task(endpoint.follow())
             is_served = any(endpoint.is_served for endpoint in endpoints.values())
             leaving.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RESOLVE_EVERY_S if is_served else _RESOLVE_ABSENT_S):
-                    await leaving.wait()
+            if await wait_for_event(leaving, _RESOLVE_EVERY_S if is_served else _RESOLVE_ABSENT_S):
                 await asyncio.sleep(_PAUSE_S)  # some proxies ask for a new connection at each connection's first call
 
 

@@ -86,6 +86,7 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 async def wait_for_event(event: asyncio.Event, limit_s: float) -> bool:
     """Waits until an event is set, for `limit_s` seconds at most. Returns whether it is set."""
     with suppress(TimeoutError):
+        # wait_for swallows in Python 3.11 a cancellation that comes together with the event.
         async with asyncio.timeout(limit_s):
             await event.wait()
     return event.is_set()
