@@ -67,6 +67,11 @@ class Admission(Admitted):
         if self.own_turn:
             self.own_turn.charge(tokens)
 
+    def queue(self) -> None:
+        """Lets other tenants run while the request waits in the executor, which shares its rows among tenants."""
+        if self.own_turn:
+            self.own_turn.queue()
+
     def wait(self, is_waiting: bool) -> None:
         """Gives the turn to others while the request waits in a stage before it computes."""
         if self.own_turn:

@@ -87,6 +87,7 @@ class GenerationRequest(RunningRequest):
             self.parts.put(
                 GenerateStart(model=name, version=str(version), request_id=request_id, prompt_tokens=encoded.tokens)
             )
+        self.admission.queue()
         if self.is_search:
             return await self._search(work)
         first, *others = self._texts

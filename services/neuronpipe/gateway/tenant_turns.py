@@ -16,6 +16,8 @@ from operator import itemgetter
 REQUEST_TOKENS = 32
 # This many requests may always run: the model computes the first while the second is on its way.
 _MIN_RUNNING = 2
+# This many requests of a tenant may always wait in the executor for their first token: there, a step takes several.
+_MIN_QUEUED = 16
 # The smallest window of a model, in quickest answers: otherwise the batches of a slow model would be too small.
 _QUICKEST_ANSWERS = 3
 # The time over which the rate is an average, in seconds in which something ran.
@@ -31,10 +33,22 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 class Turn:
     """A request that runs, or waits for that. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at
     once; generated tokens count for the share of its tenant only. `is_beyond_share`: known when the request begins to
-    run. `turns`: set when the request asks for its turn.
+    run. `is_queued`: whether it waits in the executor for its first token. `turns`: set when the request asks for its
+    turn.
     """
 
-    __slots__ = ("began_s", "future", "is_beyond_share", "is_bulk", "is_paused", "tenant", "tokens", "turns", "weight")
+    __slots__ = (
+        "began_s",
+        "future",
+        "is_beyond_share",
+        "is_bulk",
+        "is_paused",
+        "is_queued",
+        "tenant",
+        "tokens",
+        "turns",
+        "weight",
+    )
 
     def __init__(self, tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
         self.tenant = tenant
@@ -43,13 +57,17 @@ class Turn:
         self.is_bulk = is_bulk
         self.began_s = 0.0
         self.is_beyond_share = False
-        self.is_paused = False
+        self.is_paused = self.is_queued = False
         self.future: asyncio.Future[None] | None = None
         self.turns: TenantTurns
 
     def charge(self, tokens: int) -> None:
         """Adds tokens, which may be negative, to the cost of the request for the share of its tenant."""
         self.turns.charge(self, tokens)
+
+    def queue(self) -> None:
+        """Lets other tenants run while the request waits in the executor."""
+        self.turns.queue(self)
 
     def pause(self, *, is_paused: bool) -> None:
         """Lets others run while the request waits for something other than the model, or ends that."""
@@ -62,16 +80,21 @@ class Turn:
 
 class _TenantShare:
     """The requests of one tenant for a model. `used_tokens`: the tokens that ran recently, which fade. `turns`: the
-    number of requests that run or wait. `waiting`: interactive and bulk requests, each in the order of arrival.
+    number of requests that run or wait. `queued`: the number of those that wait in the executor, with `queued_tokens`.
+    `waiting`: interactive and bulk requests, each in the order of arrival.
     """
 
-    __slots__ = ("running_tokens", "turns", "used_tokens", "waiting", "weight")
+    __slots__ = ("queued", "queued_tokens", "running_tokens", "turns", "used_tokens", "waiting", "weight")
 
     def __init__(self) -> None:
         self.weight = 1.0
-        self.turns = self.running_tokens = 0
+        self.turns = self.running_tokens = self.queued = self.queued_tokens = 0
         self.used_tokens = 0.0
         self.waiting: tuple[dict[Turn, None], dict[Turn, None]] = {}, {}
+
+    def may_queue(self, window_tokens: float) -> bool:
+        """Whether another request of the tenant may run, which may be the next one in the executor."""
+        return self.queued < _MIN_QUEUED or self.queued_tokens < window_tokens
 
 
 class TenantTurns:
@@ -80,8 +103,8 @@ class TenantTurns:
     def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
-        # Paused requests are no part of the window, but the model may be busy with them.
-        self._running = self._paused = 0
+        # Queued and paused requests are no part of the window, but the model may be busy with them.
+        self._running = self._queued = self._paused = 0
         self._running_tokens = 0
         # The tenants with requests that run, wait, or ran recently.
         self._shares: dict[str, _TenantShare] = {}
@@ -120,6 +143,8 @@ class TenantTurns:
         queue[turn] = None
         self._waiting += 1
         turn.future = asyncio.get_running_loop().create_future()
+        if self._queued:  # the requests before this one may wait for the executor alone
+            self._run_next()
         try:
             await turn.future
         except asyncio.CancelledError:
@@ -145,6 +170,16 @@ class TenantTurns:
         self._end_turn(self._shares[turn.tenant])
         self._run_next()
 
+    def queue(self, turn: Turn) -> None:
+        """Takes a request that generates out of the window until its first token: the executor shares its rows among
+        tenants itself. Each tenant has a window of its own for such requests.
+        """
+        self._pass_time()
+        self._count(turn, -1)
+        turn.is_queued = True
+        self._count(turn, 1)
+        self._run_next()
+
     def pause(self, turn: Turn, *, is_paused: bool) -> None:
         """Takes a request that runs out of the window while it waits for something other than the model."""
         if turn.is_paused != is_paused:
@@ -162,10 +197,11 @@ class TenantTurns:
 
     def resize(self, turn: Turn, more: int) -> None:
         """Corrects the tokens of a request that runs by `more`, which may be negative."""
+        if not turn.is_paused:
+            self._count(turn, -1)
         turn.tokens += more
         if not turn.is_paused:
-            self._running_tokens += more
-            self._shares[turn.tenant].running_tokens += more
+            self._count(turn, 1)
         self.charge(turn, more)
 
     def _run(self, turn: Turn) -> None:
@@ -178,10 +214,16 @@ class TenantTurns:
             turn.future.set_result(None)
 
     def _count(self, turn: Turn, times: int) -> None:
-        """Adds a request to the running requests (1), or takes it out (-1)."""
-        self._running += times
-        self._running_tokens += times * turn.tokens
-        self._shares[turn.tenant].running_tokens += times * turn.tokens
+        """Adds a request to the running or queued requests (1), or takes it out (-1)."""
+        share, tokens = self._shares[turn.tenant], times * turn.tokens
+        if turn.is_queued:
+            self._queued += times
+            share.queued += times
+            share.queued_tokens += tokens
+        else:
+            self._running += times
+            self._running_tokens += tokens
+            share.running_tokens += tokens
 
     def _run_next(self) -> None:
         while turn := self._next():
@@ -199,12 +241,14 @@ class TenantTurns:
 
     def _next(self) -> Turn | None:
         """The next turn, if it may run now."""
+        window = self.window_tokens
         for is_bulk in (False, True):
             # A request that was cancelled stays in its queue until its task runs.
             firsts = [
                 (share.used_tokens / share.weight, turn)
                 for share in self._shares.values()
-                if (turn := next((turn for turn in share.waiting[is_bulk] if _is_waiting(turn)), None))
+                if share.may_queue(window)
+                and (turn := next((turn for turn in share.waiting[is_bulk] if _is_waiting(turn)), None))
             ]
             if firsts:
                 _, turn = min(firsts, key=itemgetter(0))
@@ -212,14 +256,15 @@ class TenantTurns:
         return None
 
     def _may_run(self, turn: Turn, *, is_next: bool) -> bool:
-        window = self.window_tokens
+        window, share = self.window_tokens, self._shares[turn.tenant]
+        if not share.may_queue(window):
+            return False
         if is_next and (self._running < _MIN_RUNNING or self._running_tokens < window):
             return True
         if turn.is_bulk or self._running_tokens >= _MOST_WINDOWS * window:
             return False
         is_below_share = self._beyond_share(turn) < 0
-        running = self._shares[turn.tenant].running_tokens
-        return running < (window if is_below_share else self._share(turn) * window)
+        return share.running_tokens < (window if is_below_share else self._share(turn) * window)
 
     def _share(self, turn: Turn) -> float:
         """The part of all weights that the tenant of a turn has."""
@@ -242,7 +287,7 @@ class TenantTurns:
             self._used_tokens = sum(share.used_tokens for share in self._shares.values())
             self._weights = sum(share.weight for share in self._shares.values() if share.turns)
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
-        if self._running or self._paused:
+        if self._running or self._queued or self._paused:
             passed_s = now_s - self._at_s
             rate_factor = math.exp(-passed_s / _RATE_WINDOW_S)
             self._answered_tokens *= rate_factor

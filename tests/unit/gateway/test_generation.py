@@ -68,7 +68,9 @@ class _System:
         pipeline: Any = SimpleNamespace(stages=stages, settings=PipelineSettings(stream_interval=interval))
         timings: Any = None
         running = GenerationRequest(pipeline, request, Call(), model, timings, parts)
-        admission: Any = SimpleNamespace(count=lambda *_: None, generated=self.counted.append, wait=self.waits.append)
+        admission: Any = SimpleNamespace(
+            count=lambda *_: None, queue=lambda: None, generated=self.counted.append, wait=self.waits.append
+        )
         running.admission = admission
         running.count(encoded)
         prediction = await running.execute(NO_WORK, encoded)

@@ -48,6 +48,9 @@ class _Model:
     def pause(self, name: str, *, is_paused: bool) -> None:
         self.turns.pause(self._taken[name], is_paused=is_paused)
 
+    def queue(self, name: str) -> None:
+        self.turns.queue(self._taken[name])
+
     async def leave(self, name: str) -> None:
         self._tasks[name].cancel()
         await _settle()
@@ -307,3 +310,48 @@ async def test_the_time_of_a_request_that_is_paused_counts_for_the_window(model:
         model.pause(f"m{number}", is_paused=True)
         await model.end(f"m{number}", after_s=1)
     assert model.turns.window_tokens == pytest.approx(300)
+
+
+async def _ask_texts(model: _Model, tenant: str, count: int) -> list[str]:
+    """Asks for texts of 100 tokens. Returns those that run, and wait in the executor."""
+    for number in range(count):
+        await model.ask(f"{tenant}{number}", tenant, 100)
+        for name in [name for name in model.running if not model._taken[name].is_queued]:
+            model.queue(name)
+            await _settle()
+    return [name for name in model.running if name.startswith(tenant)]
+
+
+async def test_texts_that_wait_in_the_executor_are_in_the_way_of_their_tenant_only(model: _Model) -> None:
+    await model.learn(1000)  # 3000 at once
+    assert len(await _ask_texts(model, "mallory", 100)) == 30
+    assert len(await _ask_texts(model, "quiet", 5)) == 5
+
+
+async def test_a_tenant_that_used_more_does_not_wait_for_one_whose_texts_fill_the_executor(model: _Model) -> None:
+    await model.learn(1000)
+    await model.ask("before", "quiet", 100)
+    model.generate("before", 100_000)
+    await model.end("before")
+    assert len(await _ask_texts(model, "mallory", 100)) == 30
+    assert len(await _ask_texts(model, "quiet", 5)) == 5
+
+
+async def test_a_slow_model_has_sixteen_texts_of_a_tenant_that_wait(model: _Model) -> None:
+    await model.learn(1)
+    assert len(await _ask_texts(model, "mallory", 40)) == 16
+
+
+async def test_the_next_text_runs_when_one_has_its_first_token_or_ends(model: _Model) -> None:
+    await model.learn(1)
+    await _ask_texts(model, "mallory", 40)
+    model.pause("mallory3", is_paused=True)
+    await _settle()
+    assert model.running[16:] == ["mallory16", "mallory17"]  # two may be on their way to the executor
+    model.queue("mallory16")
+    model.queue("mallory17")
+    await model.end("mallory3")  # it was in nobody's way
+    await model.end("mallory0")
+    assert len(model.running) == 16
+    await model.end("mallory1")
+    assert model.running[15:] == ["mallory18", "mallory19"]
