@@ -69,6 +69,7 @@ def find_repository(kind: str) -> Path:
     if not (repository / MODEL).is_dir():
         if not (SOURCE / "config.json").is_file():
             texts = CACHE / "no-texts.json"
+            CACHE.mkdir(parents=True, exist_ok=True)
             texts.write_text("[]")
             run_module("-m", "tests.bench.model", str(SOURCE), str(texts))
         how = ("--backend", "fake") if kind == "fake" else ("--dtype", kind)
