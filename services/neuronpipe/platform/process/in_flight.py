@@ -120,8 +120,8 @@ class InFlight:
         self._idle.set()
         self._idle_since_s = time.monotonic()
 
-    def __enter__(self) -> None:
-        """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
+    def begin(self) -> None:
+        """Counts a call until `end`. Raises Unavailable while the process drains, Overloaded at the limit."""
         self._came += 1
         if self.draining.is_set():
             raise self.stopping()
@@ -133,11 +133,14 @@ class InFlight:
             self._idle.clear()
         self.count += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self, *_: object) -> None:
+        """Ends a counted call."""
         self.count -= 1
         if not self.count:
             self._idle.set()
             self._idle_since_s = time.monotonic()
+
+    __enter__, __exit__ = begin, end
 
     def add_check(self, check: Callable[[float | None], None]) -> None:
         """Runs `check` before a call's message is read, with the seconds left until its deadline. It raises Overloaded
@@ -153,7 +156,7 @@ class InFlight:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Does not count a call while the block runs: the call only waits, and leaves its place to others."""
-        self.__exit__()
+        self.end()
         try:
             yield
         finally:
