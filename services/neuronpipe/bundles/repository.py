@@ -73,9 +73,9 @@ class Bundle:
         for artifact in self.manifest.artifacts:
             if backend in ("", artifact.backend):
                 return artifact
-        known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
+        backends = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
         advice = f"compile it with --backend {backend}"
-        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; {advice}")
+        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {backends}; {advice}")
 
     @contextlib.contextmanager
     def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:

@@ -145,10 +145,10 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
     "labels": ("SCORE LABEL", lambda result, _: ((label.score, label.label) for label in result.labels)),
     "embedding": ("SHAPE VECTOR", _vector),
     "data": ("SHAPE VECTOR", _vectors),
-    "scores": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
+    "scores": ("SCORE TEXT", lambda result, task_input: zip(result.scores, task_input.texts, strict=True)),
     "texts": (
         "SCORE INDEX TEXT",
-        lambda result, given: ((text.score, text.index, given.texts[text.index]) for text in result.texts),
+        lambda result, task_input: ((text.score, text.index, task_input.texts[text.index]) for text in result.texts),
     ),
     "answers": (
         "SCORE START END ANSWER",

@@ -123,8 +123,8 @@ class Meters:
 
     def families(self) -> Iterator[Family]:
         """Returns everything recorded so far, for exporters."""
-        own = list(self._families.values())
-        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own]
+        own_families = list(self._families.values())
+        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own_families]
         for add in self._others:
             families = add(families)
         return iter(families)

@@ -212,10 +212,10 @@ class ModelRoute:
 
     def pick(self, model: str, key: str) -> int:
         """Returns the version for a request that names none: the same for a key, while its share does not shrink."""
-        left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
+        place = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
-            left -= share
-            if left < 0:
+            place -= share
+            if place < 0:
                 return version
         return self.shares[-1][0]
 

@@ -266,7 +266,7 @@ class AdmissionControl:
             return None
         now_s, models = time.monotonic(), []
         for load in self._models.values():
-            if tenant_load := load.known(tenant):
+            if tenant_load := load.tenant_load(tenant):
                 if now_s >= load.overloaded_until_s:  # the usual case
                     return None
                 models.append((load, tenant_load))

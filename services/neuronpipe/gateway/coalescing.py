@@ -139,11 +139,11 @@ class Coalescer:
             await self._report_change()
             await endpoint.run()
         finally:
-            left = endpoint.give_up()
+            unfinished = endpoint.give_up()
             if not stream.retired.is_set():
-                for queued in left:
+                for queued in unfinished:
                     queued.losses += 1
-            await self.retire(endpoint, left)
+            await self.retire(endpoint, unfinished)
 
     async def retire(self, endpoint: "_StageEndpoint", unread: Iterable[QueuedItem]) -> None:
         """Gives an endpoint no more items. The items that it has not read are sent elsewhere."""

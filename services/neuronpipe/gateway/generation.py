@@ -242,10 +242,10 @@ class _RunningText:
     def _complete(self, request: GenerationRequest, prediction: Prediction) -> Prediction:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # a search tells its texts as a whole
         if prediction.outputs:
-            known = len(self.token_ids)
+            tokens_before = len(self.token_ids)
             self.take(prediction.outputs.arrays[0])
             if not request.is_search:
-                request.admission.generated(len(self.token_ids) - known)
+                request.admission.generated(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:

@@ -154,7 +154,7 @@ class ModelLoad:
         self._weights = 0.0  # the sum for the tenants that have requests in flight
         self._answer_s = 0.0
 
-    def known(self, tenant: str) -> TenantLoad | None:
+    def tenant_load(self, tenant: str) -> TenantLoad | None:
         """The load of a tenant; None for a tenant that has not called the model recently."""
         return self._tenants.get(tenant)
 

@@ -51,7 +51,7 @@ def _unpack(payload: bytes) -> _KnownResult:
     return _KnownResult(message.result, _counts(message.usage))
 
 
-_CODEC = ValueCodec(_pack, _unpack, lambda known: len(known.result) + _OVERHEAD_BYTES)
+_CODEC = ValueCodec(_pack, _unpack, lambda stored: len(stored.result) + _OVERHEAD_BYTES)
 
 
 class ResultCache:

@@ -177,8 +177,8 @@ class StageTlsSettings(Settings):
 
     def files(self, server: ServerTlsSettings) -> TlsFiles | None:
         """The files of the connections to stages, None without TLS. Raises SetupError."""
-        own = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
-        return server.client_files("--stage-tls-certificate", own, "the authorities of the stages' certificates")
+        files = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
+        return server.client_files("--stage-tls-certificate", files, "the authorities of the stages' certificates")
 
 
 class GatewaySettings(Settings):

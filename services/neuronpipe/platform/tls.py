@@ -171,14 +171,14 @@ def _try_handshake(files: TlsFiles, certificate: bytes, side: TlsSide) -> float:
 
 
 def _shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
-    left = list(ends)
+    unfinished = list(ends)
     for _ in range(_HANDSHAKE_TURNS):
-        for end in list(left):
+        for end in list(unfinished):
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            left.remove(end)
+            unfinished.remove(end)
 
 
 def _text(content: bytes) -> str:

@@ -79,8 +79,8 @@ class ItemObserver:
 
     def durations(self, status: str) -> Histogram:
         """The histogram of durations of items that ended with a status."""
-        known = self._by_status.get(status)
-        return known or self._by_status.setdefault(
+        histogram = self._by_status.get(status)
+        return histogram or self._by_status.setdefault(
             status, self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
         )
 
@@ -233,9 +233,9 @@ class _ItemStream:
                     continue
                 response = self._new_response()
                 sent = self._write_finished(response)
-                if begins_draining and (kept := [*self._running, *(item.item_id for item in self._finished)]):
+                if begins_draining and (unanswered_ids := [*self._running, *(item.item_id for item in self._finished)]):
                     is_draining = True
-                    response.draining.item_ids.extend(kept)
+                    response.draining.item_ids.extend(unanswered_ids)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None

@@ -72,8 +72,8 @@ class LocatedText(EncodedText):
         room = max(max_tokens - (len(self.char_start) - len(of_text)), 0)
         dropped = of_text[room:] if side == "right" else of_text[: max(len(of_text) - room, 0)]
         names = ("token_ids", "token_type_ids", "char_start", "char_end", "continues_word")
-        kept = {name: np.delete(getattr(self, name), dropped) for name in names}
-        return LocatedText(**kept, truncated_tokens=len(dropped))
+        remaining = {name: np.delete(getattr(self, name), dropped) for name in names}
+        return LocatedText(**remaining, truncated_tokens=len(dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +359,8 @@ def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Tr
     excess = max(len(ids) - model.max_tokens, 0)
     if excess and or_default(truncation) == _ERROR:
         raise too_long("token_ids", len(ids), model)
-    kept = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
-    return Encoded([{"input_ids": kept}], truncated_tokens=excess)
+    remaining_ids = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
+    return Encoded([{"input_ids": remaining_ids}], truncated_tokens=excess)
 
 
 def cut_located(

@@ -89,8 +89,8 @@ def decode(
 def kept_vectors(output: Arrays) -> Array:
     """The vectors of an output that are not left out: float32 [vectors, embedding_dimensions]."""
     vectors = output["token_embeddings"]
-    kept: Array = vectors[vectors.any(axis=1)]
-    return kept
+    selected: Array = vectors[vectors.any(axis=1)]
+    return selected
 
 
 def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> float:

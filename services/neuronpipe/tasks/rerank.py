@@ -98,14 +98,14 @@ def _fill_template(
         pairs = zip(first[::-1], second[::-1], strict=False)
         behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
-        kept = len(parts[number]) - excess - behind
-        if kept <= before:
+        kept_tokens = len(parts[number]) - excess - behind
+        if kept_tokens <= before:
             around = tokens - len(parts[number]) + before + behind
             reason = f"{around} tokens in the model's template: the query leaves no room for a text, the limit is"
             raise InvalidInput("query", f"{reason} {model.token_limit}")
         if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
             raise too_long(f"query and texts[{index}]", tokens, model)
-        parts[number] = np.concatenate([parts[number][:kept], first[len(first) - behind :]])
+        parts[number] = np.concatenate([parts[number][:kept_tokens], first[len(first) - behind :]])
     return Encoded([{"input_ids": np.concatenate(parts)}], truncated_tokens=excess)
 
 

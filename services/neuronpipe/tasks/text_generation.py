@@ -52,15 +52,15 @@ _FINISH_REASONS = frozenset(FinishReason.values())
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 _MAX_JSON = 1 << 18
 _MESSAGE_FIELDS = ("tools", "template_arguments", "continue_final_message")
-_MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
-_OWN_FIELDS = {
-    name: (type(option.own) if option.own is not None else int | None, option.own)
+_MAX_LOGPROBS = int(OPTIONS["top_logprobs"].maximum)
+_MODEL_DEFAULTS = {
+    name: (type(option.default) if option.default is not None else int | None, option.default)
     for name, option in OPTIONS.items()
-    if option.has_own
+    if option.has_default
 }
 
 
-@with_fields(_OWN_FIELDS)
+@with_fields(_MODEL_DEFAULTS)
 class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
@@ -98,7 +98,7 @@ class GenerationFacts(TaskFacts):
     def has_chat_template(self) -> bool:
         return bool(self.chat_template)
 
-    def own(self, option: str) -> Any:
+    def default_of(self, option: str) -> Any:
         return getattr(self, option)
 
 
@@ -247,7 +247,7 @@ def _check_lengths(options: GenerationOptions, model: ModelSpec) -> None:
 
 def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> None:
     """Checks the value of a field by the declaration of its option."""
-    if option.bounds and not option.least <= value <= option.most:  # also true for NaN
+    if option.bounds and not option.minimum <= value <= option.maximum:  # also true for NaN
         raise InvalidInput(place, f"{value:g}, must be {option.bounds}")
     if option.kind == "words" and value not in EarlyStopping.values():
         raise InvalidInput(place, f"{value} is not known")
@@ -263,8 +263,8 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
             unit = "characters" if option.kind == "texts" else "tokens"
             raise InvalidInput(place, f"one has {len(item)} {unit}, must have 1 to {option.max_size}")
     biases = value if option.kind == "biases" else ()
-    if wrong := [bias.bias for bias in biases if not option.least <= bias.bias <= option.most]:
-        raise InvalidInput(place, f"{wrong[0]:g}, must be {option.least} to {option.most}")
+    if wrong := [bias.bias for bias in biases if not option.minimum <= bias.bias <= option.maximum]:
+        raise InvalidInput(place, f"{wrong[0]:g}, must be {option.minimum} to {option.maximum}")
     biased = (bias.token_id for bias in biases)
     ids = {"token": [value], "tokens": value, "sequences": chain(*sequences), "biases": biased}.get(option.kind, ())
     if (largest := max(ids, default=-1)) >= model.vocabulary_size:
@@ -338,8 +338,8 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
     named = _given(options)
-    for name in _OWN_FIELDS:
-        if name not in named and (value := facts.own(name)) is not None:
+    for name in _MODEL_DEFAULTS:
+        if name not in named and (value := facts.default_of(name)) is not None:
             setattr(complete, name, value)
     if "min_new_tokens" not in named and not facts.min_new_tokens:
         complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
@@ -361,7 +361,7 @@ def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: 
     if not options.HasField("max_new_tokens"):
         max_new_tokens = _default_new_tokens(options, facts, prompt_tokens)
     texts = max(_num_beams(options, facts), options.num_return_sequences, 1)
-    return min(max_new_tokens, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].most))
+    return min(max_new_tokens, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].maximum))
 
 
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:

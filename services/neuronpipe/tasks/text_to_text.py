@@ -59,7 +59,7 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
             raise InvalidInput(
                 name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {languages}"
             )
-    says_target = input.target_language or facts.own("forced_bos_token_id") is not None
+    says_target = input.target_language or facts.default_of("forced_bos_token_id") is not None
     if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
         raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {languages}")
     if input.target_language and input.options.HasField("forced_bos_token_id"):

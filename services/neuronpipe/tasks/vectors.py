@@ -33,8 +33,8 @@ class PromptFacts(TaskFacts):
 def check_prompt(name: str, facts: PromptFacts) -> None:
     """Refuses a name that is not the name of a prompt of the model."""
     if name and name not in facts.prompts:
-        known = ", ".join(facts.prompt_names) or "none"
-        raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {known}")
+        prompt_names = ", ".join(facts.prompt_names) or "none"
+        raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {prompt_names}")
 
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.

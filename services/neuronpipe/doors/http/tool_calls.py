@@ -129,8 +129,8 @@ class ToolUse:
             # Each schema is a document in which its own references are resolved. Older drafts lack such documents, or
             # have them only without a reference beside the name.
             defined[str(number)] = {"$id": f"https://{number}.invalid", **schema, "$schema": _DRAFT}
-        most = {} if self.has_several else {"maxItems": 1}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": defined}
+        one_call = {} if self.has_several else {"maxItems": 1}
+        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **one_call, "$defs": defined}
 
     def reader(self, template: str) -> "CallReader":
         """Returns a reader for a text of a model with this template for chats."""

@@ -126,8 +126,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[Key
         revoked = {key.id: key for key in parse_keys(content).values() if is_revoked(key)}
         gone = {number for number, line in _lines(content) if (key := _record(line)) and key.id in revoked}
         if gone:
-            kept = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
-            write(b"".join(kept))
+            remaining = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
+            write(b"".join(remaining))
     return list(revoked.values())
 
 
