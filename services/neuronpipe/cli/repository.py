@@ -30,7 +30,7 @@ def add_repository(
 
 
 def folder(text: str) -> Path:
-    """The type of an option that takes a folder, and no bucket."""
+    """Reads an option that takes a folder, and no bucket."""
     if "://" in text:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be a folder; `neuronpipe bundle push` uploads its bundles to s3://BUCKET/PREFIX"

@@ -158,7 +158,7 @@ def tasks_of(model: "Model") -> list[str]:
 
 
 def parse_target(text: str) -> str:
-    """The type of --target: HOST:PORT, with or without a gRPC scheme, or unix:PATH."""
+    """Reads --target: HOST:PORT, with or without a gRPC scheme, or unix:PATH."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     try:
@@ -221,7 +221,7 @@ def read_fields(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def has_inputs_in_texts(options: argparse.Namespace) -> bool:
-    """Whether --texts are inputs, rather than the texts of one input."""
+    """Returns whether --texts are inputs, rather than the texts of one input."""
     return options.texts is not None and options.query is None and options.source is None
 
 

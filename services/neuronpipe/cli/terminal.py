@@ -102,12 +102,12 @@ def say(line: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """The type of an option in seconds, such as 30, 250ms or 10m."""
+    """Reads an option in seconds, such as 30, 250ms or 10m."""
     return _in_unit(text, "s")
 
 
 def milliseconds(text: str) -> float:
-    """The type of an option in milliseconds, such as 250 or 2s."""
+    """Reads an option in milliseconds, such as 250 or 2s."""
     return _in_unit(text, "ms")
 
 
@@ -119,12 +119,12 @@ def _in_unit(text: str, unit: str) -> float:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """The type of an option that takes whole numbers with commas."""
+    """Reads an option that takes whole numbers with commas."""
     return _list_of(int, text)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The type of an option that takes words with commas."""
+    """Reads an option that takes words with commas."""
     return _list_of(str, text)
 
 

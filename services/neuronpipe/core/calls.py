@@ -63,5 +63,5 @@ def internal_error(fault: Exception, call: Call) -> InternalError:
 
 
 def to_caller_error(error: Exception, call: Call) -> NeuronpipeError:
-    """The error that the caller gets: the error itself, or an InternalError for a fault of the server."""
+    """Returns the error that the caller gets: the error itself, or an InternalError for a fault of the server."""
     return error if isinstance(error, NeuronpipeError) else internal_error(error, call)

@@ -76,7 +76,7 @@ class Family:
         return 1e9 if self.instrument.unit == "s" else 1.0
 
     def number(self, series: Counter | Histogram | Gauge) -> float:
-        """The number of a counter or gauge, for export."""
+        """Returns the number of a counter or gauge, for export."""
         if isinstance(series, Counter):
             return series.value / self.divisor
         assert not isinstance(series, Histogram)  # noqa: S101

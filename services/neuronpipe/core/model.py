@@ -139,7 +139,7 @@ class ModelSpec(Frozen):
         return (self.task, *self.also_answers)
 
     def answers(self, task: str) -> bool:
-        """Whether the model answers a task, by its graph or by its tokenizer."""
+        """Returns whether the model answers a task, by its graph or by its tokenizer."""
         return task == self.task or task in self.also_answers or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
@@ -220,7 +220,7 @@ class ModelRoute:
         return self.shares[-1][0]
 
     def is_copied(self, model: str, request_id: str) -> bool:
-        """Whether the shadow gets a copy of a request, which does not depend on the result of `pick`."""
+        """Returns whether the shadow gets a copy of a request, which does not depend on the result of `pick`."""
         return self.shadow is not None and _place(f"{model}\nshadow\n{request_id}") < self.shadow[1]
 
 
@@ -289,7 +289,7 @@ class ModelTable(Generic[EntryT]):
         return entry
 
     def at(self, key: tuple[str, int]) -> EntryT:
-        """The entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
+        """Returns the entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
         entry = self._entries.get(key)
         return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
 
@@ -311,7 +311,7 @@ class ModelTable(Generic[EntryT]):
         return part
 
     def is_newest(self, name: str, version: int) -> bool:
-        """Whether requests that name no version get this version, or most of them do."""
+        """Returns whether requests that name no version get this version, or most of them do."""
         return self._newest.get(name) == version
 
 

@@ -133,7 +133,7 @@ def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT
 
 
 def has_password(url: str) -> bool:
-    """Whether a URL holds a password, in its place or as an option."""
+    """Returns whether a URL holds a password, in its place or as an option."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -230,8 +230,8 @@ class _RunningText:
             request.admission.generated(len(tokens.token_ids))
 
     def _is_due(self, request: GenerationRequest) -> bool:
-        """Whether the tokens that have come are to become text now. The last token of a text becomes text with the
-        prediction, which says why the text ends, and comes next.
+        """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
+        the prediction, which says why the text ends, and comes next.
         """
         ids = self.token_ids
         undecoded = self.seen_tokens - self.decoded_tokens

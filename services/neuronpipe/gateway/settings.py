@@ -176,7 +176,7 @@ class StageTlsSettings(Settings):
     stage_tls_key: str = Field("", description="file of the private key of stage_tls_certificate; empty: tls_key")
 
     def files(self, server: ServerTlsSettings) -> TlsFiles | None:
-        """The files of the connections to stages, None without TLS. Raises SetupError."""
+        """Returns the files of the connections to stages, None without TLS. Raises SetupError."""
         files = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
         return server.client_files("--stage-tls-certificate", files, "the authorities of the stages' certificates")
 

@@ -173,7 +173,7 @@ class _Findings:
 
 
 def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
-    """The main function of the process: loads, compares and measures. Errors are provoked last. Sends a None at the
+    """Loads, compares and measures: the main function of the process. Errors are provoked last. Sends a None at the
     end.
     """
     os.environ.update(request.environment)

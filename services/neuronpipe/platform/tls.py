@@ -208,7 +208,7 @@ class ServerTls:
 
 @contextmanager
 def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
-    """A server's TLS, whose files are watched while the block runs; None without files. Raises SetupError."""
+    """Yields a server's TLS, whose files are watched while the block runs; None without files. Raises SetupError."""
     if not files:
         yield None
         return

@@ -154,7 +154,9 @@ class GrpcDoor:
             await self._server.stop(grace_s)
 
     def _find(self, path: str) -> "_DoorMethod | None":
-        """The method of a path. While the door starts, the method of each path of its services refuses its calls."""
+        """Returns the method of a path. While the door starts, the method of each path of its services refuses its
+        calls.
+        """
         method = self._methods.get(path)
         if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
             # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
@@ -163,7 +165,7 @@ class GrpcDoor:
         return method
 
     async def requests(self, rpc: Rpc, read: StreamRead, connection: str) -> AsyncIterator[Any]:
-        """The messages of a caller's stream, until the caller ends it.
+        """Yields the messages of a caller's stream, until the caller ends it.
 
         Raises Unavailable as soon as the door drains, because no new work begins then, and DeadlineExceeded if the
         stream is idle for too long. The door keeps reading a gateway's stream while it drains, because the gateway says
@@ -177,7 +179,7 @@ class GrpcDoor:
             yield await self.decode(rpc, data, connection)
 
     async def decode(self, rpc: Rpc, data: bytes | None, connection: str) -> Any:
-        """The message of `data`. Raises InvalidInput, and Overloaded if there is no room for a large message."""
+        """Returns the message of `data`. Raises InvalidInput, and Overloaded without room for a large message."""
         if data is None or rpc.is_trusted or len(data) <= LARGE_BYTES:
             return _decoded(rpc, data)
         return await self._in_flight.make(connection, len(data), partial(_decoded, rpc, data))
@@ -273,7 +275,7 @@ class _DoorMethod:
 
 
 async def _never(request: object, context: Context) -> bytes:
-    """The handler of a door that starts, which accepts no call."""
+    """Handles the calls of a door that starts, which accepts no call."""
     return b""
 
 
@@ -294,7 +296,7 @@ class _CallCount:
 
 
 def _decoded(rpc: Rpc, data: bytes | None) -> Any:
-    """The parsed message. Raises InvalidInput."""
+    """Returns the parsed message. Raises InvalidInput."""
     if data is None:
         raise InvalidInput("request", "is missing")
     try:
@@ -309,7 +311,7 @@ _PERMISSION_DENIED = 7  # google.rpc.Code
 
 
 def credentials_of(call: ServerCall) -> Credentials:
-    """The credentials of a caller: its metadata, or else the names in the certificate of its connection."""
+    """Returns the credentials of a caller: its metadata, or else the names in the certificate of its connection."""
     authorization = on_behalf = ""
     for key, value in call.metadata:
         if key == "authorization":

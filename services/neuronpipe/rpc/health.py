@@ -15,7 +15,7 @@ WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 
 
 def health_handlers(board: HealthBoard) -> RpcHandlers:
-    """The rpcs of the health service, which show the health of the process."""
+    """Returns the rpcs of the health service, which show the health of the process."""
     statuses = {
         None: HealthCheckResponse.SERVICE_UNKNOWN,
         True: HealthCheckResponse.SERVING,

@@ -78,7 +78,7 @@ class ItemObserver:
         telemetry.meters.gauge(Metrics.ITEMS_IN_FLIGHT, lambda: self.in_flight, method)
 
     def durations(self, status: str) -> Histogram:
-        """The histogram of durations of items that ended with a status."""
+        """Returns the histogram of durations of items that ended with a status."""
         histogram = self._by_status.get(status)
         return histogram or self._by_status.setdefault(
             status, self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
@@ -321,7 +321,7 @@ class _ItemStream:
         self._is_due.set()
 
     def _new_response(self) -> _Message:
-        """A message that is empty, except for an announcement that is due."""
+        """Returns a message that is empty, except for an announcement that is due."""
         response = self.rpc.response_class()
         if self._announces and self.models:
             write_announcement(self.models, self.max_message_bytes, response.announcement)

@@ -33,7 +33,7 @@ class ScaledLoad:
 
 
 def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
-    """The rpcs of the scaler with their handlers."""
+    """Returns the rpcs of the scaler with their handlers."""
     streams: set[object] = set()
 
     async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:

@@ -259,7 +259,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
 
 def front_settings(settings: AllSettings, listen: str, http_listen: str, executor_target: str) -> dict[str, Any]:
-    """The settings of a front process: all settings except settings of the executor and of the whole service."""
+    """Returns the settings of a front process: all except the settings of the executor and the service."""
     executor_defaults = values_of(EngineSettings())
     service_defaults = {"front_processes": 0, "metrics_listen": ""}
     addresses = {"listen": listen, "http_listen": http_listen, "executor_target": executor_target}

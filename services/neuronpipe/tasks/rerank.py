@@ -66,7 +66,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the query and each text, behind the model's prompt, if any."""
+    """Returns one sequence of the query and each text, behind the model's prompt, if any."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         named = [("query", input.query), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
@@ -117,7 +117,9 @@ def _filled(part: Sequence[int] | str, query: str, document: str, tokenizer: Tex
 
 
 def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
-    """The best texts by the `logits` of each sequence, float32 [1], or by the vectors of the query and each text."""
+    """Returns the best texts by the `logits` of each sequence, float32 [1], or by the vectors of the query and each
+    text.
+    """
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         query, *texts = map(kept_vectors, outputs)

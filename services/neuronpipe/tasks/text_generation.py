@@ -148,7 +148,7 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
 
 
 def form_of(options: GenerationOptions) -> str:
-    """The field that sets the form of the text, or an empty string. Raises InvalidInput if several are set."""
+    """Returns the field that sets the form of the text, or an empty string. Raises InvalidInput if several are set."""
     forms = [name for name in FORMS if getattr(options, name)]
     if len(forms) > 1:
         raise InvalidInput(f"options.{forms[1]}", f"cannot be combined with {forms[0]}")
@@ -156,17 +156,19 @@ def form_of(options: GenerationOptions) -> str:
 
 
 def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
-    """Whether tokens are drawn. A request for a search and for nothing else gets the best text."""
+    """Returns whether tokens are drawn. A request for a search and for nothing else gets the best text."""
     return options.do_sample if options.HasField("do_sample") else facts.do_sample and options.num_beams <= 1
 
 
 def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
-    """Whether each request with these options gets another text: drawn, without a seed. Options may be unchecked."""
+    """Returns whether each request with these options gets another text: drawn, without a seed. Options may be
+    unchecked.
+    """
     return _samples(options, GenerationFacts.of(model)) and not options.HasField("seed")
 
 
 def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
-    """Number of texts that are searched side by side. Stop strings disable the model's own search."""
+    """Returns the number of texts that are searched side by side. Stop strings disable the model's own search."""
     default_beams = 1 if options.stop_strings else facts.num_beams
     return options.num_beams if options.HasField("num_beams") else default_beams
 
@@ -229,7 +231,7 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
 
 
 def _room(model: ModelSpec, prompt_tokens: int) -> int:
-    """The maximum number of tokens of a text after a prompt of `prompt_tokens` tokens."""
+    """Returns the maximum number of tokens of a text after a prompt of `prompt_tokens` tokens."""
     return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
@@ -276,7 +278,7 @@ def _given(options: GenerationOptions) -> set[str]:
 
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
+    """Returns the values of an input on which its encoding depends."""
     # Templates may write the date.
     message_parts = [part for message in input.messages for part in (message.role, message.content, message.fields)]
     chat = [str(getattr(input, name)) for name in _MESSAGE_FIELDS]
@@ -320,7 +322,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
 
 
 def _reserved(options: GenerationOptions) -> int:
-    """Number of tokens that a prompt leaves free."""
+    """Returns the number of tokens that a prompt leaves free."""
     return max(1, options.max_new_tokens, options.min_new_tokens)
 
 
@@ -356,7 +358,7 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
-    """The maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
+    """Returns the maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
     facts, max_new_tokens = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
         max_new_tokens = _default_new_tokens(options, facts, prompt_tokens)
@@ -365,7 +367,7 @@ def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: 
 
 
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
-    """The maximum number of new tokens for a request without max_new_tokens."""
+    """Returns the maximum number of new tokens for a request without max_new_tokens."""
     if facts.max_new_tokens or facts.max_length is None:
         return facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens)
     if prompt_tokens >= facts.max_length:
@@ -384,7 +386,7 @@ def decode(
     outputs: ArraySets,
     detokenizer: Detokenizer,
 ) -> TextGenerationResult:
-    """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
+    """Returns the text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
     `window` in the annotation: int32, the tokens before them. `finish_reason`, int32 []: the reason why the last token
     ends the text; FINISH_REASON_UNSPECIFIED if more tokens follow. `score`, float32 []: only for a text of a beam
@@ -433,7 +435,9 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, min_tokens: int, max_
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other arrays."""
+    """Returns the log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other
+    arrays.
+    """
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
@@ -466,13 +470,13 @@ def _with_text(logprob: _LogprobT, detokenizer: Detokenizer, before: list[int]) 
 
 
 def prompt_arrays(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The tokens of a prompt, and the log probabilities of all but the first token."""
+    """Returns the tokens of a prompt, and the log probabilities of all but the first token."""
     arrays = {f"prompt_{name}": array for name, array in logprob_arrays(logprobs).items()}
     return {"prompt_ids": np.array(token_ids, np.int32), **arrays}
 
 
 def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The log probabilities of a part's tokens, in addition to `part_arrays`."""
+    """Returns the log probabilities of a part's tokens, in addition to `part_arrays`."""
     shape = len(logprobs), len(logprobs[0].top_token_ids) if logprobs else 0
     return {
         "logprobs": np.array([token.logprob for token in logprobs], np.float32),
@@ -487,12 +491,12 @@ def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
 
 
 def window_arrays(token_ids: list[int]) -> ArraySets:
-    """The tokens before a part, as `decode` reads them."""
+    """Returns the tokens before a part, as `decode` reads them."""
     return [{"window": np.array(token_ids, np.int32)}]
 
 
 def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
-    """The tokens of a part, as `decode` reads them."""
+    """Returns the tokens of a part, as `decode` reads them."""
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 

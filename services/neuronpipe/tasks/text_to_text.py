@@ -68,7 +68,7 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
 
 
 def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
-    """The prefix of a text, by its language and the target language. Raises InvalidInput."""
+    """Returns the prefix of a text, by its language and the target language. Raises InvalidInput."""
     pairs = [(source, target) for source, targets in facts.prefixes.items() for target in targets]
     known_pairs = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
     source, target = input.source_language or facts.source_language, input.target_language

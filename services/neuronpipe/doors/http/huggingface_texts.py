@@ -103,7 +103,7 @@ def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
 
 
 def _is_drawn(parameters: GenerateParameters) -> bool:
-    """Tells whether the parameters ask for tokens drawn at random. A seed alone does not."""
+    """Returns whether the parameters ask for tokens drawn at random. A seed alone does not."""
     has_limits = (parameters.option("num_beams") or 1) == 1 and any(
         parameters.option(name) is not None for name in DRAWING if name != "seed"
     )

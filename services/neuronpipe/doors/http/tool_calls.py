@@ -235,7 +235,7 @@ class CallReader:
                 yield said
 
     def _may_become_call(self, body: str, begin: str) -> bool:
-        """Tells whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
+        """Returns whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
         if not body or any(tag.startswith(begin) for tag in (self._form.opening, self._form.closing)):
             return True
         if self._form.has_name_first and (self._name_begin.match(body) or _begins_any(body, self._names)):

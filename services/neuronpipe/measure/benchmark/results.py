@@ -224,13 +224,15 @@ class Compared:
     reason: str = ""
 
     def is_regression(self, threshold: float) -> bool:
-        """Whether the whole interval of the median latency or of the throughput is worse by more than the threshold."""
+        """Returns whether the whole interval of the median latency or of the throughput is worse by more than the
+        threshold.
+        """
         if self.p50 is None or self.throughput is None:
             return True
         return self.p50.low > 1 + threshold or self.throughput.high < 1 / (1 + threshold)
 
     def is_improvement(self, threshold: float) -> bool:
-        """Whether the whole interval of median latency or throughput is better by more than the threshold."""
+        """Returns whether the whole interval of median latency or throughput is better by more than the threshold."""
         if self.p50 is None or self.throughput is None:
             return False
         return self.p50.high < 1 / (1 + threshold) or self.throughput.low > 1 + threshold

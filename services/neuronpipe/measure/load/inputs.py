@@ -83,7 +83,7 @@ def _sentences() -> list[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is text: code and grammar are indented, headings underlined."""
+    """Returns whether a paragraph is text: code and grammar are indented, headings underlined."""
     return not any(line.startswith("   ") or _RULE.fullmatch(line) for line in paragraph.splitlines())
 
 

@@ -130,6 +130,6 @@ class LookupEconomics:
         return hit_rate * self._compute_s[power].value - lookups * self._lookup_value_s.value
 
     def could_save(self, size: int) -> bool:
-        """Whether a look-up could save time if every look-up were a hit."""
+        """Returns whether a look-up could save time if every look-up were a hit."""
         compute_s = self._compute_s.get(size.bit_length())
         return compute_s is not None and compute_s.value > self._lookup_value_s.value

@@ -61,7 +61,9 @@ class ClientCall(MessageStream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """The next message, or None once the server has ended the call with OK. Raises CallEnd for any other end."""
+        """Returns the next message, or None once the server has ended the call with OK. Raises CallEnd for any other
+        end.
+        """
         message = await MessageStream.read(self)  # a class with slots that dataclass makes has no super()
         if message is None and self.status and self.status.code:
             raise self.status
@@ -217,7 +219,7 @@ class Http2Channel:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of a failed attempt to connect, for the log."""
+    """Returns the reason of a failed attempt to connect, for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
