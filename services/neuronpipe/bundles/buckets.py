@@ -70,9 +70,7 @@ class BucketPlan:
 
 
 def bucket_inputs(names: Sequence[str], bucket: Bucket, image: ImageSpec | None) -> dict[str, tuple[list[int], str]]:
-    """Returns the shape and the dtype of each input of a bucket's trace: int64, as in optimum-neuron, or pixels in
-    float32.
-    """
+    """Returns shape and dtype of each input of a bucket's trace: int64, as in optimum-neuron, or pixels in float32."""
     if image is not None:
         return {name: ([bucket.batch, 3, *image.size], "float32") for name in names}
     return {name: ([bucket.batch, bucket.tokens], "int64") for name in names}

@@ -1,6 +1,4 @@
-"""`neuronpipe registry`: the approval of the versions of a repository's models, their names, and their shares of
-requests.
-"""
+"""`neuronpipe registry`: approves versions of models, names them, and distributes requests among them."""
 
 import argparse
 import json

@@ -242,9 +242,7 @@ def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
 
 
 def choose_task(tasks: Sequence[str], fields: Mapping[str, Any], whose: str) -> str:
-    """Returns the first task that takes the fields. Raises SetupError, which says which fields the tasks of `whose`
-    take.
-    """
+    """Returns the first task that takes the fields. Raises SetupError, with the fields that tasks of `whose` take."""
     known_tasks = [task for task in tasks if task in NEEDED]  # a newer gateway may have other tasks
     for task in known_tasks:
         if {*NEEDED[task]} <= {*fields} <= {*_kind_of(task).fields_by_name}:

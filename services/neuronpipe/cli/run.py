@@ -88,9 +88,7 @@ def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 @contextmanager
 def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs `neuronpipe serve all`. Signals to this process end it: the first one drains it, the second one ends it at
-    once.
-    """
+    """Runs `neuronpipe serve all`. The first signal to this process drains it, and the second ends it at once."""
     service = _started("serve", "all", *settings, stderr=subprocess.PIPE, start_new_session=True)
     signals = [signal.SIGTERM, signal.SIGKILL]
 

@@ -75,9 +75,7 @@ def option(
 
 
 def made(kind: type[KindT], options: argparse.Namespace, **others: Any) -> KindT:
-    """Makes an object of a class whose arguments are options of the same names. `others`: arguments that differ from
-    options.
-    """
+    """Makes an object of a class whose arguments are options of the same names. `others`: its other arguments."""
     arguments = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
     return kind(**arguments | others)
 

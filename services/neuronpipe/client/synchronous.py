@@ -192,9 +192,7 @@ class Client(TaskMethods):
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _wait(self, coroutine: Coroutine[Any, Any, ResultT], *, is_begun: bool = False) -> ResultT:
-        """Returns the coroutine's result. `is_begun`: a later part of a call, for which a closed client raises
-        Cancelled.
-        """
+        """Returns the coroutine's result. `is_begun`: a later part of a call, which `close` ends with Cancelled."""
         future = self._submit(coroutine)
         if future is None:
             raise Cancelled(_CUT_OFF) if is_begun else RuntimeError("the client is closed")

@@ -23,9 +23,7 @@ def unix_path(address: str) -> str | None:
 
 
 def is_listened_on(path: str) -> bool:
-    """Returns whether a process listens on a Unix socket. Otherwise a killed process left the file behind, or there is
-    none.
-    """
+    """Returns whether a process listens on a Unix socket. A killed process leaves the file of its socket behind."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

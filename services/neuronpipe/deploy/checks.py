@@ -1,6 +1,4 @@
-"""Finds faults of a service's deployment in its container before the service starts: settings, models, devices and
-limits.
-"""
+"""Finds faults of a deployment in its container before the service starts: settings, models, devices, limits."""
 
 import importlib.util
 import os

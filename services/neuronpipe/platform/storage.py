@@ -278,9 +278,7 @@ class BucketFolder:
             return bytes(self._store.get_range(self._key(name), start=start, length=length))
 
     def replace(self, name: str, data: bytes, etag: str) -> bool:
-        """Writes an object if it still has the ETag; with an empty ETag, if it does not exist. Returns whether it was
-        written.
-        """
+        """Writes an object if it still has the ETag; "": if it does not exist. Returns whether it was written."""
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:

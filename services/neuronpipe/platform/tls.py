@@ -147,9 +147,7 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _try_handshake(files: TlsFiles, certificate: bytes, side: TlsSide) -> float:
-    """Makes a peer in memory, which trusts the certificate itself, verify it. Returns the time when the certificate
-    expires.
-    """
+    """Lets a peer in memory verify the certificate, which it trusts. Returns the time when the certificate expires."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     for context in (client, server):

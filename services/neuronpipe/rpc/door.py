@@ -154,9 +154,7 @@ class GrpcDoor:
             await self._server.stop(grace_s)
 
     def _find(self, path: str) -> "_DoorMethod | None":
-        """Returns the method of a path. While the door starts, the method of each path of its services refuses its
-        calls.
-        """
+        """Returns the method of a path. While the door starts, the method of its services refuses calls."""
         method = self._methods.get(path)
         if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
             # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).

@@ -93,9 +93,7 @@ def handlers_of(
     handlers: Mapping[str, RpcHandler],
     rpc_of: Callable[[MethodDescriptor], "Rpc"] | None = None,
 ) -> RpcHandlers:
-    """Returns the rpcs of a gRPC service with their handlers, by name. `rpc_of`: makes the rpc of a method; default:
-    Rpc.of.
-    """
+    """Returns the rpcs of a gRPC service with their handlers, by name. `rpc_of`: makes an rpc; default: Rpc.of."""
     return [((rpc_of or Rpc.of)(service.methods_by_name[name]), handler) for name, handler in handlers.items()]
 
 

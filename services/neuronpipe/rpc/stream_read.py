@@ -25,9 +25,7 @@ class StreamRead:
     _is_reading: bool = False
 
     async def next(self) -> bytes | None:
-        """Returns the next message, or None at the end. Raises `error_of(…)` for an idle stream, and the error that
-        ends it.
-        """
+        """Returns the next message, or None at the end. Raises `error_of(…)` for an idle stream, and other errors."""
         self._is_reading = True
         self._begin_idle()
         try:

@@ -100,9 +100,7 @@ class TextTokenizer(Protocol):
         """Returns the number of tokens of a text, without special tokens."""
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        """Returns the tokens of a whole text, with or without special tokens around it. Raises InvalidInput if there
-        are more than `max_tokens`.
-        """
+        """Returns a text's tokens, with or without special tokens. Raises InvalidInput beyond `max_tokens`."""
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
         """Returns the text of tokens of the vocabulary, with or without the special tokens among them."""
@@ -391,9 +389,7 @@ def side_of(truncation: "Truncation.ValueType") -> Side:
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
-    """Returns the arrays of a sequence for the executor. token_type_ids only if the model takes them and a type is not
-    zero.
-    """
+    """Returns the arrays of a sequence for the executor, with token_type_ids if the model takes them and they are not 0."""
     arrays = {"input_ids": encoded.token_ids}
     if "token_type_ids" in model.inputs and np.count_nonzero(encoded.token_type_ids):
         arrays["token_type_ids"] = encoded.token_type_ids

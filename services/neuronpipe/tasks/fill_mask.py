@@ -138,9 +138,7 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
 
 
 def _largest(values: Array, count: int) -> Array:
-    """Returns the places of the `count` largest values, largest first, by blocks: a tenth of the time for 30,000
-    values.
-    """
+    """Returns the places of the `count` largest values, largest first. Blocks save 90 % of the time at 30,000."""
     places = np.arange(values.size)
     if values.size > 4 * count * _BLOCK:
         maxima = np.maximum.reduceat(values, places[::_BLOCK])

@@ -87,9 +87,7 @@ def decode(
 
 
 def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
-    """Returns the number of context tokens that fit into a window with the question. Raises InvalidInput if no token
-    fits.
-    """
+    """Returns the number of context tokens that fit into a window with the question. Raises InvalidInput if it is 0."""
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:

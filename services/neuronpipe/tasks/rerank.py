@@ -117,9 +117,7 @@ def _filled(part: Sequence[int] | str, query: str, document: str, tokenizer: Tex
 
 
 def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
-    """Returns the best texts by the `logits` of each sequence, float32 [1], or by the vectors of the query and each
-    text.
-    """
+    """Returns the best texts by each sequence's `logits`, float32 [1], or by the vectors of the query and each text."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         query, *texts = map(kept_vectors, outputs)

@@ -45,9 +45,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence: the text behind the prompt that the input names, or else the model's, or the token ids
-    alone.
-    """
+    """Returns one sequence: the text behind the prompt of the input or of the model, or the token ids alone."""
     if input.token_ids:
         return encode_token_ids(input.token_ids, model, input.truncation)
     prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)

@@ -35,9 +35,7 @@ def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSp
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """Returns the largest numbers above zero of `sparse_embedding`, float32 [vocabulary], with `tokens` of
-    decoding_spec.
-    """
+    """Returns the largest numbers above zero of `sparse_embedding`, float32 [vocabulary]; see decoding_spec."""
     weights = outputs[0]["sparse_embedding"]
     places = np.flatnonzero(weights > 0)
     # If weights are equal, the smaller id is first.

@@ -161,9 +161,7 @@ def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
 
 
 def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
-    """Returns whether each request with these options gets another text: drawn, without a seed. Options may be
-    unchecked.
-    """
+    """Returns whether each request with these options gets another text: drawn, without a seed. Checks no option."""
     return _samples(options, GenerationFacts.of(model)) and not options.HasField("seed")
 
 
@@ -435,9 +433,7 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, min_tokens: int, max_
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """Returns the log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other
-    arrays.
-    """
+    """Returns the log probabilities of tokens, and their texts behind the window. Raises InvalidInput."""
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):

@@ -46,9 +46,7 @@ def check(input: ZeroShotImageClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the image's `pixels`, uint8 [3, height, width], then one sequence of each label's
-    sentence.
-    """
+    """Returns one sequence of the image's `pixels`, uint8 [3, height, width], and one of each label's sentence."""
     sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
     texts = (
         encode_text(readers.tokenizer, model, sentence, None, input.truncation, f"candidate_labels[{index}]")

@@ -53,9 +53,7 @@ _FIRST_HIT_RATE = 0.5
 
 
 class RunningQuantile:
-    """The lower quartile of a stream of positive numbers, weighted towards the last few dozen; 0 before the first
-    number.
-    """
+    """The lower quartile of a stream of positive numbers, mostly of the last few dozen; 0 before the first number."""
 
     __slots__ = ("value",)
 

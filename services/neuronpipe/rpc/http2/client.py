@@ -61,9 +61,7 @@ class ClientCall(MessageStream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """Returns the next message, or None once the server has ended the call with OK. Raises CallEnd for any other
-        end.
-        """
+        """Returns the next message, or None once the server has ended the call with OK. Otherwise raises CallEnd."""
         message = await MessageStream.read(self)  # a class with slots that dataclass makes has no super()
         if message is None and self.status and self.status.code:
             raise self.status

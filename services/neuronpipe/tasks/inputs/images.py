@@ -130,9 +130,7 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
 
 
 def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
-    """Returns the maximum number of bytes that decoding and resizing allocate at a time, without a decoder's
-    coefficients.
-    """
+    """Returns the most bytes that decoding and resizing allocate at a time, without a decoder's coefficients."""
     pixels, mode_bytes = image.width * image.height, _BYTES_OF_MODE.get(image.mode, 4)
     steps = [mode_bytes + (_WEBP_BYTES if image.format == "WEBP" else 0)]
     turned = any(mark in data for mark in _MAY_BE_TURNED) if image.format == "PNG" else _ORIENTATION in image.getexif()
@@ -174,9 +172,7 @@ def _crop(pixels: Array, height: int, width: int) -> Array:
 
 
 def _middle(length: int, cropped: int) -> tuple[slice, slice]:
-    """Returns the slices that copy the centre of a side of `length` to a side of `cropped`: for the target, and the
-    source.
-    """
+    """Returns the slices of target and source that copy the centre of a side of `length` to a side of `cropped`."""
     if length >= cropped:
         start = (length - cropped) // 2
         return slice(None), slice(start, start + cropped)
