@@ -187,7 +187,6 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
 
 
 def _numbers(vector: Iterable[float]) -> str:
-    """Returns the first numbers of a vector."""
     shown = [_cell(float(number)) for number in islice(vector, _SHOWN_NUMBERS + 1)]
     return " ".join([*shown[:_SHOWN_NUMBERS], *(["…"] if len(shown) > _SHOWN_NUMBERS else [])])
 

@@ -44,7 +44,6 @@ class Call(NamedTuple):
         return Call(request_id, self.deadline_s, priority, self.trace, self.caller, self.route_key)
 
     def until(self, deadline_s: float) -> "Call":
-        """Copies the call, with this deadline."""
         return Call(self.request_id, deadline_s, self.priority, self.trace, self.caller, self.route_key)
 
     def check_deadline(self) -> None:

@@ -109,7 +109,7 @@ class Coalescer:
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Returns whether an endpoint is loading a model; None if an endpoint has it in memory, or no endpoint has it."""
+        """Returns whether an endpoint is loading a model; None if an endpoint has it in memory, or none has it."""
         having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
         if not all(key in endpoint.unloaded for endpoint in having):
             return None

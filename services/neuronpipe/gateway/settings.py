@@ -156,7 +156,6 @@ class HttpSettings(Settings):
 
     @property
     def has_console(self) -> bool:
-        """Whether the HTTP door has the console."""
         if self.console != "auto":
             return self.console == "on"
         return is_loopback(self.http_listen)

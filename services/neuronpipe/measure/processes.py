@@ -45,11 +45,9 @@ class LoggedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def log_text(self) -> str:
-        """Returns the log so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     def events(self) -> list[dict[str, Any]]:
@@ -74,7 +72,6 @@ class LoggedProcess:
         raise RuntimeError(f"{self.service} did not log {event!r}:\n{self.log_text()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = 30) -> int:

@@ -195,13 +195,11 @@ def write_announcement(models: AnnouncedModels, max_message_bytes: int, announce
 
 
 def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
-    """Adds the keys of models to a message."""
     for model in sorted(models):
         message.models.add(name=model.name, version=str(model.version))
 
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
-    """Returns the keys of the models in a message."""
     return frozenset(key for key, _ in _versions(message.models))
 
 

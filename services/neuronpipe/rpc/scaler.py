@@ -33,7 +33,6 @@ class ScaledLoad:
 
 
 def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
-    """Returns the rpcs of the scaler with their handlers."""
     streams: set[object] = set()
 
     async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:

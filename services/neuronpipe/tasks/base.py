@@ -389,7 +389,7 @@ def side_of(truncation: "Truncation.ValueType") -> Side:
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
-    """Returns the arrays of a sequence for the executor, with token_type_ids if the model takes them and they are not 0."""
+    """Returns the arrays of a sequence for the executor, with token_type_ids if the model takes them and any is 1."""
     arrays = {"input_ids": encoded.token_ids}
     if "token_type_ids" in model.inputs and np.count_nonzero(encoded.token_type_ids):
         arrays["token_type_ids"] = encoded.token_type_ids

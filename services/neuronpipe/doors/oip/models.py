@@ -72,7 +72,6 @@ class NamedModel:
         return {"architecture": self.spec.architecture, "max_tokens": str(self.spec.max_tokens)} | facts | parameters
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
-        """Returns a ModelMetadataResponse."""
         return {
             "name": self.name,
             "versions": versions,
@@ -83,7 +82,6 @@ class NamedModel:
         }
 
     def config(self, max_rows: int) -> dict[str, Any]:
-        """Returns a ModelConfig."""
         return {
             "name": self.name,
             "platform": PLATFORM,

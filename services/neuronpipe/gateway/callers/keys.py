@@ -66,7 +66,6 @@ class KeyRecord(Frozen):
         return bool(self.expires) and self.expires <= datetime.now(UTC).strftime(_TIME)
 
     def fits(self, secret: str) -> bool:
-        """Returns whether the secret belongs to this key."""
         return hmac.compare_digest(_hash(self.salt, secret), self.sha256)
 
 

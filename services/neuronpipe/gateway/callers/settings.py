@@ -53,7 +53,6 @@ class CallerSettings(Settings):
 
 
 def open_services(setting: str) -> frozenset[str]:
-    """Parses the setting open_services."""
     return frozenset(filter(None, map(str.strip, setting.split(","))))
 
 

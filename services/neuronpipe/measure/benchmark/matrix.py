@@ -201,7 +201,6 @@ class Matrix:
 
     @property
     def variants(self) -> dict[Variant, list[Cell]]:
-        """The variants with their cells."""
         cells_by_variant: dict[Variant, list[Cell]] = {}
         for cell in self.cells:
             cells_by_variant.setdefault(cell.variant, []).append(cell)

@@ -52,7 +52,6 @@ class CellResult:
 
     @property
     def mean_ms(self) -> float:
-        """The mean latency."""
         return float(np.mean(self.latency_ms))
 
     @property

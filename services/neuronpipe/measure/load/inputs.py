@@ -199,7 +199,6 @@ def check_task(request: LoadRequest, task: str) -> None:
 
 
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """Makes one request for each text."""
     return [_request(request, make_input(task, text)) for text in texts]
 
 

@@ -58,7 +58,6 @@ class CallerWaits(Deadlines):
         return number
 
     def end_all(self) -> None:
-        """Ends all current waits."""
         while self._pending:
             self._pending.pop(next(iter(self._pending)))[1](False)
 

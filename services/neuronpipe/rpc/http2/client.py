@@ -77,7 +77,6 @@ class ClientCall(MessageStream):
             await self.wait_for_room()
 
     def cancel(self) -> None:
-        """Ends the call."""
         if not self.is_closed:
             self.is_closed = self.ignores_data = True
             with contextlib.suppress(NGH2Error):
