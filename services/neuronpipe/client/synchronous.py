@@ -5,7 +5,6 @@ import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from neuronpipe.client.asynchronous import AsyncClient
@@ -153,9 +152,7 @@ class Client(TaskMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answers(self, answers: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, ClassVar, Self
 
 _START_LIMIT_S = 120
@@ -92,9 +91,7 @@ class LoggedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         code = self._process.poll()
         if error and code is not None:
             error.add_note(f"{self.service} had ended with {code}:\n{self.log_text()}")

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
@@ -110,9 +109,7 @@ class ItemObservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ended_ns = time.monotonic_ns()
         observer, item, span = self._observer, self._item, self._span
         observer.in_flight -= 1
