@@ -1,4 +1,4 @@
-"""The repository of a command, and the registry, in it or at a gateway: their options and messages."""
+"""Options and messages of commands that use a repository, or a registry in a repository or at a gateway."""
 
 import argparse
 import asyncio

@@ -43,7 +43,7 @@ class GenerationRequest(RunningRequest):
     """A prompt that the model continues token by token, with one text or several.
 
     `interval`: the number of tokens that become text together after the first token. `is_search`: whether a beam
-    search finds the texts; the executor tells no tokens before its end. `reads_along`: whether tokens become text as
+    search finds the texts; the executor sends no tokens before its end. `reads_along`: whether tokens become text as
     they come.
     """
 

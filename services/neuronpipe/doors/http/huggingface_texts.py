@@ -85,7 +85,7 @@ def _form(grammar: Grammar) -> GenerationOptions:
 
 
 def form_fields(body: Prompted) -> dict[str, str]:
-    """Returns the name of the field with the form of the text, if TGI's field has the form."""
+    """Maps the options for the form of a text to TGI's `grammar`, for a request with a grammar."""
     names = ("options.json_schema", "options.regex") if body.parameters.grammar else ()
     return dict.fromkeys(names, "parameters.grammar.value")
 

@@ -69,7 +69,7 @@ class ToolUse:
         has_several: bool,
         allowed: Sequence[str] = (),
     ) -> Self:
-        """Returns the use of tools by a request. Raises InvalidInput.
+        """Reads how a request uses tools. Raises InvalidInput.
 
         - `choice`: the request's `tool_choice` if it is none, auto or required.
         - `chosen`: the name of the function that the request chooses instead.
@@ -165,7 +165,7 @@ class CallReader:
         return self._calls > 0 and not self._function
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
-        """Yields the known parts of the words, and of `tool_calls` in the form of OpenAI's streams.
+        """Yields the words and the `tool_calls` as far as they are certain, in the form of OpenAI's streams.
 
         The arguments of a call stay as the model writes them.
         """
@@ -180,7 +180,7 @@ class CallReader:
                 yield part
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Returns the words of a whole text, and its calls."""
+        """Splits a complete text into its words and its calls."""
         said, calls = "", list[dict[str, Any]]()
         for part in self.read(text, is_last=True):
             if isinstance(part, str):

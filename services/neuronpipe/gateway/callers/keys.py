@@ -1,6 +1,6 @@
-"""API keys: the file of their hashes, one key a line, and the work of `neuronpipe key`.
+"""API keys: the file of their hashes, one key a line, and the functions of `neuronpipe key`.
 
-Also files of settings that are reloaded when they change.
+WatchedFile reloads this file, and other files of settings, when they change.
 """
 
 import codecs

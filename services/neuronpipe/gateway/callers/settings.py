@@ -12,7 +12,7 @@ _SERVICES = ("health", "reflection", "metrics")
 
 
 class CallerSettings(Settings):
-    """Authentication, and the rights of tenants."""
+    """Settings of authentication and of tenants' rights."""
 
     api_keys: Path | None = Field(
         None, description="file of the accepted API keys, as `neuronpipe key create` writes it; read again on change"
