@@ -47,7 +47,7 @@ def test_a_decoder_is_compiled_with_every_token_compared(family: str, tmp_path: 
     assert [Path(name).name for name in bundle.manifest.artifacts[0].files] == ["model.xml", "model.bin"]
     assert accuracy.agreement == 1
     assert accuracy.largest_difference <= 1e-4 * accuracy.largest_output
-    assert (facts.end_token_ids, facts.own("repetition_penalty"), facts.do_sample) == ((2,), 1.1, False)
+    assert (facts.end_token_ids, facts.default_of("repetition_penalty"), facts.do_sample) == ((2,), 1.1, False)
     assert (bundle.spec.task, bundle.spec.max_tokens) == ("text_generation", 192)
 
 

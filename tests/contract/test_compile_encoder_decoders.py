@@ -43,7 +43,7 @@ def test_every_token_is_compared(family: str, tmp_path: Path) -> None:
     assert (bundle.spec.task, bundle.spec.max_tokens) == (_TASKS.get(family, "summarization"), TOKENS)
     start = 1 if "t5" in family else 2
     assert (facts.decoder_start_token_ids, facts.max_text_tokens) == ((start,), TOKENS - 1)
-    assert (facts.max_new_tokens, facts.min_new_tokens, facts.own("forced_eos_token_id")) == (39, 4, 2)
+    assert (facts.max_new_tokens, facts.min_new_tokens, facts.default_of("forced_eos_token_id")) == (39, 4, 2)
 
 
 @pytest.mark.sampled
@@ -90,7 +90,7 @@ def test_what_a_model_says_of_a_task_goes_before_what_it_says_of_all(tmp_path: P
     source = save_encoder_decoder("t5", tmp_path / "source", task_specific_params=said)
     summaries = GenerationFacts.of(_spec(source, "summarization"))
     assert (summaries.prefix, summaries.num_beams, summaries.early_stopping) == ("summarize: ", 4, True)
-    assert (summaries.min_new_tokens, summaries.own("no_repeat_ngram_size")) == (9, 3)
+    assert (summaries.min_new_tokens, summaries.default_of("no_repeat_ngram_size")) == (9, 3)
     assert summaries.max_new_tokens is None, "pipelines take 256 where the model itself has no max_length"
     translations = TranslationFacts.of(_spec(source, "translation"))
     assert translations.source_language == "en"

@@ -26,7 +26,7 @@ _KINDS = {
     "texts": "up to {0.max_items} strings of up to {0.max_size} characters",
     "tokens": "up to {0.max_items} tokens",
     "sequences": "up to {0.max_items} sequences of up to {0.max_size} tokens",
-    "biases": "for up to {0.max_items} tokens, {0.least} to {0.most}",
+    "biases": "for up to {0.max_items} tokens, {0.minimum} to {0.maximum}",
 }
 
 

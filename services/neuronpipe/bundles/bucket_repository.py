@@ -51,11 +51,11 @@ class BucketRepository:
                 raise SetupError(f"--repository {uri}: needs obstore: pip install 'neuronpipe[s3]'") from error
 
     def read_registry(self) -> Registry:
-        """The registry, or a registry of revision 0 if the bucket contains none."""
+        """Returns the registry, or a registry of revision 0 if the bucket contains none."""
         return self._read_registry()[0]
 
     def read_registry_if_changed(self, etag: str) -> tuple[Registry, str] | None:
-        """The registry and its ETag; None while it has the given ETag. Raises SetupError also if there is none."""
+        """Returns the registry and its ETag; None while it has that ETag. Raises SetupError also without a registry."""
         with _setup_errors(self._name(REGISTRY_FILE)):
             changed = self._folder.read_if_changed(REGISTRY_FILE, etag)
         return (Registry.parse(changed.data, self._name(REGISTRY_FILE)), changed.etag) if changed else None
@@ -75,7 +75,7 @@ class BucketRepository:
         raise SetupError(f"{self._name(REGISTRY_FILE)}: others changed it {_WRITES} times at once; try again")
 
     def bundles(self) -> list[Bundle]:
-        """Every version, as its manifest describes it. The other files stay in the bucket."""
+        """Returns every version, as its manifest describes it. The other files stay in the bucket."""
         with _setup_errors(self.uri):
             keys = [
                 ModelKey(model, int(version))
@@ -87,7 +87,7 @@ class BucketRepository:
         return [self.bundle(key) for key in sorted(keys)]
 
     def bundle(self, key: ModelKey) -> Bundle:
-        """A version, as its manifest describes it. The other files stay in the bucket."""
+        """Returns a version, as its manifest describes it. The other files stay in the bucket."""
         written = self.manifest(key)
         place = self._name(f"{key.name}/{key.version}")
         return Bundle(Path(place), Manifest.parse(written, f"{place}/{MANIFEST_FILE}"), sha256(written).hexdigest())
@@ -107,7 +107,7 @@ class BucketRepository:
         return written
 
     def signature(self, key: ModelKey) -> bytes | None:
-        """The bytes of a version's signature, or None if the version is not signed."""
+        """Returns the bytes of a version's signature, or None if the version is not signed."""
         return self._read(f"{key.name}/{key.version}/{SIGNATURE_FILE}")
 
     def _read(self, name: str) -> bytes | None:
@@ -116,7 +116,7 @@ class BucketRepository:
         return stored.data if stored else None
 
     def find(self, key: ModelKey, name: str, digest: str) -> tuple[str, int]:
-        """The name of the object that contains a version's file, and its size in bytes."""
+        """Returns the name of the object that contains a version's file, and its size in bytes."""
         beside = f"{key.name}/{key.version}/{name}"
         for place in f"{_BLOBS}/{digest}", beside:
             with _setup_errors(self._name(place)):

@@ -57,20 +57,20 @@ class BucketPlan:
         return next(bucket for bucket in self.buckets if bucket.tokens == self._lengths[-1])
 
     def round_tokens(self, tokens: int) -> int:
-        """The shortest bucket length that holds a number of tokens, or the longest length if none does."""
+        """Returns the shortest bucket length that holds a number of tokens, or the longest length if none does."""
         return next((length for length in self._lengths if length >= tokens), self._lengths[-1])
 
     def batches(self, tokens: int) -> tuple[int, ...]:
         return self._batches[tokens]
 
     def find(self, rows: int, tokens: int) -> Bucket | None:
-        """The bucket that computes the fewest tokens for a batch; None if no bucket holds it."""
+        """Returns the bucket that computes the fewest tokens for a batch; None if no bucket holds it."""
         fitting = [bucket for bucket in self.buckets if bucket.holds(rows, tokens)]
         return min(fitting, key=lambda bucket: (bucket.padded_tokens, bucket.tokens), default=None)
 
 
 def bucket_inputs(names: Sequence[str], bucket: Bucket, image: ImageSpec | None) -> dict[str, tuple[list[int], str]]:
-    """The shape and the dtype of each input of a bucket's trace: int64, as in optimum-neuron, or pixels in float32."""
+    """Returns shape and dtype of each input of a bucket's trace: int64, as in optimum-neuron, or pixels in float32."""
     if image is not None:
         return {name: ([bucket.batch, 3, *image.size], "float32") for name in names}
     return {name: ([bucket.batch, bucket.tokens], "int64") for name in names}

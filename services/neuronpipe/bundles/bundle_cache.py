@@ -226,7 +226,7 @@ class BundleCache:
             )
 
     def _used(self) -> int:
-        """The bytes of all files. A file with several names counts once."""
+        """Returns the bytes of all files. A file with several names counts once."""
         statuses = [path.lstat() for path in self.folder.rglob("*") if path.is_file()]
         return sum({status.st_ino: status.st_size for status in statuses}.values())
 

@@ -25,7 +25,7 @@ class FolderRepository:
         self._folder = folder
 
     def read_registry(self) -> Registry:
-        """The registry, or a registry of revision 0 if the folder contains none."""
+        """Returns the registry, or a registry of revision 0 if the folder contains none."""
         path = self._folder / REGISTRY_FILE
         with reporting_os_errors(f"{path}: cannot be read"):
             try:
@@ -91,7 +91,7 @@ class LiveRepository(ABC):
         return frozenset(self.registry.desired if self.registry.revision else self.fixed)
 
     def bundles(self) -> list[Bundle]:
-        """The versions to load, by their manifests, without versions whose manifests cannot be read."""
+        """Returns the versions to load, by their manifests, without versions whose manifests cannot be read."""
         bundles = []
         for key in sorted(self.desired):
             with contextlib.suppress(SetupError):

@@ -52,8 +52,8 @@ class LiveVersion:
         """Describes the error of the last attempt to load the version, or is empty."""
         if self.fault is None:
             return ""
-        known = isinstance(self.fault, SetupError)
-        return str(self.fault) if known else f"it could not be loaded ({type(self.fault).__name__}); see the log"
+        is_explained = isinstance(self.fault, SetupError)
+        return str(self.fault) if is_explained else f"it could not be loaded ({type(self.fault).__name__}); see the log"
 
     @property
     def is_due(self) -> bool:

@@ -203,7 +203,7 @@ class Registry(Frozen):
         return {name: model.declared for name, model in self.models.items() if model.declared.shares}
 
     def approval_of(self, key: ModelKey) -> ApprovalState:
-        """The approval of a version. An unregistered version is pending."""
+        """Returns the approval of a version. An unregistered version is pending."""
         model = self.models.get(key.name)
         return model.versions[key.version].approval.state if model and key.version in model.versions else "pending"
 
@@ -349,7 +349,7 @@ def _registered(bundle: Bundle, approval: Approval) -> RegisteredVersion:
 
 
 def _resolved(target: str, aliases: Mapping[str, int]) -> int:
-    """The version of a route's target. Raises ValueError if the alias is unknown."""
+    """Returns the version of a route's target. Raises ValueError if the alias is unknown."""
     if target.isascii() and target.isdigit():
         return int(target)
     if target not in aliases:
@@ -358,7 +358,7 @@ def _resolved(target: str, aliases: Mapping[str, int]) -> int:
 
 
 def _user() -> str:
-    """The name of this process's user, or the user's number in a container without the name."""
+    """Returns the name of this process's user, or the user's number in a container without the name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

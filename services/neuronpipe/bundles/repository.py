@@ -62,20 +62,20 @@ class Bundle:
         return self.files.parse(self.manifest.tokenizer_file, parse)
 
     def decoding_spec(self) -> ModelSpec:
-        """The facts about the model, with the text of each token if its task needs it. Raises RefusedBundle."""
+        """Returns the facts about the model, with the text of each token if its task needs it. Raises RefusedBundle."""
         if not self.manifest.tokens_file:
             return self.spec
         tokens = self.files.parse(self.manifest.tokens_file, TypeAdapter(tuple[str, ...]).validate_json)
         return self.spec.model_copy(update={"tokens": tokens})
 
     def artifact(self, backend: str) -> Artifact:
-        """The artefact for a back end; "": the bundle's first. Raises SetupError, which names the artefacts."""
+        """Returns the artefact for a back end; "": the bundle's first. Raises SetupError, which names the artefacts."""
         for artifact in self.manifest.artifacts:
             if backend in ("", artifact.backend):
                 return artifact
-        known = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
+        backends = ", ".join(artifact.backend for artifact in self.manifest.artifacts)
         advice = f"compile it with --backend {backend}"
-        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {known}; {advice}")
+        raise SetupError(f"{self.folder}: no artefact for the back end {backend!r}, only for: {backends}; {advice}")
 
     @contextlib.contextmanager
     def artifact_files(self, artifact: Artifact) -> Iterator[list[Path]]:
@@ -138,7 +138,7 @@ def bundle_folders(repository: Path) -> list[Path]:
 
 
 def _visible(folder: Path) -> list[Path]:
-    """The visible files and folders in a folder, sorted. Raises SetupError if the folder cannot be read."""
+    """Returns the visible files and folders in a folder, sorted. Raises SetupError if the folder cannot be read."""
     with reporting_os_errors(f"{folder}: cannot be read"):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 

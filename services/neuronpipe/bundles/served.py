@@ -113,7 +113,7 @@ class ServedModels(Generic[ResourceT]):
         self._tell(unloaded=unloaded)
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether a model is being loaded; None for a model in memory."""
+        """Returns whether a model is being loaded; None for a model in memory."""
         return self.unloaded.get(key)
 
     def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
@@ -137,7 +137,7 @@ class ServedModels(Generic[ResourceT]):
         self._tell_needs()
 
     def is_needed(self, key: ModelKey) -> bool:
-        """Whether a gateway may still send items for a model, or a route of this table leads to it."""
+        """Returns whether a gateway may still send items for a model, or a route of this table leads to it."""
         is_routed = key.version in self.table.routes.get(key.name, _NO_ROUTE).versions
         return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
 

@@ -113,7 +113,7 @@ class SigningKey:
         return signature.model_dump_json(indent=2).encode() + b"\n"
 
     def trusted(self) -> TrustedKeys:
-        """The public key of this key, as the only trusted key."""
+        """Returns the public key of this key, as the only trusted key."""
         return TrustedKeys({self.id: self._key.public_key()}, self._source)
 
 
@@ -157,7 +157,7 @@ def _is_visible_file(path: Path) -> bool:
 
 
 def _public_keys(file: Path) -> Iterator[Ed25519PublicKey]:
-    """The keys of one file. Empty lines and lines that begin with # are comments. Raises SetupError and OSError."""
+    """Yields the keys of one file. Lines that begin with # are comments. Raises SetupError and OSError."""
     block: list[str] = []
     begin = 0
     for number, line in enumerate(read_file(file, f"--trusted-keys {file}").decode("utf-8", "replace").splitlines(), 1):

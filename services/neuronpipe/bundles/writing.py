@@ -62,7 +62,7 @@ def _writing_to(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def choose_version(repository: Path, name: str, version: int | None) -> int:
-    """The version of a new bundle: the requested version, if it is free, or the next. Raises SetupError."""
+    """Returns the version of a new bundle: the requested version, if it is free, or the next. Raises SetupError."""
     taken = _versions(repository, name)
     if version in taken:
         raise SetupError(f"{repository / name / str(version)}: exists; without --version the next free one is taken")
@@ -70,7 +70,7 @@ def choose_version(repository: Path, name: str, version: int | None) -> int:
 
 
 def newest_bundle(repository: Path, name: str, backend: str) -> Bundle | None:
-    """A model's newest bundle for a back end, or None. Raises SetupError if a bundle cannot be read."""
+    """Returns a model's newest bundle for a back end, or None. Raises SetupError if a bundle cannot be read."""
     for version in sorted(_versions(repository, name), reverse=True):
         bundle = read_bundle(repository / name / str(version))
         if any(artifact.backend == backend for artifact in bundle.manifest.artifacts):
@@ -174,7 +174,7 @@ def differences(before: Bundle, after: Bundle) -> list[str]:
 
 
 def _settings(bundle: Bundle) -> dict[str, str]:
-    """The settings of a manifest without its files: each value as JSON, by its path."""
+    """Returns the settings of a manifest without its files: each value as JSON, by its path."""
     return dict(_flat("", bundle.manifest.model_dump(mode="json", exclude={"files"})))
 
 

@@ -131,14 +131,14 @@ class _GroupedParser(CommandParser):
         return text
 
 
-def make_parser(known: Sequence[str] = COMMANDS) -> CommandParser:
-    """Returns the parser of all commands, which knows the options of those that are `known`."""
+def make_parser(with_options: Sequence[str] = COMMANDS) -> CommandParser:
+    """Returns the parser of all commands. Only the commands `with_options` get their options."""
     first = "neuronpipe run MODEL compiles and serves a model; neuronpipe infer --model NAME --text TEXT calls it."
     parser = _GroupedParser(prog="neuronpipe", description="Compiles and serves Hugging Face models.", epilog=first)
     parser.add_argument("--version", action="version", version=f"neuronpipe {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in COMMANDS:
-        if name not in known:
+        if name not in with_options:
             commands.add_parser(name)
             continue
         command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")

@@ -175,10 +175,10 @@ def _costs(options: argparse.Namespace) -> "Costs":
     from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 
     prices = read_prices(options.prices or DEFAULT_PRICES)
-    own = instance_type()
+    this_instance = instance_type()
     if options.instance and options.instance not in prices.instances:
         say(f"WARNING: --instance {options.instance}: the prices of {prices.date} lack it; costs are left out")
-    instance = options.instance or (own if own in prices.instances else "")
+    instance = options.instance or (this_instance if this_instance in prices.instances else "")
     return Costs(prices, prices.alike(available_cpus(), instance), instance or THIS_MACHINE)
 
 

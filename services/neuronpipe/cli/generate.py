@@ -106,8 +106,8 @@ def _request(options: argparse.Namespace, client: "Client") -> "InferRequest":
     from neuronpipe.api.v1.tasks_pb2 import Truncation
     from neuronpipe.client.task_call import generation_request
 
-    given = {name: getattr(options, name) for name in OPTIONS}
-    generation_options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    option_values = {name: getattr(options, name) for name in OPTIONS}
+    generation_options: dict[str, Any] = {name: value for name, value in option_values.items() if value is not None}
     generation_options |= {
         name: read_text(generation_options[name], flag(name)) for name in _OF_FILES if name in generation_options
     }

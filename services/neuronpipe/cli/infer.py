@@ -145,10 +145,10 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
     "labels": ("SCORE LABEL", lambda result, _: ((label.score, label.label) for label in result.labels)),
     "embedding": ("SHAPE VECTOR", _vector),
     "data": ("SHAPE VECTOR", _vectors),
-    "scores": ("SCORE TEXT", lambda result, given: zip(result.scores, given.texts, strict=True)),
+    "scores": ("SCORE TEXT", lambda result, task_input: zip(result.scores, task_input.texts, strict=True)),
     "texts": (
         "SCORE INDEX TEXT",
-        lambda result, given: ((text.score, text.index, given.texts[text.index]) for text in result.texts),
+        lambda result, task_input: ((text.score, text.index, task_input.texts[text.index]) for text in result.texts),
     ),
     "answers": (
         "SCORE START END ANSWER",
@@ -187,7 +187,6 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
 
 
 def _numbers(vector: Iterable[float]) -> str:
-    """Returns the first numbers of a vector."""
     shown = [_cell(float(number)) for number in islice(vector, _SHOWN_NUMBERS + 1)]
     return " ".join([*shown[:_SHOWN_NUMBERS], *(["…"] if len(shown) > _SHOWN_NUMBERS else [])])
 

@@ -117,10 +117,10 @@ def _read_generation(options: argparse.Namespace) -> GenerationLoad | None:
         "first_token_limit_ms": options.ttft_ms,
         "token_limit_ms": options.itl_ms,
     }
-    given = {name: value for name, value in fields.items() if value is not None}
+    set_fields = {name: value for name, value in fields.items() if value is not None}
     if options.generate:
-        return GenerationLoad(**given)
-    if given:
+        return GenerationLoad(**set_fields)
+    if set_fields:
         raise SetupError(
             "--prompt-tokens, --output-tokens, --shared-prefix-tokens, --num-beams, --ttft-ms and --itl-ms are for "
             "--generate"

@@ -1,6 +1,4 @@
-"""`neuronpipe registry`: the approval of the versions of a repository's models, their names, and their shares of
-requests.
-"""
+"""`neuronpipe registry`: approves versions of models, names them, and distributes requests among them."""
 
 import argparse
 import json
@@ -107,8 +105,8 @@ def _list(options: argparse.Namespace) -> None:
     present_bundles = opened(options).bundles() if options.repository else []
     bundles = {bundle.key: bundle for bundle in present_bundles}
     present = {(name, str(number)) for name, number in bundles}
-    known = {(name, number) for name, model in registry.models.items() for number in model.versions}
-    rows = [_row(registry, *key, bundles.get(key)) for key in sorted(bundles.keys() | known)]
+    registered = {(name, number) for name, model in registry.models.items() for number in model.versions}
+    rows = [_row(registry, *key, bundles.get(key)) for key in sorted(bundles.keys() | registered)]
     if options.repository:
         rows = [(*row[:-1], row[-1] if row[:2] in present else "its bundle is missing") for row in rows]
     print_table([_COLUMNS, *rows])

@@ -1,4 +1,4 @@
-"""The repository of a command, and the registry, in it or at a gateway: their options and messages."""
+"""Options and messages of commands that use a repository, or a registry in a repository or at a gateway."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ def add_repository(
 
 
 def folder(text: str) -> Path:
-    """The type of an option that takes a folder, and no bucket."""
+    """Reads an option that takes a folder, and no bucket."""
     if "://" in text:
         raise argparse.ArgumentTypeError(
             f"{text!r}: must be a folder; `neuronpipe bundle push` uploads its bundles to s3://BUCKET/PREFIX"

@@ -158,7 +158,7 @@ def tasks_of(model: "Model") -> list[str]:
 
 
 def parse_target(text: str) -> str:
-    """The type of --target: HOST:PORT, with or without a gRPC scheme, or unix:PATH."""
+    """Reads --target: HOST:PORT, with or without a gRPC scheme, or unix:PATH."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     try:
@@ -221,7 +221,7 @@ def read_fields(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def has_inputs_in_texts(options: argparse.Namespace) -> bool:
-    """Whether --texts are inputs, rather than the texts of one input."""
+    """Returns whether --texts are inputs, rather than the texts of one input."""
     return options.texts is not None and options.query is None and options.source is None
 
 
@@ -242,9 +242,7 @@ def make_inputs(task: str, fields: Mapping[str, Any]) -> "list[TaskInput]":
 
 
 def choose_task(tasks: Sequence[str], fields: Mapping[str, Any], whose: str) -> str:
-    """Returns the first task that takes the fields. Raises SetupError, which says which fields the tasks of `whose`
-    take.
-    """
+    """Returns the first task that takes the fields. Raises SetupError, with the fields that tasks of `whose` take."""
     known_tasks = [task for task in tasks if task in NEEDED]  # a newer gateway may have other tasks
     for task in known_tasks:
         if {*NEEDED[task]} <= {*fields} <= {*_kind_of(task).fields_by_name}:

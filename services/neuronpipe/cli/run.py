@@ -74,8 +74,8 @@ def _own_repository(options: argparse.Namespace) -> Path:
     source = Path(options.source)
     files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else []
     seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    known = (str(source.resolve()) if files else options.source, options.task, options.dtype, options.backend, seen)
-    return _CACHE.expanduser() / hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    key = (str(source.resolve()) if files else options.source, options.task, options.dtype, options.backend, seen)
+    return _CACHE.expanduser() / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
 
 def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -88,9 +88,7 @@ def _started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 @contextmanager
 def _service(*settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs `neuronpipe serve all`. Signals to this process end it: the first one drains it, the second one ends it at
-    once.
-    """
+    """Runs `neuronpipe serve all`. The first signal to this process drains it, and the second ends it at once."""
     service = _started("serve", "all", *settings, stderr=subprocess.PIPE, start_new_session=True)
     signals = [signal.SIGTERM, signal.SIGKILL]
 

@@ -209,13 +209,13 @@ def read_arguments(service: str, arguments: Sequence[str]) -> "ServiceSettings":
     return read_settings(kind, given_settings)
 
 
-def _check_required(kind: "type[ServiceSettings]", given: Mapping[str, str]) -> None:
+def _check_required(kind: "type[ServiceSettings]", arguments: Mapping[str, str]) -> None:
     """Raises SetupError if a required setting is neither on the command line nor in the environment."""
     from neuronpipe.core.settings import fields_of, option_name, variable_name
 
     in_environment = {name.upper() for name, value in os.environ.items() if value}
     for name, field in fields_of(kind).items():
-        if field.is_required() and name not in given and variable_name(kind, name) not in in_environment:
+        if field.is_required() and name not in arguments and variable_name(kind, name) not in in_environment:
             variable = variable_name(kind, name)
             raise SetupError(f"{option_name(name)} is required (variable: {variable}): {field.description}")
 

@@ -71,6 +71,6 @@ def _enum_name(word: str, kind: EnumDescriptor, path: str) -> str:
     return words[short]
 
 
-def _suggest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return (f"; did you mean {near[0]!r}?" if near else "") + f" (there are: {', '.join(known)})"
+def _suggest(word: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(word, names, 1)
+    return (f"; did you mean {near[0]!r}?" if near else "") + f" (there are: {', '.join(names)})"

@@ -75,9 +75,7 @@ def option(
 
 
 def made(kind: type[KindT], options: argparse.Namespace, **others: Any) -> KindT:
-    """Makes an object of a class whose arguments are options of the same names. `others`: arguments that differ from
-    options.
-    """
+    """Makes an object of a class whose arguments are options of the same names. `others`: its other arguments."""
     arguments = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
     return kind(**arguments | others)
 
@@ -102,12 +100,12 @@ def say(line: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """The type of an option in seconds, such as 30, 250ms or 10m."""
+    """Reads an option in seconds, such as 30, 250ms or 10m."""
     return _in_unit(text, "s")
 
 
 def milliseconds(text: str) -> float:
-    """The type of an option in milliseconds, such as 250 or 2s."""
+    """Reads an option in milliseconds, such as 250 or 2s."""
     return _in_unit(text, "ms")
 
 
@@ -119,12 +117,12 @@ def _in_unit(text: str, unit: str) -> float:
 
 
 def whole_numbers(text: str) -> tuple[int, ...]:
-    """The type of an option that takes whole numbers with commas."""
+    """Reads an option that takes whole numbers with commas."""
     return _list_of(int, text)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The type of an option that takes words with commas."""
+    """Reads an option that takes words with commas."""
     return _list_of(str, text)
 
 

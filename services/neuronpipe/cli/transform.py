@@ -197,9 +197,9 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
         field, _, column = word.partition("=")
         field = field.replace("-", "_")
         if not column or field not in fields or fields[field].enum_type:
-            known = ", ".join(name for name in fields if not fields[name].enum_type)
+            columns_of_task = ", ".join(name for name in fields if not fields[name].enum_type)
             raise SetupError(
-                f"--column {word}: must be FIELD=COLUMN, with a field of {task.replace('_', '-')}: {known}"
+                f"--column {word}: must be FIELD=COLUMN, with a field of {task.replace('_', '-')}: {columns_of_task}"
             )
         columns[field] = column
     if duplicates := sorted(columns.keys() & shared):

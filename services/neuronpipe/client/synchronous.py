@@ -5,7 +5,6 @@ import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from neuronpipe.client.asynchronous import AsyncClient
@@ -153,9 +152,7 @@ class Client(TaskMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _answers(self, answers: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
@@ -192,9 +189,7 @@ class Client(TaskMethods):
             await asyncio.gather(*calls, return_exceptions=True)
 
     def _wait(self, coroutine: Coroutine[Any, Any, ResultT], *, is_begun: bool = False) -> ResultT:
-        """Returns the coroutine's result. `is_begun`: a later part of a call, for which a closed client raises
-        Cancelled.
-        """
+        """Returns the coroutine's result. `is_begun`: a later part of a call, which `close` ends with Cancelled."""
         future = self._submit(coroutine)
         if future is None:
             raise Cancelled(_CUT_OFF) if is_begun else RuntimeError("the client is closed")

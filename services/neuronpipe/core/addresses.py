@@ -23,7 +23,7 @@ def unix_path(address: str) -> str | None:
 
 
 def is_listened_on(path: str) -> bool:
-    """Whether a process listens on a Unix socket. Otherwise a killed process left the file behind, or there is none."""
+    """Returns whether a process listens on a Unix socket. A killed process leaves the file of its socket behind."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -36,7 +36,7 @@ def is_listened_on(path: str) -> bool:
 
 
 def is_reachable(address: str) -> bool:
-    """Whether a connection to an address can be made; True for a scheme that only gRPC can resolve."""
+    """Returns whether a connection to an address can be made; True for a scheme that only gRPC can resolve."""
     if path := unix_path(address):
         return is_listened_on(path)
     host, _, port = address.rpartition(":")
@@ -50,7 +50,7 @@ def is_reachable(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address. Names other than localhost may change, and do not count."""
+    """Returns whether only this machine reaches an address. Names other than localhost may change, and do not count."""
     if unix_path(address):
         return True
     host = address.rpartition(":")[0].strip("[]")

@@ -34,5 +34,4 @@ def cache_word(outcome: int) -> str:
 
 
 def priority_word(priority: int) -> str:
-    """Returns the word for a priority."""
     return "bulk" if priority == _BULK else "interactive"

@@ -18,7 +18,7 @@ _MAX_NAME = 256
 
 
 def is_tenant_name(name: str) -> bool:
-    """Whether a tenant's name is valid: it appears in logs, metrics and paths."""
+    """Returns whether a tenant's name is valid: it appears in logs, metrics and paths."""
     return 0 < len(name) <= _MAX_NAME and name.isprintable() and name not in (".", "..")
 
 

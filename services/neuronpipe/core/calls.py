@@ -44,7 +44,6 @@ class Call(NamedTuple):
         return Call(request_id, self.deadline_s, priority, self.trace, self.caller, self.route_key)
 
     def until(self, deadline_s: float) -> "Call":
-        """Copies the call, with this deadline."""
         return Call(self.request_id, deadline_s, self.priority, self.trace, self.caller, self.route_key)
 
     def check_deadline(self) -> None:
@@ -63,5 +62,5 @@ def internal_error(fault: Exception, call: Call) -> InternalError:
 
 
 def to_caller_error(error: Exception, call: Call) -> NeuronpipeError:
-    """The error that the caller gets: the error itself, or an InternalError for a fault of the server."""
+    """Returns the error that the caller gets: the error itself, or an InternalError for a fault of the server."""
     return error if isinstance(error, NeuronpipeError) else internal_error(error, call)

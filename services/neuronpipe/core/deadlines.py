@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 # The least time between two checks of all deadlines, and so the most by which an expiry may be late. A timer for each
@@ -100,9 +99,7 @@ class Timeout:
             self._deadlines.add(self, self._deadline_s, self.expire)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._deadlines.remove(self)
         task = self._task
         del self._task  # a cancelled task keeps its frames, one of which holds this object

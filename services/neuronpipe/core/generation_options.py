@@ -32,69 +32,76 @@ class Option:
     """An option. Its name is the name of its field in GenerationOptions, and in transformers.
 
     - `text`: its meaning, for the command line and the documentation.
-    - `least`, `most`: the bounds of a number; the bounds of its type where the model limits it.
+    - `minimum`, `maximum`: the bounds of a number; the bounds of its type where the model limits it.
     - `max_items`: the most elements of a list. `max_size`: the most characters or tokens of an element, or of a text.
     - `draws`: the option has an effect with do_sample only.
-    - `own`: the value of a model whose generation_config has none. Without it, models have no value of their own.
+    - `default`: the value of a model whose generation_config has none. Without it, models have no value of their own.
     - `openai`: the name in OpenAI's or vLLM's requests, if it is another; empty: they do not have the option.
     - `huggingface`: whether requests of Hugging Face and of TGI may have it.
     """
 
     text: str
     kind: OptionKind = "int"
-    least: float = 0
-    most: float = _MAX_UINT32
+    minimum: float = 0
+    maximum: float = _MAX_UINT32
     max_items: int = 0
     max_size: int = 0
     draws: bool = False
-    own: Any = _NONE
+    default: Any = _NONE
     openai: str = _SAME
     huggingface: bool = True
 
     @property
-    def has_own(self) -> bool:
+    def has_default(self) -> bool:
         """Whether models may have a value of their own that requests without one get."""
-        return self.own is not _NONE
+        return self.default is not _NONE
 
     @property
     def bounds(self) -> str:
         """The valid numbers; empty if the type says them."""
-        if self.kind not in ("int", "float") or self.most >= _MAX_UINT32:
+        if self.kind not in ("int", "float") or self.maximum >= _MAX_UINT32:
             return ""
-        if self.least == _POSITIVE:
-            return f"more than 0, and at most {self.most:g}"
-        return f"{self.least:g} to {self.most:g}"
+        if self.minimum == _POSITIVE:
+            return f"more than 0, and at most {self.maximum:g}"
+        return f"{self.minimum:g} to {self.maximum:g}"
 
 
 class GenerationFields(TypedDict, total=False):
     """The fields of GenerationOptions, which has a comment for each."""
 
     max_new_tokens: Annotated[
-        int, Option("the most tokens to generate (default: the model's own, or 256)", least=1, openai="")
+        int, Option("the most tokens to generate (default: the model's own, or 256)", minimum=1, openai="")
     ]
-    min_new_tokens: Annotated[int, Option("tokens before one may end the text", own=0, openai="min_tokens")]
+    min_new_tokens: Annotated[int, Option("tokens before one may end the text", default=0, openai="min_tokens")]
     do_sample: Annotated[
         bool, Option("draw tokens at random; without it, the most probable token is taken", "bool", openai="")
     ]
-    temperature: Annotated[float, Option("divide logits by it", "float", _POSITIVE, 100, draws=True, own=1.0)]
-    top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, own=50)]
+    temperature: Annotated[float, Option("divide logits by it", "float", _POSITIVE, 100, draws=True, default=1.0)]
+    top_k: Annotated[int, Option("draw from the best N tokens; 0: from all", draws=True, default=50)]
     top_p: Annotated[
         float,
         Option(
-            "draw from the best tokens that reach it together; 0: only the best one", "float", 0, 1, draws=True, own=1.0
+            "draw from the best tokens that reach it together; 0: only the best one",
+            "float",
+            0,
+            1,
+            draws=True,
+            default=1.0,
         ),
     ]
     min_p: Annotated[
         float,
-        Option("draw from tokens with this share of the best one's probability", "float", 0, 1, draws=True, own=0.0),
+        Option(
+            "draw from tokens with this share of the best one's probability", "float", 0, 1, draws=True, default=0.0
+        ),
     ]
     seed: Annotated[
-        int, Option("the same seed gives the same text, alone and in any batch", most=_MAX_UINT64, draws=True)
+        int, Option("the same seed gives the same text, alone and in any batch", maximum=_MAX_UINT64, draws=True)
     ]
     repetition_penalty: Annotated[
-        float, Option("make tokens of prompt and text less probable; 1: no change", "float", 0.01, 100, own=1.0)
+        float, Option("make tokens of prompt and text less probable; 1: no change", "float", 0.01, 100, default=1.0)
     ]
-    no_repeat_ngram_size: Annotated[int, Option("never repeat N tokens in a row; 0: may repeat", own=0, openai="")]
+    no_repeat_ngram_size: Annotated[int, Option("never repeat N tokens in a row; 0: may repeat", default=0, openai="")]
     stop_strings: Annotated[
         Iterable[str],
         Option("end the text before the first of these", "texts", max_items=16, max_size=256, openai="stop"),
@@ -112,13 +119,13 @@ class GenerationFields(TypedDict, total=False):
             openai="",
         ),
     ]
-    forced_bos_token_id: Annotated[int, Option("the first token of the text", "token", own=None, openai="")]
+    forced_bos_token_id: Annotated[int, Option("the first token of the text", "token", default=None, openai="")]
     forced_eos_token_id: Annotated[
-        int, Option("the last token of a text of `max_new_tokens`", "token", own=None, openai="")
+        int, Option("the last token of a text of `max_new_tokens`", "token", default=None, openai="")
     ]
     num_beams: Annotated[int, Option("search with N beams for the best text, which comes as a whole", "int", 1, 16)]
     length_penalty: Annotated[
-        float, Option("with `num_beams`: more than 0 prefers longer texts", "float", -10, 10, own=1.0)
+        float, Option("with `num_beams`: more than 0 prefers longer texts", "float", -10, 10, default=1.0)
     ]
     early_stopping: Annotated[
         "EarlyStopping.ValueType", Option("with `num_beams`: when the search ends (default: false)", "words")
@@ -187,25 +194,25 @@ DRAWING = tuple(name for name, option in OPTIONS.items() if option.draws)
 FORMS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
-def with_drawing(given: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
+def with_drawing(options: dict[str, Any], *, is_drawn: bool = False) -> dict[str, Any]:
     """Returns options as OpenAI means them: any option of drawing sets do_sample; a temperature of 0 resets it."""
-    if given.get("temperature") == 0:
-        return {"do_sample": False} | {name: value for name, value in given.items() if name not in DRAWING}
-    return given | {"do_sample": True} if is_drawn or any(name in DRAWING for name in given) else given
+    if options.get("temperature") == 0:
+        return {"do_sample": False} | {name: value for name, value in options.items() if name not in DRAWING}
+    return options | {"do_sample": True} if is_drawn or any(name in DRAWING for name in options) else options
 
 
-def message_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+def message_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """Converts values of Python, JSON and the command line to fields of GenerationOptions. Raises InvalidInput."""
     try:
-        return {name: _field(OPTIONS[name], value) for name, value in given.items()}
+        return {name: _field(OPTIONS[name], value) for name, value in values.items()}
     except RecursionError as error:
         raise InvalidInput("options.json_schema", "is nested too deeply") from error
 
 
-def _biases(given: Mapping[Any, float]) -> list[dict[str, Any]]:
+def _biases(numbers_by_token: Mapping[Any, float]) -> list[dict[str, Any]]:
     """Converts numbers by tokens' ids, which are strings in JSON. Raises InvalidInput."""
     try:
-        return [{"token_id": int(token_id), "bias": number} for token_id, number in given.items()]
+        return [{"token_id": int(token_id), "bias": number} for token_id, number in numbers_by_token.items()]
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput("options.logit_bias", "must be an object with ids of tokens for names") from error
 

@@ -76,7 +76,7 @@ class Family:
         return 1e9 if self.instrument.unit == "s" else 1.0
 
     def number(self, series: Counter | Histogram | Gauge) -> float:
-        """The number of a counter or gauge, for export."""
+        """Returns the number of a counter or gauge, for export."""
         if isinstance(series, Counter):
             return series.value / self.divisor
         assert not isinstance(series, Histogram)  # noqa: S101
@@ -123,8 +123,8 @@ class Meters:
 
     def families(self) -> Iterator[Family]:
         """Returns everything recorded so far, for exporters."""
-        own = list(self._families.values())
-        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own]
+        own_families = list(self._families.values())
+        families: Iterable[Family] = [Family(family.instrument, dict(family.series)) for family in own_families]
         for add in self._others:
             families = add(families)
         return iter(families)

@@ -139,7 +139,7 @@ class ModelSpec(Frozen):
         return (self.task, *self.also_answers)
 
     def answers(self, task: str) -> bool:
-        """Whether the model answers a task, by its graph or by its tokenizer."""
+        """Returns whether the model answers a task, by its graph or by its tokenizer."""
         return task == self.task or task in self.also_answers or (task in TOKENIZER_TASKS and self.takes_texts)
 
     def check_answers(self, task: str) -> None:
@@ -212,15 +212,15 @@ class ModelRoute:
 
     def pick(self, model: str, key: str) -> int:
         """Returns the version for a request that names none: the same for a key, while its share does not shrink."""
-        left = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
+        place = _place(f"{model}\n{key}") * sum(share for _, share in self.shares)
         for version, share in self.shares:
-            left -= share
-            if left < 0:
+            place -= share
+            if place < 0:
                 return version
         return self.shares[-1][0]
 
     def is_copied(self, model: str, request_id: str) -> bool:
-        """Whether the shadow gets a copy of a request, which does not depend on the result of `pick`."""
+        """Returns whether the shadow gets a copy of a request, which does not depend on the result of `pick`."""
         return self.shadow is not None and _place(f"{model}\nshadow\n{request_id}") < self.shadow[1]
 
 
@@ -289,7 +289,7 @@ class ModelTable(Generic[EntryT]):
         return entry
 
     def at(self, key: tuple[str, int]) -> EntryT:
-        """The entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
+        """Returns the entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
         entry = self._entries.get(key)
         return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
 
@@ -311,7 +311,7 @@ class ModelTable(Generic[EntryT]):
         return part
 
     def is_newest(self, name: str, version: int) -> bool:
-        """Whether requests that name no version get this version, or most of them do."""
+        """Returns whether requests that name no version get this version, or most of them do."""
         return self._newest.get(name) == version
 
 

@@ -531,5 +531,5 @@ UNATTRIBUTED = "unattributed"
 
 
 def instruments() -> list[Instrument]:
-    """All metrics, in order."""
+    """Returns all metrics, in order."""
     return [value for value in vars(Metrics).values() if isinstance(value, Instrument)]

@@ -127,13 +127,13 @@ def read_settings(kind: type[SettingsT], options: Mapping[str, Any]) -> Settings
 
 
 def read_options(kind: type[SettingsT], options: Mapping[str, Any]) -> SettingsT:
-    """Reads the settings among the options of a command; options with other names are left out. Raises SetupError."""
+    """Makes settings from the options of a command that have their names; ignores the others. Raises SetupError."""
     fields = fields_of(kind)
     return read_settings(kind, {name: value for name, value in options.items() if name in fields})
 
 
 def has_password(url: str) -> bool:
-    """Whether a URL holds a password, in its place or as an option."""
+    """Returns whether a URL holds a password, in its place or as an option."""
     try:
         parts = urlsplit(url)
     except ValueError:

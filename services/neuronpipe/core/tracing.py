@@ -206,7 +206,7 @@ _CURRENT: ContextVar[Span | None] = ContextVar("neuronpipe_span", default=None)
 
 
 def current_span() -> Span | None:
-    """The span of the running task; None if its request is not sampled."""
+    """Returns the span of the running task; None if its request is not sampled."""
     return _CURRENT.get()
 
 

@@ -1,6 +1,4 @@
-"""Finds faults of a service's deployment in its container before the service starts: settings, models, devices and
-limits.
-"""
+"""Finds faults of a deployment in its container before the service starts: settings, models, devices, limits."""
 
 import importlib.util
 import os
@@ -44,7 +42,7 @@ class Findings:
     models: list[ModelKey] = field(default_factory=list)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Keeps the SetupError of the block as a problem."""
         try:
             yield
@@ -57,7 +55,7 @@ def check_deployment(
 ) -> Findings:
     """Checks everything that a service needs at its start, except other services and the content of weights."""
     findings = Findings()
-    with findings.kept():
+    with findings.recorded():
         _check_files(settings)
     if not isinstance(settings, ServerSettings):
         return findings
@@ -65,7 +63,7 @@ def check_deployment(
     findings.models = [ModelKey(*bundle.key) for bundle in bundles]
     defaults = settings.gateway.http.default_models if isinstance(settings, PipelineProcessSettings) else ""
     for name in (*wanted, *filter(None, map(str.strip, defaults.split(",")))):
-        with findings.kept():
+        with findings.recorded():
             _check_model(name, findings.models, settings.models.repository)
     if bundles and (engine := _engine_of(settings)):
         _check_executor(engine, bundles, findings, limit_bytes())
@@ -92,10 +90,10 @@ def _check_files(settings: ServiceSettings) -> None:
 
 def _read_bundles(settings: ServerSettings, findings: Findings) -> list[Bundle]:
     bundles = []
-    with findings.kept():
+    with findings.recorded():
         repository = live_repository(settings.models, with_artifacts=_engine_of(settings) is not None)
         for key in sorted(repository.desired):
-            with findings.kept():
+            with findings.recorded():
                 bundles.append(repository.take(key))
         if not repository.desired:
             raise SetupError(
@@ -123,19 +121,19 @@ def _check_executor(
     names = set()
     sizes: dict[str, int] = {}
     for bundle in bundles:
-        with findings.kept():
+        with findings.recorded():
             artifact = bundle.artifact(settings.backend)
             names.add(artifact.backend)
             if settings.core_count:
                 leaves_none = artifact.backend == "neuronx"
                 check_parts(bundle.spec.name, artifact.pipeline_cores, settings.core_count, leaves_none=leaves_none)
             sizes[f"{bundle.spec.name}/{bundle.spec.version}"] = _size(bundle, artifact.files)
-    with findings.kept():
+    with findings.recorded():
         _check_devices(names)
     for name in sorted(names):
-        with findings.kept():
+        with findings.recorded():
             _check_back_end(name, settings)
-    with findings.kept():
+    with findings.recorded():
         makes_room = settings.models_on_demand and settings.max_model_memory_bytes
         _check_memory(sizes, "openvino" in names and not makes_room, limit_bytes)
     if not findings.problems and (shortage := memory_shortage(bundles, settings, limit_bytes)):
@@ -212,7 +210,7 @@ def _check_room(bundles: Sequence[Bundle], findings: Findings) -> None:
     folder = tempfile.gettempdir()
     free_bytes = shutil.disk_usage(folder).free
     for bundle in bundles:
-        with findings.kept():
+        with findings.recorded():
             needed = max(_size(bundle, artifact.files) for artifact in bundle.manifest.artifacts)
             if free_bytes < needed:
                 raise SetupError(

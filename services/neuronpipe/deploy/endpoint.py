@@ -143,8 +143,8 @@ class Endpoint:
     def compile_options(self) -> list[str]:
         """The options of `neuronpipe compile`, in addition to SOURCE, name and repository."""
         backend = "" if self.backend == "openvino" else self.backend
-        given = {"--task": self.task.replace("_", "-"), "--dtype": self.dtype, "--backend": backend}
-        return [word for option, value in given.items() if value for word in (option, value)]
+        values = {"--task": self.task.replace("_", "-"), "--dtype": self.dtype, "--backend": backend}
+        return [word for option, value in values.items() if value for word in (option, value)]
 
 
 def endpoint_name(source: str) -> str:

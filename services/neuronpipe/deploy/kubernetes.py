@@ -259,7 +259,7 @@ def _patch(deployment: str, **pod: Any) -> Mapping[str, Any]:
 
 
 def _replacing(kind: str, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A patch of an object: the new values by their paths."""
+    """Returns a patch of an object: the new values by their paths."""
     operations = [{"op": "replace", "path": path, "value": value} for path, value in values.items()]
     return {"target": {"kind": kind, "name": name}, "patch": _yaml(operations)}
 

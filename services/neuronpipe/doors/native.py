@@ -59,7 +59,6 @@ class NativeDoor:
         return Rpc.of(method, wire.DESCRIPTOR, is_work=True, max_text_bytes=limit)
 
     async def infer(self, message: wire.InferRequest, call: Call) -> wire.InferResponse:
-        """Answers Infer."""
         response = wire.InferResponse()
         _write_result(await self._pipeline.infer(_read_request(message, call)), response)
         return response
@@ -77,7 +76,6 @@ class NativeDoor:
     async def infer_stream(
         self, messages: AsyncIterable[wire.InferStreamRequest], call: Call
     ) -> AsyncIterator[wire.InferStreamResponse]:
-        """Answers InferStream."""
         requests = (_read_request(message.request, call, is_id_required=True) async for message in messages)
         async for request_id, outcome in infer_stream(self._pipeline, requests, self._settings.max_stream_in_flight):
             response = wire.InferStreamResponse(request_id=request_id)
@@ -85,7 +83,6 @@ class NativeDoor:
             yield response
 
     async def generate(self, message: wire.InferRequest, call: Call) -> AsyncIterator[wire.GenerateResponse]:
-        """Answers Generate."""
         request = _read_request(message, call)
         async with aclosing(self._pipeline.generate(request)) as events:
             async for event in events:
@@ -94,11 +91,9 @@ class NativeDoor:
                 yield response
 
     async def list_models(self, message: ListModelsRequest, call: Call) -> ListModelsResponse:
-        """Answers ListModels."""
         return self._catalog.list_models()
 
     async def get_model(self, message: GetModelRequest, call: Call) -> GetModelResponse:
-        """Answers GetModel."""
         return self._catalog.get_model(message)
 
 

@@ -36,13 +36,11 @@ class RegistryDoor:
         self._repository, self._trusted_keys, self._tenants = repository, trusted_keys, tenants
 
     def handlers(self) -> RpcHandlers:
-        """Returns the rpcs of the service."""
         return handlers_of(REGISTRY_SERVICE, {"GetRegistry": self.get_registry, "ChangeRegistry": self.change_registry})
 
     async def get_registry(
         self, request: messages.GetRegistryRequest, context: Context
     ) -> messages.GetRegistryResponse:
-        """Answers GetRegistry."""
         caller = current_caller()
         try:
             registry = await registry_of(self._repository.read_registry)
@@ -61,7 +59,6 @@ class RegistryDoor:
     async def change_registry(
         self, request: messages.ChangeRegistryRequest, context: Context
     ) -> messages.ChangeRegistryResponse:
-        """Answers ChangeRegistry."""
         caller = current_caller()
         check_may_change(self._tenants, caller, request.model)
         for field in ("note", "author", "action"):

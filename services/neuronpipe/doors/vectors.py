@@ -26,7 +26,6 @@ def token_places(text: str, tokens: Sequence[tasks.Token]) -> list[tuple[int, in
 
 
 def text_input(task: str, text: str, **options: Any) -> tasks.TaskInput:
-    """Returns the input of a task for a text."""
     fields: Any = {"text": text, **options}
     return tasks.TaskInput(**{task: fields})
 

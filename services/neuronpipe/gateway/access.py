@@ -106,7 +106,7 @@ def access_by(
 
 
 def may_see(tenants: Tenants | None, caller: Caller, model: str) -> bool:
-    """Whether a caller may see a model in the registry. `tenants`: None where every caller may."""
+    """Returns whether a caller may see a model in the registry. `tenants`: None where every caller may."""
     models = tenants.models_of(caller) if tenants else None
     return models is None or model in models
 

@@ -266,12 +266,12 @@ class AdmissionControl:
         return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
 
     def _late_everywhere(self, remaining_s: float | None, tenant: str) -> tuple[float, ModelLoad, TenantLoad] | None:
-        """The least excess of the tenant's recent models, with its loads; None if a model takes the request."""
+        """Returns the least excess of the tenant's recent models, with its loads; None if a model takes the request."""
         if remaining_s is None:
             return None
         now_s, models = time.monotonic(), []
         for load in self._models.values():
-            if tenant_load := load.known(tenant):
+            if tenant_load := load.tenant_load(tenant):
                 if now_s >= load.overloaded_until_s:  # the usual case
                     return None
                 models.append((load, tenant_load))
@@ -285,7 +285,7 @@ class AdmissionControl:
         return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
-        """The request that must end for one more of a tenant; None if the model has a place. Raises Overloaded."""
+        """Returns the request that must end for one more of a tenant, None if the model has room. Raises Overloaded."""
         if not load.limit or load.load.requests < load.limit:
             return None
         if other := load.furthest_over(tenant_load, weight):
@@ -313,7 +313,7 @@ class AdmissionControl:
     def _excess(
         self, more_requests: int, more_tokens: int, *, is_bulk: bool, without: Collection[Admitted] = ()
     ) -> tuple[int, int] | None:
-        """The requests and tokens above the limits with this many more; None where they fit.
+        """Returns the requests and tokens above the limits with this many more; None where they fit.
 
         `without`: requests in flight that are not counted. A request larger than the limits is admitted alone, as it
         would never be admitted otherwise.

@@ -34,17 +34,18 @@ async def running_pipeline(
     results: ResultCacheSettings,
     telemetry: Telemetry,
     tenants: Tenants | None = None,
-    known: Sequence[Bundle] = (),
+    later_bundles: Sequence[Bundle] = (),
     held_items: HeldItems | None = None,
     redis: RedisSettings = NO_REDIS,
 ) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
     """Makes the table of these models, and the pipeline that runs requests for them. `tenants`: None where callers have
-    no names. `known`: bundles that will be opened later. `held_items`: the held items of the stages. Raises SetupError.
+    no names. `later_bundles`: bundles that will be opened later. `held_items`: the held items of the stages. Raises
+    SetupError.
     """
-    keeps_results = kept_results([*bundles, *known], results)
+    keeps_results = kept_results([*bundles, *later_bundles], results)
     async with AsyncExitStack() as stack:
         cache = None
-        if any(map(keeps_results, (*bundles, *known))):
+        if any(map(keeps_results, (*bundles, *later_bundles))):
             cache = await stack.enter_async_context(running_result_cache(results, telemetry, redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))

@@ -29,7 +29,7 @@ class Catalog:
         return self._tenants.table_of(current_caller(), table) if self._tenants else table
 
     def list_models(self) -> ListModelsResponse:
-        """Every version of every model, also versions that should be served and are not."""
+        """Returns every version of every model, also versions that should be served and are not."""
         described = {model.key: self._describe(model.bundle) for model in self.served}
         if self.router:
             names = self._tenants.models_of(current_caller()) if self._tenants else None
@@ -46,17 +46,17 @@ class Catalog:
         return [key for key in unloaded if names is None or key.name in names]
 
     def get_model(self, request: GetModelRequest) -> GetModelResponse:
-        """One model. Raises ModelNotFound and InvalidInput."""
+        """Returns one model. Raises ModelNotFound and InvalidInput."""
         if not request.name:
             raise InvalidInput("name", "is empty")
         return GetModelResponse(model=self._describe(self.served.find(request.name, request.version).bundle))
 
     def spec(self, name: str, version: str = "") -> ModelSpec:
-        """A version of a model, or the newest. Raises ModelNotFound and InvalidInput."""
+        """Returns a version of a model, or the newest. Raises ModelNotFound and InvalidInput."""
         return self.served.find(name, version).bundle.spec
 
     def names(self, task: str = "") -> list[str]:
-        """The models that have a task, or all of them."""
+        """Returns the models that have a task, or all of them."""
         specs = (model.bundle.spec for model in self.served)
         return list(dict.fromkeys(spec.name for spec in specs if not task or spec.answers(task)))
 

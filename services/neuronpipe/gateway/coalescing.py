@@ -100,23 +100,23 @@ class Coalescer:
         return outcome
 
     def has(self, key: ModelKey) -> bool:
-        """Whether an endpoint accepts items for a model."""
+        """Returns whether an endpoint accepts items for a model."""
         return bool(self._count_accepting(key))
 
     def problem_of(self, key: ModelKey) -> str:
-        """The problem of an endpoint that could not load a model; empty if there is none."""
+        """Returns the problem of an endpoint that could not load a model; empty if there is none."""
         problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether an endpoint is loading a model; None where an endpoint has it in memory, or no endpoint has it."""
+        """Returns whether an endpoint is loading a model; None if an endpoint has it in memory, or none has it."""
         having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
         if not all(key in endpoint.unloaded for endpoint in having):
             return None
         return any(endpoint.unloaded[key] for endpoint in having) if having else None
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        """The progress of all endpoints together in preparing a model."""
+        """Returns the progress of all endpoints together in preparing a model."""
         return sum((endpoint.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
@@ -139,11 +139,11 @@ class Coalescer:
             await self._report_change()
             await endpoint.run()
         finally:
-            left = endpoint.give_up()
+            unfinished = endpoint.give_up()
             if not stream.retired.is_set():
-                for queued in left:
+                for queued in unfinished:
                     queued.losses += 1
-            await self.retire(endpoint, left)
+            await self.retire(endpoint, unfinished)
 
     async def retire(self, endpoint: "_StageEndpoint", unread: Iterable[QueuedItem]) -> None:
         """Gives an endpoint no more items. The items that it has not read are sent elsewhere."""
@@ -299,7 +299,7 @@ class _StageEndpoint:
         return any(queued.is_suspect for queued in self._in_flight.values())
 
     def has_model(self, model: ModelKey) -> bool:
-        """Whether the endpoint accepts items for a model."""
+        """Returns whether the endpoint accepts items for a model."""
         return self.accepted is None or model in self.accepted
 
     @property

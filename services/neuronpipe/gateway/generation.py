@@ -43,7 +43,7 @@ class GenerationRequest(RunningRequest):
     """A prompt that the model continues token by token, with one text or several.
 
     `interval`: the number of tokens that become text together after the first token. `is_search`: whether a beam
-    search finds the texts; the executor tells no tokens before its end. `reads_along`: whether tokens become text as
+    search finds the texts; the executor sends no tokens before its end. `reads_along`: whether tokens become text as
     they come.
     """
 
@@ -231,8 +231,8 @@ class _RunningText:
             request.admission.generated(len(tokens.token_ids))
 
     def _is_due(self, request: GenerationRequest) -> bool:
-        """Whether the tokens that have come are to become text now. The last token of a text becomes text with the
-        prediction, which says why the text ends, and comes next.
+        """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
+        the prediction, which says why the text ends, and comes next.
         """
         ids = self.token_ids
         undecoded = self.seen_tokens - self.decoded_tokens
@@ -243,10 +243,10 @@ class _RunningText:
     def _complete(self, request: GenerationRequest, prediction: Prediction) -> Prediction:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # a search tells its texts as a whole
         if prediction.outputs:
-            known = len(self.token_ids)
+            tokens_before = len(self.token_ids)
             self.take(prediction.outputs.arrays[0])
             if not request.is_search:
-                request.admission.generated(len(self.token_ids) - known)
+                request.admission.generated(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:

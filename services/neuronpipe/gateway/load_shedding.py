@@ -94,12 +94,12 @@ class Load:
         self.tokens -= tokens
 
     def seconds(self, requests: float, tokens: float) -> float:
-        """The time in which this many requests and tokens drain; infinite while nothing drains."""
+        """Returns the time in which this many requests and tokens drain; infinite while nothing drains."""
         self._fade()
         return max(_seconds(requests, self._drained_requests), _seconds(tokens, self._drained_tokens))
 
     def retry_after_s(self, requests: int, tokens: int) -> float:
-        """The time that a refused caller is told to wait, until this many requests and tokens have drained."""
+        """Returns the time that a refused caller is told to wait, until this many requests and tokens have drained."""
         return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.seconds(requests, tokens)))
 
     def _fade(self) -> None:
@@ -128,7 +128,7 @@ class TenantLoad:
         self._tokens_per_byte = _TOKENS_PER_BYTE
 
     def share(self, more_requests: int = 0) -> float:
-        """The number of requests relative to the tenant's weight."""
+        """Returns the number of requests relative to the tenant's weight."""
         return (len(self.admitted) + more_requests) / self.weight
 
     def estimated_tokens(self, input_bytes: int) -> int:
@@ -154,12 +154,12 @@ class ModelLoad:
         self._weights = 0.0  # the sum for the tenants that have requests in flight
         self._answer_s = 0.0
 
-    def known(self, tenant: str) -> TenantLoad | None:
-        """The load of a tenant; None for a tenant that has not called the model recently."""
+    def tenant_load(self, tenant: str) -> TenantLoad | None:
+        """Returns the load of a tenant; None for a tenant that has not called the model recently."""
         return self._tenants.get(tenant)
 
     def of(self, tenant: str) -> TenantLoad:
-        """The load of a tenant that has a request for the model now."""
+        """Returns the load of a tenant that has a request for the model now."""
         return self._tenants.get(tenant) or self._new(tenant)
 
     def enter(self, admitted: Admitted, weight: float) -> None:
@@ -192,8 +192,8 @@ class ModelLoad:
             tenant_load.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
     def excess_requests(self, tenant_load: TenantLoad, weight: float, remaining_s: float | None) -> float:
-        """The number of requests in flight that must leave before one more of a tenant can be answered in time; 0 if it
-        fits, infinite if a response would take longer in any case.
+        """Returns the number of requests in flight that must leave before one more of a tenant can be answered in time;
+        0 if it fits, infinite if a response would take longer in any case.
 
         Treats the model as overloaded for longer if the request does not fit. `remaining_s`: the time until its
         deadline; None for none.
@@ -214,8 +214,8 @@ class ModelLoad:
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
     def furthest_over(self, tenant_load: TenantLoad, weight: float) -> Admitted | None:
-        """The newest request of the tenant that has most of the model for its weight, if the given tenant would have
-        less even with one more request; otherwise None.
+        """Returns the newest request of the tenant that has most of the model for its weight, if the given tenant would
+        have less even with one more request; otherwise None.
         """
         busy = (other for other in self._tenants.values() if other.admitted)
         largest = max(busy, key=TenantLoad.share, default=None)

@@ -148,10 +148,10 @@ async def answer_in_order(
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        left = [answering for _ in range(running.qsize()) if (answering := running.get_nowait())]
-        for answering in left:
+        unanswered = [answering for _ in range(running.qsize()) if (answering := running.get_nowait())]
+        for answering in unanswered:
             answering.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unanswered, return_exceptions=True)
 
 
 async def _outcome(pipeline: Pipeline, request: InferenceRequest, span: Name) -> InferenceOutcome:

@@ -127,7 +127,7 @@ class Pipeline:
         return self._parts.observer.together(call, span)
 
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:
-        """Finds the model of a request, whose other fields are checked first. Raises InvalidInput and ModelNotFound."""
+        """Checks the fields of a request, and finds its model. Raises InvalidInput and ModelNotFound."""
         check_fields(request)
         table, tenants = self._models.table, self.admission_control.tenants
         table = tenants.table_of(request.call.caller, table) if tenants else table

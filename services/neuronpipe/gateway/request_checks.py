@@ -46,7 +46,7 @@ def check_input(request: InferenceRequest, spec: ModelSpec, settings: PipelineSe
 
 
 def has_image(request: InferenceRequest, spec: ModelSpec) -> bool:
-    """Whether the input is an image, or has an image beside texts."""
+    """Returns whether the input is an image, or has an image beside texts."""
     if spec.image is None:
         return False
     task = ANSWERED_TASKS.get(request.input.task or "")

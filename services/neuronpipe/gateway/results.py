@@ -37,7 +37,7 @@ class _KnownResult:
 
 
 def _counts(usage: Usage) -> Usage:
-    """The counts that are the same for every request with the result."""
+    """Returns the counts that are the same for every request with the result."""
     tokens, truncated_tokens = usage.tokens, usage.truncated_tokens
     return Usage(tokens=tokens, truncated_tokens=truncated_tokens, generated_tokens=usage.generated_tokens)
 
@@ -51,7 +51,7 @@ def _unpack(payload: bytes) -> _KnownResult:
     return _KnownResult(message.result, _counts(message.usage))
 
 
-_CODEC = ValueCodec(_pack, _unpack, lambda known: len(known.result) + _OVERHEAD_BYTES)
+_CODEC = ValueCodec(_pack, _unpack, lambda stored: len(stored.result) + _OVERHEAD_BYTES)
 
 
 class ResultCache:

@@ -61,16 +61,16 @@ class StageModels(Protocol):
     """The models that the processes of one stage have, which may be this process."""
 
     def has(self, key: ModelKey) -> bool:
-        """Whether a process has a version."""
+        """Returns whether a process has a version."""
 
     def problem_of(self, key: ModelKey) -> str:
-        """The problem of a process that should have a version and does not; empty if there is none."""
+        """Returns the problem of a process that should have a version and does not; empty if there is none."""
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Whether a version is being loaded into memory; None if it is in memory."""
+        """Returns whether a version is being loaded into memory; None if it is in memory."""
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        """The progress in preparing a version."""
+        """Returns the progress in preparing a version."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change, until the returned function is called."""
@@ -121,7 +121,7 @@ class VersionRouter:
         return lambda: self._watchers.remove(changed)
 
     def describe(self, key: ModelKey) -> Model:
-        """The fields of ModelService for the state of a version."""
+        """Returns the fields of ModelService for the state of a version."""
         route = self._models.table.routes.get(key.name, _NO_ROUTE)
         shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
         problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
@@ -184,5 +184,5 @@ class VersionRouter:
         return ModelRoute(aliases, wanted.shares, shadow)
 
     def _has(self, key: ModelKey) -> bool:
-        """Whether every stage has a version in at least one process."""
+        """Returns whether every stage has a version in at least one process."""
         return all(stage.has(key) for stage in self._stages)

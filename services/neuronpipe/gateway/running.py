@@ -137,7 +137,7 @@ class RunningRequest:
         return self.pipeline.stages.postprocess(item)
 
     def usage(self, encoded: EncodedInput, prediction: Prediction) -> Usage:
-        """The cost of the request, as its caller is told."""
+        """Returns the cost of the request, as its caller is told."""
         return Usage(
             tokens=encoded.tokens,
             truncated_tokens=encoded.truncated_tokens,

@@ -156,7 +156,6 @@ class HttpSettings(Settings):
 
     @property
     def has_console(self) -> bool:
-        """Whether the HTTP door has the console."""
         if self.console != "auto":
             return self.console == "on"
         return is_loopback(self.http_listen)
@@ -176,9 +175,9 @@ class StageTlsSettings(Settings):
     stage_tls_key: str = Field("", description="file of the private key of stage_tls_certificate; empty: tls_key")
 
     def files(self, server: ServerTlsSettings) -> TlsFiles | None:
-        """The files of the connections to stages, None without TLS. Raises SetupError."""
-        own = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
-        return server.client_files("--stage-tls-certificate", own, "the authorities of the stages' certificates")
+        """Returns the files of the connections to stages, None without TLS. Raises SetupError."""
+        files = TlsFiles(self.stage_tls_certificate, self.stage_tls_key, self.tls_ca)
+        return server.client_files("--stage-tls-certificate", files, "the authorities of the stages' certificates")
 
 
 class GatewaySettings(Settings):

@@ -122,7 +122,7 @@ class StageQueue:
             self._count_out(queued, model, lines)
 
     def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
-        """Whether an item waits for an endpoint with these models."""
+        """Returns whether an item waits for an endpoint with these models."""
         return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._oldest_suspect(has_model))
 
     def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
@@ -166,7 +166,7 @@ class StageQueue:
 
 
 def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
-    """The model with the oldest item among the models of the endpoint."""
+    """Returns the model with the oldest item among the models of the endpoint."""
     if len(lines) == 1:  # the usual case
         (model,) = lines
         return model if has_model(model) else None

@@ -240,7 +240,7 @@ class TenantTurns:
             self._weights -= share.weight
 
     def _next(self) -> Turn | None:
-        """The next turn, if it may run now."""
+        """Returns the next turn, if it may run now."""
         window = self.window_tokens
         for is_bulk in (False, True):
             # A request that was cancelled stays in its queue until its task runs.
@@ -267,11 +267,11 @@ class TenantTurns:
         return share.running_tokens < (window if is_below_share else self._share(turn) * window)
 
     def _share(self, turn: Turn) -> float:
-        """The part of all weights that the tenant of a turn has."""
+        """Returns the part of all weights that the tenant of a turn has."""
         return turn.weight / self._weights
 
     def _beyond_share(self, turn: Turn) -> float:
-        """The recent tokens of the tenant beyond its share of the recent tokens of all tenants."""
+        """Returns the recent tokens of the tenant beyond its share of the recent tokens of all tenants."""
         return self._shares[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
 
     def _pass_time(self) -> None:

@@ -217,12 +217,12 @@ def _parity(made: Compiled, outputs: Sequence[Sequence[Mapping[str, Any]]]) -> d
         return max(largest_difference(per_token, core_outputs, expected, batches) for core_outputs in outputs)
 
     agreements = [agreement(task, core_outputs, reference, batches) for core_outputs in outputs]
-    known = [value for value in agreements if value is not None]
+    measured_agreements = [value for value in agreements if value is not None]
     return {
         "texts": sum(len(next(iter(batch.values()))) for batch in batches),
         "cores": len(outputs),
         "largest_output": max(float(np.abs(array).max()) for batch in reference for array in batch.values()),
         "largest_difference": difference(reference),
-        "agreement": min(known) if len(known) == len(agreements) else None,
+        "agreement": min(measured_agreements) if len(measured_agreements) == len(agreements) else None,
         "largest_difference_of_cores": difference(outputs[0]),
     }

@@ -173,9 +173,7 @@ class _Findings:
 
 
 def measure(pipe: "Connection[Any, Any]", request: MeasureRequest) -> None:
-    """The main function of the process: loads, compares and measures. Errors are provoked last. Sends a None at the
-    end.
-    """
+    """Loads, compares and measures: the main function of the process. Errors are provoked last, then None is sent."""
     os.environ.update(request.environment)
     findings, bundle = _Findings(pipe), read_bundle(request.bundle)
     measure_model = _measure_generation if TASKS[bundle.spec.task].generates else _measure
@@ -316,9 +314,7 @@ async def _error(backend: Backend, batch: Arrays) -> str:
 
 
 async def _throughput(backend: Backend, batch: Arrays, in_flight: int, seconds: float) -> dict[str, float]:
-    """Runs full batches on every core for a time, with a number of batches in flight. The latency is the time of a
-    batch.
-    """
+    """Runs full batches on every core for a time, a number of them in flight. The latency is the time of a batch."""
     latencies = list[float]()
 
     async def call(core: int, end_s: float) -> None:

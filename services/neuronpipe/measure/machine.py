@@ -68,10 +68,10 @@ class CpuWatch:
 
     def shares(self) -> tuple[float, float]:
         """Returns the CPUs' time, 0 to 1, that the hypervisor gave other machines, and that other processes took."""
-        total, busy, steal, own = (now - before for now, before in zip(_cpu_seconds(), self._began, strict=True))
+        total, busy, steal, own_cpu = (now - before for now, before in zip(_cpu_seconds(), self._began, strict=True))
         if total <= 0:
             return 0.0, 0.0
-        return max(0.0, steal / total), min(1.0, max(0.0, (busy - own) / total))
+        return max(0.0, steal / total), min(1.0, max(0.0, (busy - own_cpu) / total))
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

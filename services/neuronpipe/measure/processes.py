@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, ClassVar, Self
 
 _START_LIMIT_S = 120
@@ -45,11 +44,9 @@ class LoggedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def log_text(self) -> str:
-        """Returns the log so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     def events(self) -> list[dict[str, Any]]:
@@ -74,7 +71,6 @@ class LoggedProcess:
         raise RuntimeError(f"{self.service} did not log {event!r}:\n{self.log_text()}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal."""
         self._process.send_signal(number)
 
     def wait(self, timeout_s: float = 30) -> int:
@@ -95,9 +91,7 @@ class LoggedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         code = self._process.poll()
         if error and code is not None:
             error.add_note(f"{self.service} had ended with {code}:\n{self.log_text()}")

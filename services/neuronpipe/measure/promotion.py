@@ -83,9 +83,7 @@ def figures_of(numbers: GatewayNumbers, model: str, version: int) -> VersionFigu
 
 
 def _quantile(numbers: Mapping[tuple[str, ...], float], share: float) -> float | None:
-    """Returns a quantile of the answers as Prometheus' histogram_quantile does: values are spread evenly in their
-    bucket.
-    """
+    """Returns a quantile of the answers as Prometheus' histogram_quantile does: values spread evenly in a bucket."""
     head = (Metrics.VERSION_DURATION.name, "_bucket", "answer")
     reached = sorted((float(key[3]), value) for key, value in numbers.items() if key[:3] == head)
     wanted = share * reached[-1][1] if reached else 0.0

@@ -68,7 +68,6 @@ async def _record(
 async def _infer(
     channel: grpc.aio.Channel, request: InferRequest, timeout_s: float, metadata: Sequence[tuple[str, str]]
 ) -> NeuronpipeError | None:
-    """Sends a request, and returns its error."""
     try:
         await InferenceServiceStub(channel).Infer(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as failure:
@@ -113,7 +112,6 @@ class ShownSpan:
 
     @property
     def duration_ns(self) -> int:
-        """The duration of the span."""
         return self.ended_ns - self.started_ns
 
 

@@ -55,7 +55,7 @@ class ObjectUri:
         return cls("s3", parts.netloc, path.removeprefix("/"))
 
     def is_below(self, folder: "ObjectUri") -> bool:
-        """Whether the object is in a folder, at any depth."""
+        """Returns whether the object is in a folder, at any depth."""
         prefix = f"{folder.path.rstrip('/')}/" if folder.path.strip("/") else folder.path
         is_same_place = (self.scheme, self.bucket) == (folder.scheme, folder.bucket)
         return is_same_place and self.path.startswith(prefix) and self.path != prefix
@@ -278,9 +278,7 @@ class BucketFolder:
             return bytes(self._store.get_range(self._key(name), start=start, length=length))
 
     def replace(self, name: str, data: bytes, etag: str) -> bool:
-        """Writes an object if it still has the ETag; with an empty ETag, if it does not exist. Returns whether it was
-        written.
-        """
+        """Writes an object if it still has the ETag; "": if it does not exist. Returns whether it was written."""
         from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 
         try:

@@ -147,9 +147,7 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _try_handshake(files: TlsFiles, certificate: bytes, side: TlsSide) -> float:
-    """Makes a peer in memory, which trusts the certificate itself, verify it. Returns the time when the certificate
-    expires.
-    """
+    """Lets a peer in memory verify the certificate, which it trusts. Returns the time when the certificate expires."""
     client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
     for context in (client, server):
@@ -171,14 +169,14 @@ def _try_handshake(files: TlsFiles, certificate: bytes, side: TlsSide) -> float:
 
 
 def _shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
-    left = list(ends)
+    unfinished = list(ends)
     for _ in range(_HANDSHAKE_TURNS):
-        for end in list(left):
+        for end in list(unfinished):
             try:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-            left.remove(end)
+            unfinished.remove(end)
 
 
 def _text(content: bytes) -> str:
@@ -208,7 +206,7 @@ class ServerTls:
 
 @contextmanager
 def running_server_tls(files: TlsFiles | None) -> Iterator[ServerTls | None]:
-    """A server's TLS, whose files are watched while the block runs; None without files. Raises SetupError."""
+    """Yields a server's TLS, whose files are watched while the block runs; None without files. Raises SetupError."""
     if not files:
         yield None
         return

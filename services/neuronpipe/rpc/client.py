@@ -35,7 +35,7 @@ def open_channel(
     server_name: str = "",
     connect_ms: int = 100,
 ) -> grpc.aio.Channel:
-    """A channel that spreads calls over all addresses of its target and reconnects soon after a loss.
+    """Returns a channel that spreads calls over all addresses of its target and reconnects soon after a loss.
 
     - `tls`: None for connections in plain text, which Unix sockets always have.
     - `server_name`: the name that the server's certificate must contain (default: the host of the target).
@@ -70,7 +70,7 @@ def channel_credentials(tls: LoadedTls) -> grpc.ChannelCredentials:
 
 
 def error_of(failure: grpc.aio.AioRpcError, remaining_s: float | None = None) -> NeuronpipeError:
-    """The error that the service sent with a failed call, or else the error for gRPC's status.
+    """Returns the error that the service sent with a failed call, or else the error for gRPC's status.
 
     `remaining_s`: time that was left until the call's deadline; None without a deadline.
     """
@@ -117,7 +117,7 @@ class ServiceConnection(Generic[StubsT]):
 
     @contextmanager
     def use(self) -> Iterator[StubsT]:
-        """The stubs for one call, which ends with the block."""
+        """Yields the stubs for one call, which ends with the block."""
         if self._watched and time.monotonic() >= self._look_at_s:
             self._follow(self._watched)
         channel = self._channel
@@ -158,7 +158,8 @@ KEY_VARIABLE = "NEURONPIPE_API_KEY"
 
 
 def key_metadata(api_key: str | None = None, *, target: str, is_encrypted: bool) -> Sequence[tuple[str, str]]:
-    """The metadata for an API key or a token (JWT), empty for an empty key. `api_key`: None for the environment's key.
+    """Returns the metadata for an API key or a token (JWT), empty for an empty key. `api_key`: None for the
+    environment's key.
 
     Warns if the key would be sent to another machine in plain text. Raises SetupError for a key that metadata cannot
     hold.

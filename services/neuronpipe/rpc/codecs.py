@@ -195,13 +195,11 @@ def write_announcement(models: AnnouncedModels, max_message_bytes: int, announce
 
 
 def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
-    """Adds the keys of models to a message."""
     for model in sorted(models):
         message.models.add(name=model.name, version=str(model.version))
 
 
 def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
-    """The keys of the models in a message."""
     return frozenset(key for key, _ in _versions(message.models))
 
 
@@ -214,7 +212,7 @@ class AnnouncedState(NamedTuple):
 
 
 def read_state(announcement: Announcement) -> AnnouncedState:
-    """The state of a process's models in its announcement."""
+    """Returns the state of a process's models in its announcement."""
     return AnnouncedState(
         {key: model.problem for key, model in _versions(announcement.failed)},
         {key: model.is_loading for key, model in _versions(announcement.unloaded)},
@@ -226,7 +224,7 @@ def read_state(announcement: Announcement) -> AnnouncedState:
 
 
 def _versions(models: Iterable[Any]) -> Iterator[tuple[ModelKey, Any]]:
-    """The messages of models by their keys."""
+    """Yields the messages of models by their keys."""
     for model in models:
         # int() raises ValueError from 4,301 digits on, and any client that reaches a stage may send them.
         if model.version.isdecimal() and len(model.version) <= _MAX_DIGITS:
@@ -261,7 +259,7 @@ def _write_head(item: StageItem, message: Any) -> None:
 
 
 def _read_head(message: Any) -> tuple[Call, ModelKey, Work]:
-    """The fields that all items have. Raises ModelNotFound."""
+    """Returns the fields that all items have. Raises ModelNotFound."""
     context: ItemContext = message.context
     try:
         model = ModelKey(message.model, int(message.version))

@@ -1,34 +1,29 @@
-"""A gRPC server with health, reflection and error mapping, the same for every service.
-
-The file also defines the methods behind the door, how a stream is read, the credentials of callers, and the health
-service.
-"""
+"""A gRPC server with health, reflection and error mapping, the same for every service."""
 
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.callers import enter_caller
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, NotConfigured, Overloaded
+from neuronpipe.core.errors import InvalidInput, NotConfigured, Overloaded
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.health import HealthBoard
-from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, CallerWaits, InFlight
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
+from neuronpipe.rpc.health import HEALTH_SERVICE, WATCH, health_handlers
 from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, handlers_of
+from neuronpipe.rpc.stream_read import StreamRead
 from neuronpipe.rpc.transport import CallEnd, ServerCall, ServerOptions, end_of
 
 # Limit of open watches of health, which never end and need no credentials. Each of our clients has a watch.
@@ -79,21 +74,9 @@ class GrpcDoor:
         """
         self._in_flight = in_flight
         self._idle = in_flight.caller_waits("max_stream_idle_s", self.max_stream_idle_s)
-        reflection_servicer = reflection.aio.ReflectionServicer(
-            [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
-        )
-        own = {"health": health_handlers(health)}
+        self._add_health(health)
         if not self.allowed_peers:
-            handlers = {"ServerReflectionInfo": reflection_servicer.ServerReflectionInfo}
-            own["reflection"] = handlers_of(_REFLECTION_SERVICE, handlers)
-        watches, other_calls = _AtMost(_MAX_WATCHES), _AtMost(MAX_CALLS)
-        for name, pairs in own.items():
-            guard = None if self.guard and name in self.guard.open_services else self.guard
-            for rpc, handler in pairs:
-                counted = watches if rpc.path == WATCH else other_calls
-                # Reflection's v1 has the messages of v1alpha, and some clients know only v1 or only v1alpha.
-                for path in {rpc.path, rpc.path.replace(".v1alpha.", ".v1.")}:
-                    self._methods[path] = _DoorMethod(self, rpc, handler, counted, guard)
+            self._add_reflection()
         self._server = Http2Server(
             ServerOptions(self.settings, in_flight, self._find, self.tls, shares_port=self.shares_port)
         )
@@ -104,10 +87,43 @@ class GrpcDoor:
     def open(self, handlers: RpcHandlers) -> None:
         """Answers calls from now on. Raises SetupError if the address can no longer be listened on."""
         for rpc, handler in handlers:
-            self._methods[rpc.path] = _DoorMethod(self, rpc, handler, self._in_flight, self.guard)
+            self._methods[rpc.path] = self._service_method(rpc, handler)
         self._is_open = True
         if self.listens_when_open and self._server:
             self._take_connections(self._server)
+
+    def _add_health(self, health: HealthBoard) -> None:
+        guard = self._guard_of("health")
+        calls = _CallCount(MAX_CALLS)
+        watches = _CallCount(_MAX_WATCHES)
+        for rpc, handler in health_handlers(health):
+            count = watches if rpc.path == WATCH else calls
+            self._methods[rpc.path] = _DoorMethod(self, rpc, handler, count, guard)
+
+    def _add_reflection(self) -> None:
+        names = [*self.services, HEALTH_SERVICE.full_name, reflection.SERVICE_NAME]
+        handlers = {"ServerReflectionInfo": reflection.aio.ReflectionServicer(names).ServerReflectionInfo}
+        guard = self._guard_of("reflection")
+        for rpc, handler in handlers_of(_REFLECTION_SERVICE, handlers):
+            method = _DoorMethod(self, rpc, handler, _CallCount(MAX_CALLS), guard)
+            # Reflection's v1 has the messages of v1alpha, and some clients know only v1 or only v1alpha.
+            for path in (rpc.path, rpc.path.replace(".v1alpha.", ".v1.")):
+                self._methods[path] = method
+
+    def _guard_of(self, service: str) -> Guard | None:
+        return None if self.guard and service in self.guard.open_services else self.guard
+
+    def _service_method(self, rpc: Rpc, handler: RpcHandler) -> "_DoorMethod":
+        return _DoorMethod(self, rpc, handler, self._in_flight, self.guard, self._check_service_call)
+
+    def _check_service_call(self, rpc: Rpc, call: ServerCall) -> None:
+        """Raises Unavailable while the door starts, CallEnd for other peers, and Overloaded if there is no room."""
+        if not self._is_open:
+            raise self._in_flight.starting()
+        if self.allowed_peers:
+            check_peer(call, self.allowed_peers)
+        if rpc.is_work and not (rpc.client_streaming and rpc.server_streaming):
+            self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
 
     def _take_connections(self, server: Http2Server) -> None:
         server.listen()
@@ -138,38 +154,16 @@ class GrpcDoor:
             await self._server.stop(grace_s)
 
     def _find(self, path: str) -> "_DoorMethod | None":
-        """The method of a path. While the door starts, the method of each path of its services refuses its calls."""
+        """Returns the method of a path. While the door starts, the method of its services refuses calls."""
         method = self._methods.get(path)
         if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
             # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
             rpc = Rpc(path, path, bytes, bytes, client_streaming=True)
-            return _DoorMethod(self, rpc, _never, self._in_flight, self.guard)
+            return self._service_method(rpc, _never)
         return method
 
-    def admit(self, rpc: Rpc, call: ServerCall, guard: Guard | None, counted: AbstractContextManager[None]) -> None:
-        """Decides on a call by its head. Raises the error that refuses the call."""
-        limit_bytes = self.settings.max_header_bytes
-        if call.metadata_bytes > limit_bytes:
-            raise InvalidInput(
-                "metadata", f"{call.metadata_bytes} bytes, the limit is {limit_bytes} (max_header_bytes)"
-            )
-        if guard:
-            enter_caller(guard.identify(credentials_of(call)))
-        counted.__enter__()
-        try:
-            if counted is self._in_flight:  # an rpc of its services
-                if not self._is_open:
-                    raise self._in_flight.starting()
-                if self.allowed_peers:
-                    check_peer(call, self.allowed_peers)
-            if rpc.is_work and not (rpc.client_streaming and rpc.server_streaming):
-                self._in_flight.check_room(None if call.deadline_s is None else call.deadline_s - time.monotonic())
-        except BaseException:
-            counted.__exit__(None, None, None)
-            raise
-
-    async def requests(self, rpc: Rpc, read: "StreamRead", connection: str) -> AsyncIterator[Any]:
-        """The messages of a caller's stream, until the caller ends it.
+    async def requests(self, rpc: Rpc, read: StreamRead, connection: str) -> AsyncIterator[Any]:
+        """Yields the messages of a caller's stream, until the caller ends it.
 
         Raises Unavailable as soon as the door drains, because no new work begins then, and DeadlineExceeded if the
         stream is idle for too long. The door keeps reading a gateway's stream while it drains, because the gateway says
@@ -183,16 +177,16 @@ class GrpcDoor:
             yield await self.decode(rpc, data, connection)
 
     async def decode(self, rpc: Rpc, data: bytes | None, connection: str) -> Any:
-        """The message of `data`. Raises InvalidInput, and Overloaded if there is no room for a large message."""
+        """Returns the message of `data`. Raises InvalidInput, and Overloaded without room for a large message."""
         if data is None or rpc.is_trusted or len(data) <= LARGE_BYTES:
             return _decoded(rpc, data)
         return await self._in_flight.make(connection, len(data), partial(_decoded, rpc, data))
 
-    def forget(self, read: "StreamRead") -> None:
+    def forget(self, read: StreamRead) -> None:
         """Forgets a stream that is no longer read. Its iterator does not do this: it may end long after the call."""
         self._reads.discard(read)
 
-    def stream_read(self, rpc: Rpc, call: ServerCall) -> "StreamRead":
+    def stream_read(self, rpc: Rpc, call: ServerCall) -> StreamRead:
         """Makes the reader of a call's stream."""
         late = f"the stream had no request for {self.max_stream_idle_s:g} s, the limit"
         return StreamRead(
@@ -200,23 +194,49 @@ class GrpcDoor:
         )
 
 
+class _Calls(Protocol):
+    """Counts the calls of one kind, and limits them."""
+
+    def begin(self) -> None:
+        """Counts a call. Raises the error that refuses the call."""
+
+    def end(self) -> None:
+        """Ends a counted call."""
+
+
 @dataclass(eq=False)
 class _DoorMethod:
-    """The calls of one path; a Method of rpc/transport.py."""
+    """The calls of one path; a Method of rpc/transport.py.
+
+    `_calls` counts them, and `_check` raises the error that refuses a counted call.
+    """
 
     _door: GrpcDoor
     _rpc: Rpc
     _handler: RpcHandler
-    _counted: AbstractContextManager[None]
+    _calls: _Calls
     _guard: Guard | None
+    _check: Callable[[Rpc, ServerCall], None] | None = None
 
     def __post_init__(self) -> None:
         self.takes_stream = self._rpc.client_streaming
+        self._max_metadata_bytes = self._door.settings.max_header_bytes
 
     def accept(self, call: ServerCall) -> None:
         try:
-            self._door.admit(self._rpc, call, self._guard, self._counted)
+            if call.metadata_bytes > self._max_metadata_bytes:
+                limit = f"the limit is {self._max_metadata_bytes} (max_header_bytes)"
+                raise InvalidInput("metadata", f"{call.metadata_bytes} bytes, {limit}")
+            if self._guard:
+                enter_caller(self._guard.identify(credentials_of(call)))
+            self._calls.begin()
         except Exception as error:
+            raise self._end_of(error) from None
+        try:
+            if self._check:
+                self._check(self._rpc, call)
+        except Exception as error:
+            self._calls.end()
             raise self._end_of(error) from None
 
     async def answer(self, call: ServerCall, request: bytes | None) -> bytes | None:
@@ -245,7 +265,7 @@ class _DoorMethod:
                 door.forget(read)
 
     def done(self, call: ServerCall) -> None:
-        self._counted.__exit__(None, None, None)
+        self._calls.end()
 
     def _end_of(self, error: Exception) -> CallEnd:
         # After any other status, clients that watch would never call this server (grpc/doc/health-checking.md).
@@ -253,28 +273,28 @@ class _DoorMethod:
 
 
 async def _never(request: object, context: Context) -> bytes:
-    """The handler of a door that starts, which accepts no call."""
+    """Handles the calls of a door that starts, which accepts no call."""
     return b""
 
 
 @dataclass(eq=False)
-class _AtMost(AbstractContextManager[None]):
-    """Counts the calls of one kind. Raises Overloaded at the limit."""
+class _CallCount:
+    """Counts calls that the process does not wait for when it drains. Raises Overloaded at the limit."""
 
     limit: int
     count: int = 0
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
         if self.count >= self.limit:
             raise Overloaded(f"{self.count} calls of this kind, the limit", retry_after_s=1)
         self.count += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
         self.count -= 1
 
 
 def _decoded(rpc: Rpc, data: bytes | None) -> Any:
-    """The parsed message. Raises InvalidInput."""
+    """Returns the parsed message. Raises InvalidInput."""
     if data is None:
         raise InvalidInput("request", "is missing")
     try:
@@ -285,38 +305,11 @@ def _decoded(rpc: Rpc, data: bytes | None) -> Any:
         ) from error
 
 
-HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_NOT_FOUND = 5  # google.rpc.Code
-WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
-
-
-def health_handlers(board: HealthBoard) -> RpcHandlers:
-    """gRPC's health service (grpc/doc/health-checking.md)."""
-
-    statuses = {
-        None: HealthCheckResponse.SERVICE_UNKNOWN,
-        True: HealthCheckResponse.SERVING,
-        False: HealthCheckResponse.NOT_SERVING,
-    }
-
-    async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        is_serving = board.is_serving(request.service)
-        if is_serving is None:
-            raise CallEnd(_NOT_FOUND)
-        return HealthCheckResponse(status=statuses[is_serving])
-
-    async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
-        async for is_serving in board.watch(request.service):
-            yield HealthCheckResponse(status=statuses[is_serving])
-
-    return handlers_of(HEALTH_SERVICE, {"Check": check, "Watch": watch})
-
-
 _PERMISSION_DENIED = 7  # google.rpc.Code
 
 
 def credentials_of(call: ServerCall) -> Credentials:
-    """The credentials of a caller: its metadata, or else the names in the certificate of its connection."""
+    """Returns the credentials of a caller: its metadata, or else the names in the certificate of its connection."""
     authorization = on_behalf = ""
     for key, value in call.metadata:
         if key == "authorization":
@@ -332,47 +325,3 @@ def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
     if not any(name in allowed for name in names):
         log_warning("a caller is not among the allowed peers", peer=call.peer, names=list(names))
         raise CallEnd(_PERMISSION_DENIED, "the caller's certificate has no name of an allowed peer")
-
-
-@dataclass(eq=False)
-class StreamRead:
-    """Reads the messages of one stream, for one task.
-
-    The stream is idle while a read waits and every request has its answer. `error_of`: see InFlight.waited.
-    `is_answered`: whether each request gets its own answer.
-    """
-
-    call: ServerCall
-    idle: CallerWaits
-    error_of: Callable[[bool], NeuronpipeError]
-    is_answered: bool
-    _unanswered: int = 0
-    _idle_number: int | None = None
-    _is_reading: bool = False
-
-    async def next(self) -> bytes | None:
-        """The next message, or None at the end. Raises `error_of(…)` for an idle stream, and the error that ends it."""
-        self._is_reading = True
-        self._begin_idle()
-        try:
-            data = await self.call.read()
-            self._unanswered += self.is_answered
-            return data
-        finally:
-            self._is_reading = False
-            if self._idle_number is not None:
-                self.idle.remove(self._idle_number)
-                self._idle_number = None
-
-    def answered(self) -> None:
-        """Notes that a request got its answer."""
-        self._unanswered = max(0, self._unanswered - 1)
-        self._begin_idle()
-
-    def _begin_idle(self) -> None:
-        if self._is_reading and not self._unanswered and self._idle_number is None:
-            self._idle_number = self.idle.begin(lambda is_late: self.end(self.error_of(is_late)))
-
-    def end(self, error: NeuronpipeError) -> None:
-        """Makes the waiting read, and later reads, raise an error."""
-        self.call.stop_reading(error)

@@ -85,7 +85,7 @@ class StageStream:
             raise Unavailable("the stream has ended") from end
 
     async def receive(self) -> StageResponse:
-        """The next message. Raises Unavailable."""
+        """Returns the next message. Raises Unavailable."""
         try:
             data = await self._call.read()
             response = None if data is None else self._rpc.response_class.FromString(data)
@@ -290,7 +290,7 @@ class _FollowedEndpoint:
 
 
 async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The gRPC addresses of a target with their server names, and its unresolved parts with the reasons.
+    """Returns the gRPC addresses of a target with their server names, and its unresolved parts with the reasons.
 
     A server name is the name that the server's certificate must contain; it is empty for the path of a socket.
     """

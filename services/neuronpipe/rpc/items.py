@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
@@ -78,9 +77,9 @@ class ItemObserver:
         telemetry.meters.gauge(Metrics.ITEMS_IN_FLIGHT, lambda: self.in_flight, method)
 
     def durations(self, status: str) -> Histogram:
-        """The histogram of durations of items that ended with a status."""
-        known = self._by_status.get(status)
-        return known or self._by_status.setdefault(
+        """Returns the histogram of durations of items that ended with a status."""
+        histogram = self._by_status.get(status)
+        return histogram or self._by_status.setdefault(
             status, self._meters.histogram(Metrics.ITEM_DURATION, self.method, status)
         )
 
@@ -110,9 +109,7 @@ class ItemObservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         ended_ns = time.monotonic_ns()
         observer, item, span = self._observer, self._item, self._span
         observer.in_flight -= 1
@@ -233,9 +230,9 @@ class _ItemStream:
                     continue
                 response = self._new_response()
                 sent = self._write_finished(response)
-                if begins_draining and (kept := [*self._running, *(item.item_id for item in self._finished)]):
+                if begins_draining and (unanswered_ids := [*self._running, *(item.item_id for item in self._finished)]):
                     is_draining = True
-                    response.draining.item_ids.extend(kept)
+                    response.draining.item_ids.extend(unanswered_ids)
                 if self._answer_at:
                     self._answer_at.cancel()
                     self._answer_at = None
@@ -321,7 +318,7 @@ class _ItemStream:
         self._is_due.set()
 
     def _new_response(self) -> _Message:
-        """A message that is empty, except for an announcement that is due."""
+        """Returns a message that is empty, except for an announcement that is due."""
         response = self.rpc.response_class()
         if self._announces and self.models:
             write_announcement(self.models, self.max_message_bytes, response.announcement)

@@ -54,7 +54,7 @@ class Rpc:
         max_text_bytes: int = sys.maxsize,
         **fields: Any,
     ) -> Self:
-        """The rpc of a descriptor.
+        """Returns the rpc of a descriptor.
 
         `messages`: a file with messages of the same names and wire format, which replace the method's own messages.
         `max_text_bytes`: limit of all texts and images of a request together.
@@ -80,7 +80,7 @@ class Rpc:
 
 
 def message_classes(method: MethodDescriptor, messages: FileDescriptor | None = None) -> tuple[type[Any], type[Any]]:
-    """The classes of a method's request and response, or the classes of the same names in `messages`."""
+    """Returns the classes of a method's request and response, or the classes of the same names in `messages`."""
     request, response = (
         GetMessageClass(messages.message_types_by_name[kind.name] if messages else kind)
         for kind in (method.input_type, method.output_type)
@@ -93,12 +93,12 @@ def handlers_of(
     handlers: Mapping[str, RpcHandler],
     rpc_of: Callable[[MethodDescriptor], "Rpc"] | None = None,
 ) -> RpcHandlers:
-    """The rpcs of a gRPC service with their handlers, by name. `rpc_of`: makes the rpc of a method; default: Rpc.of."""
+    """Returns the rpcs of a gRPC service with their handlers, by name. `rpc_of`: makes an rpc; default: Rpc.of."""
     return [((rpc_of or Rpc.of)(service.methods_by_name[name]), handler) for name, handler in handlers.items()]
 
 
 def call_of(context: Context) -> Call:
-    """The caller, the deadline and the trace context of a call."""
+    """Returns the caller, the deadline and the trace context of a call."""
     metadata = metadata_of(context, (TRACEPARENT, TRACESTATE, ROUTE_KEY))
     return Call(
         deadline_s=context.deadline_s,
@@ -109,5 +109,5 @@ def call_of(context: Context) -> Call:
 
 
 def metadata_of(context: Context, keys: Container[str]) -> dict[str, str]:
-    """The values of the given metadata keys of a call."""
+    """Returns the values of the given metadata keys of a call."""
     return {key: str(value) for key, value in context.metadata if key in keys}

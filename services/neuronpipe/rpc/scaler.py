@@ -33,7 +33,6 @@ class ScaledLoad:
 
 
 def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
-    """The rpcs of the scaler with their handlers."""
     streams: set[object] = set()
 
     async def is_active(message: keda.ScaledObjectRef, context: Context) -> keda.IsActiveResponse:
@@ -42,7 +41,7 @@ def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
     async def stream(message: keda.ScaledObjectRef, context: Context) -> AsyncIterator[keda.IsActiveResponse]:
         if len(streams) >= _MAX_STREAMS:
             raise Overloaded(f"{len(streams)} streams for KEDA, the limit", retry_after_s=1)
-        streams.add(own := object())
+        streams.add(stream := object())
         try:
             last: bool | None = None
             while True:
@@ -52,7 +51,7 @@ def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
                 last = now
                 await asyncio.sleep(load.look_every_s)
         finally:
-            streams.remove(own)
+            streams.remove(stream)
 
     async def spec(message: keda.ScaledObjectRef, context: Context) -> keda.GetMetricSpecResponse:
         target_text = message.scalerMetadata.get(load.target, "")

@@ -26,7 +26,7 @@ _STAGE_LIMIT_S = 2.0
 
 
 def trace_services(traces: Traces | None) -> list[str]:
-    """The name of TraceService, or none for a server that keeps no traces."""
+    """Returns the name of TraceService, or none for a server that keeps no traces."""
     return [_TRACE_SERVICE.full_name] if traces else []
 
 
@@ -39,11 +39,9 @@ class TraceDoor:
         self._stage_tls = stage_tls
 
     def handlers(self) -> RpcHandlers:
-        """The service."""
         return handlers_of(_TRACE_SERVICE, {"GetTrace": lambda message, context: self.get_trace(message)})
 
     async def get_trace(self, request: GetTraceRequest) -> GetTraceResponse:
-        """GetTrace."""
         if not _TRACE_ID.fullmatch(request.trace_id):
             raise InvalidInput("trace_id", "is not 32 lower-case hexadecimal digits")
         trace = self._traces.find(int(request.trace_id, 16))

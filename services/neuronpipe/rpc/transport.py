@@ -48,12 +48,12 @@ class ServerCall(Protocol):
     def peer(self) -> str: ...
 
     def peer_names(self) -> Sequence[str]:
-        """The subject alternative names of the caller's verified certificate: DNS names, IP addresses, and URIs such as
-        SPIFFE ids. Empty if the caller has shown no certificate.
+        """Returns the subject alternative names of the caller's verified certificate: DNS names, IP addresses, and URIs
+        such as SPIFFE ids. Empty if the caller has shown no certificate.
         """
 
     async def read(self) -> bytes | None:
-        """The next message of the caller, or None once the caller has sent all.
+        """Returns the next message of the caller, or None once the caller has sent all.
 
         Raises CallEnd, and the error that stop_reading got.
         """
@@ -109,7 +109,7 @@ _SHORTENED_CHARACTERS = 300
 
 
 def end_of(error: Exception) -> CallEnd:
-    """The end of a call that failed with an error."""
+    """Returns the end of a call that failed with an error."""
     if isinstance(error, CallEnd):
         return error
     if isinstance(error, Overloaded):

@@ -29,9 +29,9 @@ async def run_front(settings: AllSettings, telemetry: Telemetry, tls: ServerTls 
     """
     reader, writer = await asyncio.open_unix_connection(sock=parent)
     access = access_by(settings.gateway, settings.process, settings.tls, settings.redis, telemetry)
-    own, services = settings.gateway, services_of(settings)
+    gateway, services = settings.gateway, services_of(settings)
     doors = GatewayDoors(
-        settings.process, own, telemetry, tls, access.guard, further_services=services, shares_port=True
+        settings.process, gateway, telemetry, tls, access.guard, further_services=services, shares_port=True
     )
 
     async def tell(message: object) -> None:

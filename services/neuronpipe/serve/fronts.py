@@ -231,20 +231,20 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         repository = await run_apart(live_repository, settings.models, with_artifacts=True)
-        known = await run_apart(repository.bundles)
+        later_bundles = await run_apart(repository.bundles)
         with (
             shared_port("--listen", settings.process.listen) as port,
             shared_port("--http-listen", settings.gateway.http.http_listen) as http_port,
             TemporaryDirectory(prefix="neuronpipe-") as folder,
         ):
             executor = f"unix:{folder}/executor.sock"
-            given = front_settings(settings, port.address, http_port.address, executor)
-            fronts = Fronts(settings.front_processes, given, [port, http_port])
+            front = front_settings(settings, port.address, http_port.address, executor)
+            fronts = Fronts(settings.front_processes, front, [port, http_port])
             telemetry.meters.include(fronts.metrics.add_to)
             life.on_draining(fronts.drain)
             async with (
                 access.kept_up_to_date(shares_budgets=False),
-                running_executor([], settings.executor, telemetry, known, fronts.report) as stage,
+                running_executor([], settings.executor, telemetry, later_bundles, fronts.report) as stage,
                 running_live_models(repository, [stage.models], telemetry.meters),
                 _executor_door(stage, settings.process, telemetry, executor, life),
                 fronts.running(),
@@ -259,7 +259,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
 
 
 def front_settings(settings: AllSettings, listen: str, http_listen: str, executor_target: str) -> dict[str, Any]:
-    """The settings of a front process: all settings except settings of the executor and of the whole service."""
+    """Returns the settings of a front process: all except the settings of the executor and the service."""
     executor_defaults = values_of(EngineSettings())
     service_defaults = {"front_processes": 0, "metrics_listen": ""}
     addresses = {"listen": listen, "http_listen": http_listen, "executor_target": executor_target}

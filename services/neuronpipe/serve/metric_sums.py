@@ -35,7 +35,7 @@ def read_families(written: Written) -> list[Family]:
 
 
 def add_families(sources: Iterable[Iterable[Family]]) -> list[Family]:
-    """The sum of several processes.
+    """Returns the sum of several processes.
 
     Gauges in the units 1 and s are shares, states and times, so their lowest value replaces the sum.
     """
@@ -70,7 +70,7 @@ class FrontMetrics:
         self._families = add_families([ended, last]), others
 
     def add_to(self, families: Iterable[Family]) -> Iterable[Family]:
-        """The sum of all front processes and of this process."""
+        """Returns the sums of the families of all front processes and of this process."""
         ended, running = self._families
         return add_families([families, ended, *running.values()])
 

@@ -104,5 +104,5 @@ async def running_gateway(
 
 
 def services_of(settings: PipelineProcessSettings) -> list[str]:
-    """The gRPC services in addition to inference: jobs, and the registry if callers may change it."""
+    """Returns the gRPC services in addition to inference: jobs, and the registry if callers may change it."""
     return [*JOB_SERVICES, *([REGISTRY_SERVICE.full_name] if settings.gateway.registry_service else [])]

@@ -33,13 +33,13 @@ async def running_stages(
     telemetry: Telemetry,
     report: Callable[[str, bool], None],
     tls: WatchedTls | None = None,
-    known: Sequence[Bundle] = (),
+    later_bundles: Sequence[Bundle] = (),
     held_items: HeldItems | None = None,
 ) -> AsyncIterator[RunningStages]:
     """Runs the stages of this process, loaded and warmed up, and connects to the stages behind targets.
 
     `report`, `tls`, `held_items`: see running_far_stages. With an empty name, `report` gets whether this process is
-    well. `known`: bundles that will be opened later. Raises SetupError.
+    well. `later_bundles`: bundles that will be opened later. Raises SetupError.
 
     A stage in another process is not even imported, so that its libraries need not be installed.
     """
@@ -51,7 +51,7 @@ async def running_stages(
         if "neuron-executor" not in far:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
-            running = running_executor(bundles, settings.executor, telemetry, known, partial(report, ""))
+            running = running_executor(bundles, settings.executor, telemetry, later_bundles, partial(report, ""))
             executor = await stack.enter_async_context(running)
             functions["neuron-executor"], generate = executor.execute, executor.generate
             near.append(executor.models)

@@ -72,8 +72,8 @@ class LocatedText(EncodedText):
         room = max(max_tokens - (len(self.char_start) - len(of_text)), 0)
         dropped = of_text[room:] if side == "right" else of_text[: max(len(of_text) - room, 0)]
         names = ("token_ids", "token_type_ids", "char_start", "char_end", "continues_word")
-        kept = {name: np.delete(getattr(self, name), dropped) for name in names}
-        return LocatedText(**kept, truncated_tokens=len(dropped))
+        remaining = {name: np.delete(getattr(self, name), dropped) for name in names}
+        return LocatedText(**remaining, truncated_tokens=len(dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +94,19 @@ class TextTokenizer(Protocol):
     """
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary; None if there is no such token."""
+        """Returns the id of a token by its spelling in the vocabulary; None if there is no such token."""
 
     def count(self, text: str) -> int:
-        """The number of tokens of a text, without special tokens."""
+        """Returns the number of tokens of a text, without special tokens."""
 
     def tokens(self, text: str, *, special_tokens: bool, max_tokens: float = math.inf) -> TextTokens:
-        """The tokens of a whole text, with or without special tokens around it. Raises InvalidInput if
-        there are more than `max_tokens`.
-        """
+        """Returns a text's tokens, with or without special tokens. Raises InvalidInput beyond `max_tokens`."""
 
     def text_of(self, token_ids: Iterable[int], *, special_tokens: bool) -> str:
-        """The text of tokens of the vocabulary, with or without the special tokens among them."""
+        """Returns the text of tokens of the vocabulary, with or without the special tokens among them."""
 
     def special_tokens(self, *, pair: bool) -> int:
-        """The number of special tokens in a sequence of one text, or of a pair."""
+        """Returns the number of special tokens in a sequence of one text, or of a pair."""
 
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """Encodes the whole text or pair behind the prompt as one sequence of any length."""
@@ -291,7 +289,7 @@ def truncation_tokens(input: Any) -> int:
 
 
 def or_default(truncation: "Truncation.ValueType") -> "Truncation.ValueType":
-    """The truncation, or TRUNCATION_ERROR if it is not set."""
+    """Returns the truncation, or TRUNCATION_ERROR if it is not set."""
     return truncation or _ERROR
 
 
@@ -359,8 +357,8 @@ def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Tr
     excess = max(len(ids) - model.max_tokens, 0)
     if excess and or_default(truncation) == _ERROR:
         raise too_long("token_ids", len(ids), model)
-    kept = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
-    return Encoded([{"input_ids": kept}], truncated_tokens=excess)
+    remaining_ids = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
+    return Encoded([{"input_ids": remaining_ids}], truncated_tokens=excess)
 
 
 def cut_located(
@@ -380,18 +378,18 @@ def cut_located(
 
 
 def too_long(field: str, tokens: int, model: ModelSpec, advice: str = "", mentions: Sequence[str] = ()) -> InvalidInput:
-    """The error of an input that has too many tokens and may be cut. `advice`, `mentions`: see cut_located."""
+    """Returns the error of an input that has too many tokens and may be cut. `advice`, `mentions`: see cut_located."""
     problem = f"{tokens} tokens, the model takes {model.token_limit}; {CUT}{advice}"
     return InvalidInput(field, problem, ("truncation", *mentions))
 
 
 def side_of(truncation: "Truncation.ValueType") -> Side:
-    """The side at which truncation drops tokens."""
+    """Returns the side at which truncation drops tokens."""
     return "left" if truncation == _LEFT else "right"
 
 
 def sequence(encoded: EncodedText, model: ModelSpec) -> Arrays:
-    """The arrays of a sequence for the executor. token_type_ids only if the model takes them and a type is not zero."""
+    """Returns the arrays of a sequence for the executor, with token_type_ids if the model takes them and any is 1."""
     arrays = {"input_ids": encoded.token_ids}
     if "token_type_ids" in model.inputs and np.count_nonzero(encoded.token_type_ids):
         arrays["token_type_ids"] = encoded.token_type_ids

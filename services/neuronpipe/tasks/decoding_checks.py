@@ -53,8 +53,8 @@ def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, mode
             raise InvalidInput(f"{place}.{name}", "must be int32 with 1 dimension")
         if expected != "any" and len(array) != (tokens if expected == "tokens" else expected):
             raise InvalidInput(f"{place}.{name}", f"has {len(array)} values; the output has {tokens} tokens")
-        least, most = _RANGES.get(name, (-1, None))
-        if array.size and (array.min() < least or (most == "vocabulary" and array.max() >= model.vocabulary_size)):
-            raise InvalidInput(f"{place}.{name}", f"has values below {least}, or beyond the vocabulary")
+        minimum, maximum = _RANGES.get(name, (-1, None))
+        if array.size and (array.min() < minimum or (maximum == "vocabulary" and array.max() >= model.vocabulary_size)):
+            raise InvalidInput(f"{place}.{name}", f"has values below {minimum}, or beyond the vocabulary")
     if "char_end" in sizes and (arrays["char_end"] < arrays["char_start"]).any():
         raise InvalidInput(f"{place}.char_end", "is before char_start")

@@ -81,13 +81,13 @@ def _check_chunks(input: FeatureExtractionInput) -> None:
 
 
 def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
+    """Returns the values of an input on which its encoding depends."""
     spans = [place for chunk in input.chunks for place in (chunk.start, chunk.end)]
     return input.text, input.text_pair, or_default(input.truncation), input.chunk_tokens, *spans
 
 
 def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text or the pair. If chunks are requested, it has `_ANNOTATIONS`, int32 [chunks]."""
+    """Returns one sequence of the text or the pair. If chunks are requested, it has `_ANNOTATIONS`, int32 [chunks]."""
     if input.chunk_tokens or input.chunks:
         located = cut_located(tokenizer.locate(input.text), model, input.truncation)
         encoded = Encoded([sequence(located, model)], [_chunks(input, located)], located.truncated_tokens)
@@ -118,7 +118,7 @@ def _chunks(input: FeatureExtractionInput, located: LocatedText) -> Arrays:
 def decode(
     input: FeatureExtractionInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> FeatureExtractionResult:
-    """The vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
+    """Returns the vectors from `last_hidden_state`, float32 [tokens, embedding_dimensions]."""
     vectors = outputs[0]["last_hidden_state"]
     if annotations:
         return _chunk_result(input, annotations[0], vectors)
@@ -155,7 +155,7 @@ def check_vectors_size(tokens: int, dimensions: int) -> None:
 
 
 def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
-    """The fields of a result for vectors, float32 [vectors, width] or [width]. Raises InvalidInput."""
+    """Returns the fields of a result for vectors, float32 [vectors, width] or [width]. Raises InvalidInput."""
     if type == FeatureType.FEATURE_TYPE_INT8:
         numbers, scales = _quantized(vectors)
         return {"data": numbers.tobytes(), "shape": vectors.shape, "type": type, "scales": scales.tolist()}
@@ -166,7 +166,7 @@ def numbers_of(vectors: Array, type: "FeatureType.ValueType") -> dict[str, Any]:
 
 
 def _quantized(vectors: Array) -> tuple[Array, Array]:
-    """The vectors as int8 of the same shape, and the scale of each vector, float32 [vectors]."""
+    """Returns the vectors as int8 of the same shape, and the scale of each vector, float32 [vectors]."""
     scales: Array = np.abs(vectors).max(axis=-1, keepdims=True) / np.float32(_LARGEST_INT8)
     numbers = np.rint(vectors / np.where(scales > 0, scales, np.float32(1)))
     return numbers.clip(-_LARGEST_INT8, _LARGEST_INT8).astype(np.int8), scales.ravel()

@@ -63,7 +63,7 @@ def check(input: FillMaskInput, model: ModelSpec) -> None:
 
 
 def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence for each mask, with `mask_position` int32 [tokens], 1 at that mask.
+    """Returns one sequence for each mask, with `mask_position` int32 [tokens], 1 at that mask.
 
     The annotations are `place` int32 [2], the start and end of the mask in the text, in code points, and `target_ids`
     int32 [targets].
@@ -91,7 +91,7 @@ def encode(input: FillMaskInput, tokenizer: TextTokenizer, model: ModelSpec) -> 
 
 
 def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> FillMaskResult:
-    """The best tokens of each mask from `logits`, float32 [vocabulary], with the `tokens` of decoding_spec."""
+    """Returns the best tokens of each mask from `logits`, float32 [vocabulary], with the `tokens` of decoding_spec."""
     return FillMaskResult(
         masks=[
             _filled(input, model, annotation, output["logits"])
@@ -101,7 +101,7 @@ def decode(input: FillMaskInput, model: ModelSpec, annotations: ArraySets, outpu
 
 
 def _target_ids(input: FillMaskInput, tokenizer: TextTokenizer) -> list[int]:
-    """The token ids of the targets, each once. Raises InvalidInput, which names the target by its index."""
+    """Returns the token ids of the targets, each once. Raises InvalidInput, which names the target by its index."""
     token_ids: dict[int, None] = {}
     for index, target in enumerate(input.targets):
         token_id = tokenizer.token_id(target)
@@ -138,7 +138,7 @@ def _filled(input: FillMaskInput, model: ModelSpec, annotation: Arrays, logits: 
 
 
 def _largest(values: Array, count: int) -> Array:
-    """The places of the `count` largest values, largest first, by blocks: a tenth of the time for 30,000 values."""
+    """Returns the places of the `count` largest values, largest first. Blocks save 90 % of the time at 30,000."""
     places = np.arange(values.size)
     if values.size > 4 * count * _BLOCK:
         maxima = np.maximum.reduceat(values, places[::_BLOCK])

@@ -33,7 +33,7 @@ class Detokenizer:
     with_special: "Detokenizer | None" = None
 
     def bytes_of(self, token_id: int, before: Sequence[int]) -> bytes:
-        """The text of a token behind others, in UTF-8; empty for a skipped token."""
+        """Returns the text of a token behind others, in UTF-8; empty for a skipped token."""
         if self.is_skipped(token_id):
             return b""
         if (fixed_bytes := self.own_bytes(token_id)) is not None:
@@ -84,7 +84,8 @@ def release(
 def _parts(
     detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int], *, is_last: bool
 ) -> Iterator[tuple[int, str, bool]]:
-    """The smallest parts whose texts cannot change: the number of tokens up to the end of each, its text, and True.
+    """Yields the smallest parts whose texts cannot change: the number of tokens up to the end of each, its text, and
+    True.
 
     Parts that end within a character come before them, with their text up to that character, and False. Their text
     matters because a token may contain a stop string and the start of a character.
@@ -118,7 +119,7 @@ def _parts(
 
 
 def _possible_ends(detokenizer: Detokenizer, token_ids: Sequence[int], *, is_last: bool) -> list[int]:
-    """The numbers of tokens after which a part may end.
+    """Returns the numbers of tokens after which a part may end.
 
     No part ends within a run of bytes, which may change as a whole, nor after skipped tokens. So the window of the next
     part has a text, and shows that the part is not the first. A window may begin within a run. That run has ended, so
@@ -131,8 +132,8 @@ def _possible_ends(detokenizer: Detokenizer, token_ids: Sequence[int], *, is_las
 
 
 def _before(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The window, without byte tokens at its end if the tokens begin with byte tokens: the bytes of a prompt are a
-    run of their own, such as Llama's line break, which a text must not change.
+    """Returns the window, without byte tokens at its end if the tokens begin with byte tokens: the bytes of a prompt
+    are a run of their own, such as Llama's line break, which a text must not change.
     """
     first = next((token_id for token_id in token_ids if not detokenizer.is_skipped(token_id)), None)
     if first not in detokenizer.byte_ids:
@@ -142,7 +143,7 @@ def _before(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence
 
 
 def _held(text: str, stop_strings: Sequence[str]) -> int:
-    """The length of the longest end of the text with which a stop string may begin."""
+    """Returns the length of the longest end of the text with which a stop string may begin."""
     return max(
         (length for stop in stop_strings for length in range(len(stop) + 1) if text.endswith(stop[:length])), default=0
     )

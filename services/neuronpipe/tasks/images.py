@@ -42,7 +42,7 @@ def encode(input: ImageClassificationInput | ImageEmbeddingInput, read_image: Im
 def decode_classification(
     input: ImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ImageClassificationResult:
-    """The best labels from `logits`, float32 [labels]."""
+    """Returns the best labels from `logits`, float32 [labels]."""
     top_k = input.top_k or min(_TOP_K, len(model.labels))
     return ImageClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, top_k))
 
@@ -50,7 +50,7 @@ def decode_classification(
 def decode_embedding(
     input: ImageEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ImageEmbeddingResult:
-    """The vector from the graph's output."""
+    """Returns the vector from the graph's output."""
     return ImageEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 

@@ -67,7 +67,7 @@ def hypotheses(labels: Sequence[str], template: str) -> list[str]:
 
 
 def ranked_labels(labels: Sequence[str], scores: Array) -> list[LabelScore]:
-    """All labels with their scores, best first. Labels of equal score stay in their order."""
+    """Returns all labels with their scores, best first. Labels of equal score stay in their order."""
     order = np.argsort(-scores, kind="stable")
     ranked = zip(order.tolist(), scores[order].tolist(), strict=True)
     return [LabelScore(label=labels[index], score=score) for index, score in ranked]

@@ -48,7 +48,7 @@ def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: MultiVectorEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, with `token_role` int32 [tokens]."""
+    """Returns one sequence, with `token_role` int32 [tokens]."""
     encoded = encode_kind(input.text, tokenizer, model, input.truncation, is_query=input.is_query)
     check_vectors_size(len(encoded.sequences[0]["input_ids"]), MultiVectorFacts.of(model).embedding_dimensions)
     return encoded
@@ -82,19 +82,19 @@ def encode_kind(
 def decode(
     input: MultiVectorEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> MultiVectorEmbeddingResult:
-    """The vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without the left-out tokens."""
+    """Returns the vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without tokens left out."""
     return MultiVectorEmbeddingResult(**numbers_of(kept_vectors(outputs[0]), input.type))
 
 
 def kept_vectors(output: Arrays) -> Array:
-    """The vectors of an output that are not left out: float32 [vectors, embedding_dimensions]."""
+    """Returns the vectors of an output that are not left out: float32 [vectors, embedding_dimensions]."""
     vectors = output["token_embeddings"]
-    kept: Array = vectors[vectors.any(axis=1)]
-    return kept
+    selected: Array = vectors[vectors.any(axis=1)]
+    return selected
 
 
 def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> float:
-    """MaxSim: the sum over a query's vectors of the largest product with a vector of the document."""
+    """Returns MaxSim: the sum over a query's vectors of the largest product with a vector of the document."""
     if not len(query) or not len(document):
         return 0.0
     total = float((query @ document.T).max(axis=1).sum())

@@ -47,7 +47,7 @@ def check(input: QuestionAnsweringInput, model: ModelSpec) -> None:
 
 
 def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence for each window; its `char_start`, `char_end` are -1 where no answer can begin or end."""
+    """Returns one sequence for each window; its `char_start`, `char_end` are -1 where no answer can begin or end."""
     window_tokens = min(model.max_tokens, _MAX_WINDOW_TOKENS)
     room = _room_tokens(input, tokenizer, window_tokens)
     overlap_tokens = _overlap_tokens(input, room, window_tokens)
@@ -64,7 +64,7 @@ def encode(input: QuestionAnsweringInput, tokenizer: TextTokenizer, model: Model
 def decode(
     input: QuestionAnsweringInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> QuestionAnsweringResult:
-    """The best answers from `start_logits` and `end_logits`, float32 [tokens] each."""
+    """Returns the best answers from `start_logits` and `end_logits`, float32 [tokens] each."""
     top_k = input.top_k or 1
     answers: dict[str, Answer] = {}
     no_answer_score = 1.0
@@ -87,7 +87,7 @@ def decode(
 
 
 def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window_tokens: int) -> int:
-    """The number of context tokens that fit into a window with the question. Raises InvalidInput if no token fits."""
+    """Returns the number of context tokens that fit into a window with the question. Raises InvalidInput if it is 0."""
     question_tokens = tokenizer.count(input.question)
     room = window_tokens - question_tokens - tokenizer.special_tokens(pair=True)
     if room < 1:
@@ -97,7 +97,7 @@ def _room_tokens(input: QuestionAnsweringInput, tokenizer: TextTokenizer, window
 
 
 def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int) -> int:
-    """The number of tokens by which windows overlap. Raises InvalidInput if windows would not advance."""
+    """Returns the number of tokens by which windows overlap. Raises InvalidInput if windows would not advance."""
     if input.window_stride_tokens >= room:
         raise InvalidInput(
             "window_stride_tokens",
@@ -126,7 +126,7 @@ def _probabilities(annotation: Arrays, output: Arrays) -> tuple[Array, Array]:
 
 
 def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Iterator[tuple[int, int, float]]:
-    """The first and the last token and the probability of the `count` best spans of up to `max_tokens` tokens."""
+    """Yields the first token, the last token and the probability of the `count` best spans up to `max_tokens`."""
     tokens = len(start)
     # scores[length - 1, first] is the probability of the span that starts at `first`: a band of the matrix start x end.
     scores = np.zeros((min(max_tokens, tokens), tokens), np.float32)

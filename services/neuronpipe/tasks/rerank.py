@@ -66,7 +66,7 @@ def check(input: RerankInput, model: ModelSpec) -> None:
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the query and each text, behind the model's prompt, if any."""
+    """Returns one sequence of the query and each text, behind the model's prompt, if any."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         named = [("query", input.query), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
@@ -98,14 +98,14 @@ def _fill_template(
         pairs = zip(first[::-1], second[::-1], strict=False)
         behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
-        kept = len(parts[number]) - excess - behind
-        if kept <= before:
+        kept_tokens = len(parts[number]) - excess - behind
+        if kept_tokens <= before:
             around = tokens - len(parts[number]) + before + behind
             reason = f"{around} tokens in the model's template: the query leaves no room for a text, the limit is"
             raise InvalidInput("query", f"{reason} {model.token_limit}")
         if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
             raise too_long(f"query and texts[{index}]", tokens, model)
-        parts[number] = np.concatenate([parts[number][:kept], first[len(first) - behind :]])
+        parts[number] = np.concatenate([parts[number][:kept_tokens], first[len(first) - behind :]])
     return Encoded([{"input_ids": np.concatenate(parts)}], truncated_tokens=excess)
 
 
@@ -117,7 +117,7 @@ def _filled(part: Sequence[int] | str, query: str, document: str, tokenizer: Tex
 
 
 def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
-    """The best texts by the `logits` of each sequence, float32 [1], or by the vectors of the query and each text."""
+    """Returns the best texts by each sequence's `logits`, float32 [1], or by the vectors of the query and each text."""
     facts = RerankFacts.of(model)
     if facts.compares_tokens:
         query, *texts = map(kept_vectors, outputs)

@@ -29,7 +29,7 @@ Vectors = NDArray[np.float64]
 
 
 def result_agreement(input: TaskInput, model: ModelSpec, result: TaskResult, other: TaskResult) -> float | None:
-    """The agreement of two results; None for a classifier with one label, and for texts drawn at random."""
+    """Returns the agreement of two results; None for a classifier with one label, and for texts drawn at random."""
     task = result.WhichOneof("task")
     if task is None or task != other.WhichOneof("task"):
         return 0.0
@@ -54,7 +54,7 @@ def _best(items: str, *names: str) -> Callable[[Any, Any], float]:
 
 
 def _same_entities(first: Any, second: Any) -> float:
-    """The share of entities, or of tokens with a label, that both results contain."""
+    """Returns the share of entities, or of tokens with a label, that both results contain."""
     first_entities, second_entities = (
         {(entity.label, entity.start, entity.end) for entity in result.entities} for result in (first, second)
     )
@@ -63,7 +63,7 @@ def _same_entities(first: Any, second: Any) -> float:
 
 
 def _same_text(first: Any, second: Any) -> float:
-    """The share of equal tokens at equal places, over all texts of a result."""
+    """Returns the share of equal tokens at equal places, over all texts of a result."""
     longest = max(len(first.sequences), len(second.sequences))
     pairs = zip(first.sequences, second.sequences, strict=False)
     return sum(_same_share(text.token_ids, other.token_ids) for text, other in pairs) / longest if longest else 1.0
@@ -84,7 +84,7 @@ def _best_tokens(result: Any) -> list[int | None]:
 
 
 def _embedding(result: Any) -> Vectors:
-    """The embedding, [1, dimensions]: 1 and -1 for binary precisions, steps from the middle for int8 and uint8."""
+    """Returns the embedding, [1, dimensions]: 1 and -1 for binary precisions, steps from the middle for int8, uint8."""
     if not result.packed:
         return np.array([result.embedding], np.float64)
     if result.precision in _MIDDLES:
@@ -95,13 +95,13 @@ def _embedding(result: Any) -> Vectors:
 
 
 def _vectors(result: Any) -> Vectors:
-    """The vectors, [vectors, dimensions], without the scales of int8, which change no angle."""
+    """Returns the vectors, [vectors, dimensions], without the scales of int8, which change no angle."""
     numbers = np.frombuffer(result.data, _DTYPES[result.type]).astype(np.float64)
     return numbers.reshape(-1, result.shape[-1]) if numbers.size else np.zeros((0, 1))
 
 
 def _smallest_cosine(first: Vectors, second: Vectors) -> float:
-    """The smallest cosine of two vectors at the same place, at least 0. Two vectors of zeros are equal."""
+    """Returns the smallest cosine of two vectors at the same place, at least 0. Two vectors of zeros are equal."""
     if first.shape != second.shape:
         return 0.0
     if not first.size:

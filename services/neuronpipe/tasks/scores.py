@@ -42,7 +42,7 @@ def check_labels(model: ModelSpec, function: "ScoreFunction.ValueType", top_k: i
 
 
 def best_labels(logits: Array, model: ModelSpec, function: "ScoreFunction.ValueType", top_k: int) -> list[LabelScore]:
-    """The `top_k` labels from `logits`, float32 [labels], best first."""
+    """Returns the `top_k` labels from `logits`, float32 [labels], best first."""
     default = ClassifierFacts.of(model).score_function
     if top_k == 1 and len(logits) <= _FEW_LABELS and _NAMES.get(function, default) == "softmax":
         numbers = logits.tolist()

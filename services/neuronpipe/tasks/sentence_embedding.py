@@ -45,7 +45,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence: the text behind the prompt that the input names, or else the model's, or the token ids alone."""
+    """Returns one sequence: the text behind the prompt of the input or of the model, or the token ids alone."""
     if input.token_ids:
         return encode_token_ids(input.token_ids, model, input.truncation)
     prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)
@@ -55,7 +55,7 @@ def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: Model
 def decode(
     input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceEmbeddingResult:
-    """The vector from the graph's output."""
+    """Returns the vector from the graph's output."""
     return SentenceEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
 
 

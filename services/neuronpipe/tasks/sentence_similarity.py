@@ -21,7 +21,7 @@ def check(input: SentenceSimilarityInput, model: ModelSpec) -> None:
 
 
 def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the source, then one sequence of each text, all behind the model's prompt, if any."""
+    """Returns one sequence of the source, then one sequence of each text, all behind the model's prompt, if any."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
     prompt = EmbeddingFacts.of(model).prompt
     return join(encode_text(tokenizer, model, text, None, input.truncation, name, prompt) for name, text in named)
@@ -30,7 +30,7 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
 def decode(
     input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceSimilarityResult:
-    """The cosines from the vector of each sequence."""
+    """Returns the cosines from the vector of each sequence."""
     vectors = normalized(np.stack([vector_of(output)[: input.dimensions or None] for output in outputs]))
     return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
 

@@ -27,7 +27,7 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, behind its prompt."""
+    """Returns one sequence of the text, behind its prompt."""
     prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
     return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
 
@@ -35,7 +35,7 @@ def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSp
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """The largest numbers above zero of `sparse_embedding`, float32 [vocabulary], with `tokens` of decoding_spec."""
+    """Returns the largest numbers above zero of `sparse_embedding`, float32 [vocabulary]; see decoding_spec."""
     weights = outputs[0]["sparse_embedding"]
     places = np.flatnonzero(weights > 0)
     # If weights are equal, the smaller id is first.

@@ -19,14 +19,14 @@ def check(input: TextClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: TextClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text, or of the pair."""
+    """Returns one sequence of the text, or of the pair."""
     return encode_text(tokenizer, model, input.text, input.text_pair or None, input.truncation)
 
 
 def decode(
     input: TextClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> TextClassificationResult:
-    """The best labels from `logits`, float32 [labels]."""
+    """Returns the best labels from `logits`, float32 [labels]."""
     return TextClassificationResult(labels=best_labels(outputs[0]["logits"], model, input.function, input.top_k or 1))
 
 

@@ -52,15 +52,15 @@ _FINISH_REASONS = frozenset(FinishReason.values())
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 _MAX_JSON = 1 << 18
 _MESSAGE_FIELDS = ("tools", "template_arguments", "continue_final_message")
-_MAX_LOGPROBS = int(OPTIONS["top_logprobs"].most)
-_OWN_FIELDS = {
-    name: (type(option.own) if option.own is not None else int | None, option.own)
+_MAX_LOGPROBS = int(OPTIONS["top_logprobs"].maximum)
+_MODEL_DEFAULTS = {
+    name: (type(option.default) if option.default is not None else int | None, option.default)
     for name, option in OPTIONS.items()
-    if option.has_own
+    if option.has_default
 }
 
 
-@with_fields(_OWN_FIELDS)
+@with_fields(_MODEL_DEFAULTS)
 class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
 
@@ -98,7 +98,7 @@ class GenerationFacts(TaskFacts):
     def has_chat_template(self) -> bool:
         return bool(self.chat_template)
 
-    def own(self, option: str) -> Any:
+    def default_of(self, option: str) -> Any:
         return getattr(self, option)
 
 
@@ -148,7 +148,7 @@ def check_all_options(options: GenerationOptions, model: ModelSpec) -> None:
 
 
 def form_of(options: GenerationOptions) -> str:
-    """The field that sets the form of the text, or an empty string. Raises InvalidInput if several are set."""
+    """Returns the field that sets the form of the text, or an empty string. Raises InvalidInput if several are set."""
     forms = [name for name in FORMS if getattr(options, name)]
     if len(forms) > 1:
         raise InvalidInput(f"options.{forms[1]}", f"cannot be combined with {forms[0]}")
@@ -156,17 +156,17 @@ def form_of(options: GenerationOptions) -> str:
 
 
 def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
-    """Whether tokens are drawn. A request for a search and for nothing else gets the best text."""
+    """Returns whether tokens are drawn. A request for a search and for nothing else gets the best text."""
     return options.do_sample if options.HasField("do_sample") else facts.do_sample and options.num_beams <= 1
 
 
 def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
-    """Whether each request with these options gets another text: drawn, without a seed. Options may be unchecked."""
+    """Returns whether each request with these options gets another text: drawn, without a seed. Checks no option."""
     return _samples(options, GenerationFacts.of(model)) and not options.HasField("seed")
 
 
 def _num_beams(options: GenerationOptions, facts: GenerationFacts) -> int:
-    """Number of texts that are searched side by side. Stop strings disable the model's own search."""
+    """Returns the number of texts that are searched side by side. Stop strings disable the model's own search."""
     default_beams = 1 if options.stop_strings else facts.num_beams
     return options.num_beams if options.HasField("num_beams") else default_beams
 
@@ -229,7 +229,7 @@ def check_options(options: GenerationOptions, model: ModelSpec) -> None:
 
 
 def _room(model: ModelSpec, prompt_tokens: int) -> int:
-    """The maximum number of tokens of a text after a prompt of `prompt_tokens` tokens."""
+    """Returns the maximum number of tokens of a text after a prompt of `prompt_tokens` tokens."""
     return GenerationFacts.of(model).max_text_tokens or model.max_tokens - prompt_tokens
 
 
@@ -247,7 +247,7 @@ def _check_lengths(options: GenerationOptions, model: ModelSpec) -> None:
 
 def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> None:
     """Checks the value of a field by the declaration of its option."""
-    if option.bounds and not option.least <= value <= option.most:  # also true for NaN
+    if option.bounds and not option.minimum <= value <= option.maximum:  # also true for NaN
         raise InvalidInput(place, f"{value:g}, must be {option.bounds}")
     if option.kind == "words" and value not in EarlyStopping.values():
         raise InvalidInput(place, f"{value} is not known")
@@ -263,8 +263,8 @@ def _check_value(place: str, option: Option, value: Any, model: ModelSpec) -> No
             unit = "characters" if option.kind == "texts" else "tokens"
             raise InvalidInput(place, f"one has {len(item)} {unit}, must have 1 to {option.max_size}")
     biases = value if option.kind == "biases" else ()
-    if wrong := [bias.bias for bias in biases if not option.least <= bias.bias <= option.most]:
-        raise InvalidInput(place, f"{wrong[0]:g}, must be {option.least} to {option.most}")
+    if wrong := [bias.bias for bias in biases if not option.minimum <= bias.bias <= option.maximum]:
+        raise InvalidInput(place, f"{wrong[0]:g}, must be {option.minimum} to {option.maximum}")
     biased = (bias.token_id for bias in biases)
     ids = {"token": [value], "tokens": value, "sequences": chain(*sequences), "biases": biased}.get(option.kind, ())
     if (largest := max(ids, default=-1)) >= model.vocabulary_size:
@@ -276,7 +276,7 @@ def _given(options: GenerationOptions) -> set[str]:
 
 
 def traits(input: TextGenerationInput) -> tuple[str | int, ...]:
-    """The values of an input on which its encoding depends."""
+    """Returns the values of an input on which its encoding depends."""
     # Templates may write the date.
     message_parts = [part for message in input.messages for part in (message.role, message.content, message.fields)]
     chat = [str(getattr(input, name)) for name in _MESSAGE_FIELDS]
@@ -320,7 +320,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
 
 
 def _reserved(options: GenerationOptions) -> int:
-    """Number of tokens that a prompt leaves free."""
+    """Returns the number of tokens that a prompt leaves free."""
     return max(1, options.max_new_tokens, options.min_new_tokens)
 
 
@@ -338,8 +338,8 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
     if not options.HasField("max_new_tokens"):
         complete.max_new_tokens = min(_default_new_tokens(options, facts, prompt_tokens), room)
     named = _given(options)
-    for name in _OWN_FIELDS:
-        if name not in named and (value := facts.own(name)) is not None:
+    for name in _MODEL_DEFAULTS:
+        if name not in named and (value := facts.default_of(name)) is not None:
             setattr(complete, name, value)
     if "min_new_tokens" not in named and not facts.min_new_tokens:
         complete.min_new_tokens = max(0, facts.min_length - prompt_tokens)
@@ -356,16 +356,16 @@ def complete_options(options: GenerationOptions, model: ModelSpec, prompt_tokens
 
 
 def most_generated(options: GenerationOptions, model: ModelSpec, prompt_tokens: int = 1) -> int:
-    """The maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
+    """Returns the maximum number of tokens that a request, which may be unchecked, generates in all texts or beams."""
     facts, max_new_tokens = GenerationFacts.of(model), options.max_new_tokens
     if not options.HasField("max_new_tokens"):
         max_new_tokens = _default_new_tokens(options, facts, prompt_tokens)
     texts = max(_num_beams(options, facts), options.num_return_sequences, 1)
-    return min(max_new_tokens, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].most))
+    return min(max_new_tokens, _room(model, prompt_tokens)) * min(texts, int(OPTIONS["num_beams"].maximum))
 
 
 def _default_new_tokens(options: GenerationOptions, facts: GenerationFacts, prompt_tokens: int) -> int:
-    """The maximum number of new tokens for a request without max_new_tokens."""
+    """Returns the maximum number of new tokens for a request without max_new_tokens."""
     if facts.max_new_tokens or facts.max_length is None:
         return facts.max_new_tokens or max(_MAX_NEW_TOKENS, options.min_new_tokens)
     if prompt_tokens >= facts.max_length:
@@ -384,7 +384,7 @@ def decode(
     outputs: ArraySets,
     detokenizer: Detokenizer,
 ) -> TextGenerationResult:
-    """The text of `token_ids`, int32 [tokens], as far as it cannot change any more.
+    """Returns the text of `token_ids`, int32 [tokens], as far as it cannot change any more.
 
     `window` in the annotation: int32, the tokens before them. `finish_reason`, int32 []: the reason why the last token
     ends the text; FINISH_REASON_UNSPECIFIED if more tokens follow. `score`, float32 []: only for a text of a beam
@@ -433,7 +433,7 @@ def _read_ids(arrays: Arrays, name: str, model: ModelSpec, min_tokens: int, max_
 def _logprobs(
     arrays: Arrays, token_ids: list[int], window: list[int], detokenizer: Detokenizer, prefix: str = ""
 ) -> list[TokenLogprob]:
-    """The log probabilities of tokens, with their texts behind the window. Raises InvalidInput for other arrays."""
+    """Returns the log probabilities of tokens, and their texts behind the window. Raises InvalidInput."""
     logprobs, ids, tops = (arrays.get(prefix + name) for name in ("logprobs", "top_ids", "top_logprobs"))
     tokens, place = len(token_ids), f"outputs[0].{prefix}"
     if logprobs is None or logprobs.dtype != np.float32 or logprobs.shape != (tokens,):
@@ -466,13 +466,13 @@ def _with_text(logprob: _LogprobT, detokenizer: Detokenizer, before: list[int]) 
 
 
 def prompt_arrays(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The tokens of a prompt, and the log probabilities of all but the first token."""
+    """Returns the tokens of a prompt, and the log probabilities of all but the first token."""
     arrays = {f"prompt_{name}": array for name, array in logprob_arrays(logprobs).items()}
     return {"prompt_ids": np.array(token_ids, np.int32), **arrays}
 
 
 def logprob_arrays(logprobs: Sequence[TokenLogprobs]) -> dict[str, Array]:
-    """The log probabilities of a part's tokens, in addition to `part_arrays`."""
+    """Returns the log probabilities of a part's tokens, in addition to `part_arrays`."""
     shape = len(logprobs), len(logprobs[0].top_token_ids) if logprobs else 0
     return {
         "logprobs": np.array([token.logprob for token in logprobs], np.float32),
@@ -487,12 +487,12 @@ def read_logprobs(arrays: Arrays) -> list[TokenLogprobs]:
 
 
 def window_arrays(token_ids: list[int]) -> ArraySets:
-    """The tokens before a part, as `decode` reads them."""
+    """Returns the tokens before a part, as `decode` reads them."""
     return [{"window": np.array(token_ids, np.int32)}]
 
 
 def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
-    """The tokens of a part, as `decode` reads them."""
+    """Returns the tokens of a part, as `decode` reads them."""
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 

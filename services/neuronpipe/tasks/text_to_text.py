@@ -59,7 +59,7 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
             raise InvalidInput(
                 name, f"{language[:64]!r} is not known to model {model.name!r}, which knows: {languages}"
             )
-    says_target = input.target_language or facts.own("forced_bos_token_id") is not None
+    says_target = input.target_language or facts.default_of("forced_bos_token_id") is not None
     if facts.languages and not says_target and not {*facts.languages.values()} & {*facts.decoder_start_token_ids}:
         raise InvalidInput("target_language", f"is missing; model {model.name!r} knows: {languages}")
     if input.target_language and input.options.HasField("forced_bos_token_id"):
@@ -68,7 +68,7 @@ def _check_translation(input: TranslationInput, model: ModelSpec) -> None:
 
 
 def _prefix_of(input: TranslationInput, model: ModelSpec, facts: TranslationFacts) -> str:
-    """The prefix of a text, by its language and the target language. Raises InvalidInput."""
+    """Returns the prefix of a text, by its language and the target language. Raises InvalidInput."""
     pairs = [(source, target) for source, targets in facts.prefixes.items() for target in targets]
     known_pairs = ", ".join(f"{source} to {target}" if source else target for source, target in pairs)
     source, target = input.source_language or facts.source_language, input.target_language

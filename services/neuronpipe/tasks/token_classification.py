@@ -59,7 +59,7 @@ def check(input: TokenClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence, or one for each window, annotated with the offsets and words of LocatedText."""
+    """Returns one sequence, or one for each window, annotated with the offsets and words of LocatedText."""
     if input.window_stride_tokens:
         parts = _windows(input, tokenizer, model)
     else:
@@ -75,7 +75,7 @@ def encode(input: TokenClassificationInput, tokenizer: TextTokenizer, model: Mod
 def decode(
     input: TokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> TokenClassificationResult:
-    """The entities from `logits`, float32 [tokens, labels]."""
+    """Returns the entities from `logits`, float32 [tokens, labels]."""
     ignored = frozenset() if input.keep_all_labels else frozenset(input.ignore_labels) or _DEFAULT_IGNORED
     entities = [
         entity

@@ -26,15 +26,15 @@ class PromptFacts(TaskFacts):
         return sorted(self.prompts)
 
     def prompt_of(self, name: str) -> str:
-        """The prompt of a checked name; an empty name means the default prompt."""
+        """Returns the prompt of a checked name; an empty name means the default prompt."""
         return self.prompts[name] if name else self.prompt
 
 
 def check_prompt(name: str, facts: PromptFacts) -> None:
     """Refuses a name that is not the name of a prompt of the model."""
     if name and name not in facts.prompts:
-        known = ", ".join(facts.prompt_names) or "none"
-        raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {known}")
+        prompt_names = ", ".join(facts.prompt_names) or "none"
+        raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {prompt_names}")
 
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
@@ -83,7 +83,7 @@ def check_vector_options(input: Any, model: ModelSpec) -> None:
 
 
 def vector_of(outputs: Arrays) -> Array:
-    """The only output of a graph for one sequence, float32 [embedding_dimensions]."""
+    """Returns the only output of a graph for one sequence, float32 [embedding_dimensions]."""
     (vector,) = outputs.values()
     return vector
 
@@ -96,7 +96,7 @@ def normalized(vectors: Array) -> Array:
 
 
 def vector_fields(vector: Array, input: Any, model: ModelSpec) -> dict[str, Any]:
-    """The fields of a result: the vector, float32 [embedding_dimensions], converted by the input's options."""
+    """Returns the fields of a result: the vector, float32 [embedding_dimensions], converted by the input's options."""
     vector = vector[: input.dimensions or None]
     if input.precision in _BINARY:
         # Signed numbers have the highest bit the other way round, which subtracts 128.
@@ -114,7 +114,7 @@ def vector_fields(vector: Array, input: Any, model: ModelSpec) -> dict[str, Any]
 
 
 def _steps(vector: Array, facts: EmbeddingFacts) -> Array:
-    """The step of each dimension's range that contains the number, uint8. Equals quantize_embeddings."""
+    """Returns the step of each dimension's range that contains the number, uint8. Equals quantize_embeddings."""
     lowest, highest = (np.array(limits, np.float32) for limits in (facts.lowest, facts.highest))
     sizes = (highest - lowest) / 255
     steps: Array = np.clip(np.floor((vector - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)

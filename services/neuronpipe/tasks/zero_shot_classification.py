@@ -48,7 +48,7 @@ def check(input: ZeroShotClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the text and each label's hypothesis."""
+    """Returns one sequence of the text and each label's hypothesis."""
     sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
     return join(_encode_pair(input, tokenizer, model, index, sentence) for index, sentence in enumerate(sentences))
 
@@ -56,7 +56,7 @@ def encode(input: ZeroShotClassificationInput, tokenizer: TextTokenizer, model: 
 def decode(
     input: ZeroShotClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotClassificationResult:
-    """All labels, best first, from the `logits` of each sequence, float32 [labels]."""
+    """Returns all labels, best first, from the `logits` of each sequence, float32 [labels]."""
     if len(outputs) != len(input.candidate_labels):
         raise InvalidInput("candidate_labels", f"{len(input.candidate_labels)} labels for {len(outputs)} outputs")
     logits = np.stack([output["logits"] for output in outputs])

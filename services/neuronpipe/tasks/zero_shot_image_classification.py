@@ -46,7 +46,7 @@ def check(input: ZeroShotImageClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: ModelSpec) -> Encoded:
-    """One sequence of the image's `pixels`, uint8 [3, height, width], then one sequence of each label's sentence."""
+    """Returns one sequence of the image's `pixels`, uint8 [3, height, width], and one of each label's sentence."""
     sentences = hypotheses(input.candidate_labels, input.hypothesis_template or _DEFAULT_TEMPLATE)
     texts = (
         encode_text(readers.tokenizer, model, sentence, None, input.truncation, f"candidate_labels[{index}]")
@@ -58,7 +58,7 @@ def encode(input: ZeroShotImageClassificationInput, readers: Readers, model: Mod
 def decode(
     input: ZeroShotImageClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotImageClassificationResult:
-    """All labels, best first, from the vectors of the image and of each sentence."""
+    """Returns all labels, best first, from the vectors of the image and of each sentence."""
     labels = input.candidate_labels
     if len(outputs) != len(labels) + 1:
         raise InvalidInput("candidate_labels", f"{len(labels)} labels and an image for {len(outputs)} outputs")

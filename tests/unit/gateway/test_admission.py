@@ -527,8 +527,8 @@ def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
     for number in range(5000):
         system.answer(f"tenant {number}", 0.01, times=1)
     assert len(inside.model._tenants) <= 1000
-    assert inside.model.known("busy") is inside.tenant_load
-    assert inside.model.known("tenant 4999")
+    assert inside.model.tenant_load("busy") is inside.tenant_load
+    assert inside.model.tenant_load("tenant 4999")
 
 
 def test_one_tenants_dense_texts_do_not_make_anothers_look_long(clock: _Clock) -> None:

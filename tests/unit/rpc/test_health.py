@@ -1,4 +1,4 @@
-"""rpc/door.py over a real connection: gRPC's health service shows the health of the process."""
+"""rpc/health.py over a real connection: gRPC's health service shows the health of the process."""
 
 import asyncio
 import logging

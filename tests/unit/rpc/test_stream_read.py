@@ -1,4 +1,4 @@
-"""rpc/door.py: streams that are idle, and those that are ended."""
+"""rpc/stream_read.py: streams that are idle, and those that are ended."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Unavailable
 from neuronpipe.core.metrics import Counter
 from neuronpipe.platform.process.in_flight import CallerWaits
-from neuronpipe.rpc.door import StreamRead
+from neuronpipe.rpc.stream_read import StreamRead
 
 
 class _Call:

@@ -65,7 +65,7 @@ class RouteTable:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, handlers: HttpHandlers) -> None:
-        """The last of several pairs with the same method and path counts."""
+        """Finds routes; the last of several pairs with the same method and path counts."""
         self._fixed: dict[str, dict[str, tuple[Route, HttpHandler]]] = {}
         self._templates: dict[re.Pattern[str], dict[str, tuple[Route, HttpHandler]]] = {}
         for route, handler in handlers:
@@ -340,7 +340,7 @@ async def _no_parts() -> AsyncGenerator[bytes, None]:
 
 
 def _is_origin_of(headers: Headers, origins: Collection[str]) -> bool:
-    """Tells whether a page of one of these origins sends a request."""
+    """Returns whether a page of one of these origins sends a request."""
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
     return bool(origin) and (origin in origins or "*" in origins)
 
@@ -366,7 +366,7 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
 
 
 def _is_own(host: str, hosts: Collection[str]) -> bool:
-    """Tells whether a host is a name of the gateway or of this machine alone. Without names, any host is."""
+    """Returns whether a host is a name of the gateway or of this machine alone. Without names, any host is."""
     name = re.sub(r":\d*$", "", host).strip("[]")
     return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
 

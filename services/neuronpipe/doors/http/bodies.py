@@ -149,7 +149,7 @@ _FORMS: Mapping[OptionKind, Any] = {
 
 def option_field(option: Option) -> tuple[Any, Any]:
     """Returns the field of an option of generation: its type and its default. Tasks check the bounds of its value."""
-    minimum, maximum = int(max(option.least, 0)), (1 << (64 if option.most > 1 << 32 else 32)) - 1
+    minimum, maximum = int(max(option.minimum, 0)), (1 << (64 if option.maximum > 1 << 32 else 32)) - 1
     form = Annotated[int, Field(ge=minimum, le=maximum), WHOLE] if option.kind == "int" else _FORMS[option.kind]
     return form | None, Field(None, description=option.text)
 

@@ -199,7 +199,7 @@ _NEUTRAL = fixed(
 
 @with_fields({name: option_field(option) for name, option in OPTIONS.items() if option.huggingface} | _NEUTRAL)
 class WritingOptions(CutParameters):
-    """The options of transformers' `generate`, made of their declarations, and the options of its pipelines."""
+    """Options of transformers' `generate`, with the fields that OPTIONS declares, and options of its pipelines."""
 
     use_cache: bool | None = Field(None, description="changes nothing")
 

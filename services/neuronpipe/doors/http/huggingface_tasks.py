@@ -50,7 +50,7 @@ class Converter:
 
     @cached_property
     def takes(self) -> TypeAdapter[Any]:
-        """The checks of a body."""
+        """The adapter that checks a body and makes it from JSON."""
         return TypeAdapter(self.body_type)
 
     def read(self, task: str, value: Any, body: Any, model: ModelSpec) -> tasks.TaskInput:

@@ -85,7 +85,7 @@ def _form(grammar: Grammar) -> GenerationOptions:
 
 
 def form_fields(body: Prompted) -> dict[str, str]:
-    """Returns the name of the field with the form of the text, if TGI's field has the form."""
+    """Maps the options for the form of a text to TGI's `grammar`, for a request with a grammar."""
     names = ("options.json_schema", "options.regex") if body.parameters.grammar else ()
     return dict.fromkeys(names, "parameters.grammar.value")
 
@@ -103,7 +103,7 @@ def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
 
 
 def _is_drawn(parameters: GenerateParameters) -> bool:
-    """Tells whether the parameters ask for tokens drawn at random. A seed alone does not."""
+    """Returns whether the parameters ask for tokens drawn at random. A seed alone does not."""
     has_limits = (parameters.option("num_beams") or 1) == 1 and any(
         parameters.option(name) is not None for name in DRAWING if name != "seed"
     )

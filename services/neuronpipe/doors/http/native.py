@@ -63,7 +63,6 @@ async def _read(request: HttpRequest) -> InferenceRequest:
 
 
 def to_inference_request(call: Call, message: InferRequest) -> InferenceRequest:
-    """Returns the request of a message."""
     call = call.for_request(message.request_id or call.request_id, message.priority)
     return InferenceRequest(call, message.model, message.version, pack_input(message.input), message.cache_control)
 

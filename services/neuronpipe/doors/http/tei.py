@@ -205,8 +205,8 @@ async def _each(
 ) -> HttpResponse:
     """Answers with what `write` makes of the result of each text."""
     model = inference.choose(request.model(request.body.model), task)
-    given = Inputs("inputs", texts, make, _FIELDS, is_list=texts is request.body.inputs)
-    results = await inference.each(request.call, model, given)
+    inputs = Inputs("inputs", texts, make, _FIELDS, is_list=texts is request.body.inputs)
+    results = await inference.each(request.call, model, inputs)
     return await _answer(results, lambda: [write(getattr(result.result.message, task)) for result in results])
 
 

@@ -1,6 +1,6 @@
 """The HTTP API of text-generation-inference: /generate and /generate_stream.
 
-The files of OpenAI and Hugging Face have its /v1/chat/completions and its /.
+openai_text.py answers its /v1/chat/completions, and huggingface.py its /.
 """
 
 from functools import partial

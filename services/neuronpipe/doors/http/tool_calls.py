@@ -69,7 +69,7 @@ class ToolUse:
         has_several: bool,
         allowed: Sequence[str] = (),
     ) -> Self:
-        """Returns the use of tools by a request. Raises InvalidInput.
+        """Reads how a request uses tools. Raises InvalidInput.
 
         - `choice`: the request's `tool_choice` if it is none, auto or required.
         - `chosen`: the name of the function that the request chooses instead.
@@ -129,8 +129,8 @@ class ToolUse:
             # Each schema is a document in which its own references are resolved. Older drafts lack such documents, or
             # have them only without a reference beside the name.
             defined[str(number)] = {"$id": f"https://{number}.invalid", **schema, "$schema": _DRAFT}
-        most = {} if self.has_several else {"maxItems": 1}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": defined}
+        one_call = {} if self.has_several else {"maxItems": 1}
+        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **one_call, "$defs": defined}
 
     def reader(self, template: str) -> "CallReader":
         """Returns a reader for a text of a model with this template for chats."""
@@ -165,7 +165,7 @@ class CallReader:
         return self._calls > 0 and not self._function
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
-        """Yields the known parts of the words, and of `tool_calls` in the form of OpenAI's streams.
+        """Yields the words and the `tool_calls` as far as they are certain, in the form of OpenAI's streams.
 
         The arguments of a call stay as the model writes them.
         """
@@ -180,7 +180,7 @@ class CallReader:
                 yield part
 
     def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Returns the words of a whole text, and its calls."""
+        """Splits a complete text into its words and its calls."""
         said, calls = "", list[dict[str, Any]]()
         for part in self.read(text, is_last=True):
             if isinstance(part, str):
@@ -235,7 +235,7 @@ class CallReader:
                 yield said
 
     def _may_become_call(self, body: str, begin: str) -> bool:
-        """Tells whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
+        """Returns whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
         if not body or any(tag.startswith(begin) for tag in (self._form.opening, self._form.closing)):
             return True
         if self._form.has_name_first and (self._name_begin.match(body) or _begins_any(body, self._names)):

@@ -36,10 +36,10 @@ class NamedModel:
         self._inputs = {spec.name: spec for spec in model.inputs}
         self._outputs = {spec.name: spec for spec in model.outputs}
 
-    def read(self, given: list[GivenTensor], max_rows: int) -> tuple[dict[str, NamedTensor], int]:
+    def read(self, request_tensors: list[GivenTensor], max_rows: int) -> tuple[dict[str, NamedTensor], int]:
         """Returns the inputs by name, and the number of their rows. Raises InvalidInput."""
         tensors: dict[str, NamedTensor] = {}
-        for tensor in given:
+        for tensor in request_tensors:
             name = tensor.name
             if name not in self._inputs:
                 raise InvalidInput("inputs", f"there is no input {shown(name)}, only {', '.join(self._inputs)}")
@@ -72,7 +72,6 @@ class NamedModel:
         return {"architecture": self.spec.architecture, "max_tokens": str(self.spec.max_tokens)} | facts | parameters
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
-        """Returns a ModelMetadataResponse."""
         return {
             "name": self.name,
             "versions": versions,
@@ -83,7 +82,6 @@ class NamedModel:
         }
 
     def config(self, max_rows: int) -> dict[str, Any]:
-        """Returns a ModelConfig."""
         return {
             "name": self.name,
             "platform": PLATFORM,

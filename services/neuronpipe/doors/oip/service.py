@@ -177,12 +177,11 @@ class TensorService:
         return self._tables[served]
 
     def server_metadata(self) -> dict[str, Any]:
-        """Returns a ServerMetadataResponse."""
         extensions = [*EXTENSIONS, _CONTROL] if self._control else list(EXTENSIONS)
         return {"name": PLATFORM, "version": __version__, "extensions": extensions}
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Tells whether a model answers requests now. Raises ModelNotFound if it cannot be loaded either."""
+        """Returns whether a model answers requests now. Raises ModelNotFound if it cannot be loaded either."""
         index = {(row["name"], row["version"]): row["state"] for row in self.index()}
         try:
             model = self._models.find(name, version)
@@ -193,12 +192,10 @@ class TensorService:
         return self.is_ready() and index.get((name, version)) == "READY"
 
     def model_metadata(self, name: str, version: str) -> dict[str, Any]:
-        """Returns a ModelMetadataResponse."""
         model = self._models.find(name, version)
         return model.metadata([other.version for other in self._models if other.name == model.name])
 
     def model_config(self, name: str, version: str) -> dict[str, Any]:
-        """Returns a ModelConfig."""
         return self._models.find(name, version).config(self._settings.max_batch_items)
 
     def statistics(self, name: str, version: str) -> dict[str, Any]:

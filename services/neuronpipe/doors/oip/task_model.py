@@ -253,8 +253,8 @@ def _read(field: FieldDescriptor, value: Parameter) -> Parameter:
         if (word := str(value).lower()) in words:  # a boolean is the word true or false
             return words[word]
     else:
-        _, kinds, most = _KINDS.get(field.type, _WHOLE)
+        _, kinds, maximum = _KINDS.get(field.type, _WHOLE)
         is_kind = isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
-        if is_kind and (most is None or (isinstance(value, int) and 0 <= value <= most)):
+        if is_kind and (maximum is None or (isinstance(value, int) and 0 <= value <= maximum)):
             return float(value) if field.type == FieldDescriptor.TYPE_DOUBLE else value
     raise InvalidInput(field.name, f"{shown(value)}, must be {_described(field)}")

@@ -1,6 +1,6 @@
-"""API keys: the file of their hashes, one key a line, and the work of `neuronpipe key`.
+"""API keys: the file of their hashes, one key a line, and the functions of `neuronpipe key`.
 
-Also files of settings that are reloaded when they change.
+WatchedFile reloads this file, and other files of settings, when they change.
 """
 
 import codecs
@@ -66,7 +66,6 @@ class KeyRecord(Frozen):
         return bool(self.expires) and self.expires <= datetime.now(UTC).strftime(_TIME)
 
     def fits(self, secret: str) -> bool:
-        """Whether the secret belongs to this key."""
         return hmac.compare_digest(_hash(self.salt, secret), self.sha256)
 
 
@@ -126,8 +125,8 @@ def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[Key
         revoked = {key.id: key for key in parse_keys(content).values() if is_revoked(key)}
         gone = {number for number, line in _lines(content) if (key := _record(line)) and key.id in revoked}
         if gone:
-            kept = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
-            write(b"".join(kept))
+            remaining = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
+            write(b"".join(remaining))
     return list(revoked.values())
 
 

@@ -12,7 +12,7 @@ _SERVICES = ("health", "reflection", "metrics")
 
 
 class CallerSettings(Settings):
-    """Authentication, and the rights of tenants."""
+    """Settings of authentication and of tenants' rights."""
 
     api_keys: Path | None = Field(
         None, description="file of the accepted API keys, as `neuronpipe key create` writes it; read again on change"
@@ -53,7 +53,6 @@ class CallerSettings(Settings):
 
 
 def open_services(setting: str) -> frozenset[str]:
-    """Parses the setting open_services."""
     return frozenset(filter(None, map(str.strip, setting.split(","))))
 
 

@@ -85,8 +85,8 @@ class SharedBudgets:
 
     async def _exchange(self, tenant: Tenant, bucket: TokenBucket) -> None:
         bucket.unanswered = number, taken = bucket.unanswered or (next(self._numbers), bucket.taken)
-        given = str(bucket.capacity), str(taken), self._gateway, str(number)
-        reply = await self._remote.evaluate(_EXCHANGE, b"budget:" + tenant.name.encode(), *given)
+        arguments = str(bucket.capacity), str(taken), self._gateway, str(number)
+        reply = await self._remote.evaluate(_EXCHANGE, b"budget:" + tenant.name.encode(), *arguments)
         try:
             level, gateways = float(reply[0]), int(reply[1])
         except (TypeError, ValueError, IndexError) as error:

@@ -58,7 +58,7 @@ class TokenBucket:
         self._level, self._at_s = level, self._clock()
 
     def wait_s(self, tokens: int, taken: int = 0) -> float:
-        """The seconds until this many tokens are left; 0 if they are. More tokens than a minute has count as a
+        """Returns the seconds until this many tokens are left; 0 if they are. More tokens than a minute has count as a
         minute's. `taken`: the number of these tokens that were taken already.
         """
         max_level = self.capacity * self.share
@@ -118,11 +118,11 @@ class TenantBook(Frozen):
         return self
 
     def rights_of(self, tenant: str) -> Rights:
-        """The rights of a tenant: no rights if the file does not name it."""
+        """Returns the rights of a tenant: no rights if the file does not name it."""
         return self.tenants.get(tenant) or self.tenants.get(_OTHERS) or NOTHING
 
     def tenant_of(self, name: str) -> str:
-        """The tenant to which a name in a certificate belongs; empty for none."""
+        """Returns the tenant to which a name in a certificate belongs; empty for none."""
         return next((tenant for tenant, rights in self.tenants.items() if name in rights.certificates), "")
 
 
@@ -189,7 +189,7 @@ class Shares:
         self._by_tenant: Counter[str] = Counter()
 
     def has_room(self, tenant: str, amount: int = 1) -> bool:
-        """Whether a tenant may take this much more."""
+        """Returns whether a tenant may take this much more."""
         remaining, tenant_amount = self.limit - self.total - amount, self._by_tenant[tenant]
         return remaining >= 0 and (not tenant or not tenant_amount or tenant_amount + amount <= self._times * remaining)
 
@@ -231,12 +231,12 @@ class Tenants:
         self._changed_s = -math.inf
 
     def table_of(self, caller: Caller, table: ModelTable[EntryT]) -> ModelTable[EntryT]:
-        """The models that a caller may use. A caller without a tenant is the gateway itself, which sees all."""
+        """Returns the models that a caller may use. A caller without a tenant is the gateway itself, which sees all."""
         models = self.models_of(caller)
         return table if models is None else table.only(models)
 
     def models_of(self, caller: Caller) -> frozenset[str] | None:
-        """The names of the models that a caller may use; None: all."""
+        """Returns the names of the models that a caller may use; None: all."""
         return self.rights_of(caller.tenant).models if caller.tenant else None
 
     def restrict(self, call: Call) -> Call:
@@ -295,7 +295,7 @@ class Tenants:
             tenant.bucket.take(cost - admitted.tokens)
 
     def with_budgets(self) -> list[tuple[Tenant, TokenBucket]]:
-        """The tenants that have called and have a budget, each with its bucket."""
+        """Returns the tenants that have called and have a budget, each with its bucket."""
         return [(tenant, tenant.bucket) for tenant in self._tenants.values() if tenant.bucket]
 
     @property
@@ -324,8 +324,8 @@ class Tenants:
             turns.give_back(turn, is_answered=is_answered)
 
     def furthest_over(self, tenant: str, tokens: int = 1) -> Admitted | None:
-        """The newest request of the tenant that has most of the limits for its weight, if the given tenant would have
-        less even with this many tokens more; otherwise None.
+        """Returns the newest request of the tenant that has most of the limits for its weight, if the given tenant
+        would have less even with this many tokens more; otherwise None.
         """
         busy = (other for other in self._tenants.values() if other.admitted)
         largest = max(busy, key=self._share, default=None)
@@ -336,7 +336,7 @@ class Tenants:
         return newest if has_more else None
 
     def _share(self, tenant: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
-        """The part of the limits that a tenant has, relative to its weight."""
+        """Returns the part of the limits that a tenant has, relative to its weight."""
         requests, tokens = len(tenant.admitted) + more_requests, tenant.load.tokens + more_tokens
         return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight
 
@@ -362,7 +362,7 @@ class Tenants:
         self._look_from = len(self._tenants) + _MAX_IDLE
 
     def _bucket(self, tenant: Tenant, rights: Rights) -> TokenBucket | None:
-        """The tenant's budget, with the capacity that its rights have now."""
+        """Returns the tenant's budget, with the capacity that its rights have now."""
         if not rights.tokens_per_minute:
             tenant.bucket = None
         elif tenant.bucket is None:

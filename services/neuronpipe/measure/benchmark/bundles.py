@@ -61,9 +61,7 @@ class WantedBundle:
         return present.folder if present else None
 
     def prepare(self, report: Callable[[str], None]) -> Path:
-        """Returns the folder of the bundle, after compiling it if needed. Raises CannotMeasure with the compiler's
-        reason.
-        """
+        """Compiles the bundle if needed, and returns its folder. Raises CannotMeasure with the compiler's reason."""
         if present := self.find():
             return present
         report(f"compile {self.model.name} for {self.backend}, {self.dtype}")

@@ -187,9 +187,7 @@ def _advice(result: CellResult, goal: Goal, instance: Instance) -> Advice:
 
 
 def _order(advice: Advice) -> tuple[float, int, float]:
-    """The order of configurations: the cheapest, then the fewest replicas, then the lowest latency; without a price
-    last.
-    """
+    """Returns the order of configurations: by price (no price last), by number of replicas, by latency."""
     price = float("inf") if advice.per_hour is None else advice.per_hour
     return price, advice.replicas, advice.result.percentile_ms(95)
 

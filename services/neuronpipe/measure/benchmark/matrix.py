@@ -201,7 +201,6 @@ class Matrix:
 
     @property
     def variants(self) -> dict[Variant, list[Cell]]:
-        """The variants with their cells."""
         cells_by_variant: dict[Variant, list[Cell]] = {}
         for cell in self.cells:
             cells_by_variant.setdefault(cell.variant, []).append(cell)
@@ -231,11 +230,11 @@ def make_matrix(request: MatrixRequest) -> Matrix:
     make = _product if request.is_product else _star
     cells: list[Cell] = []
     for model in request.models:
-        own = request
+        model_request = request
         if model.only:
             backend, dtype = model.only
-            own = replace(request, backends=(backend,), dtypes=(dtype,))
-        cells += make(own, model)
+            model_request = replace(request, backends=(backend,), dtypes=(dtype,))
+        cells += make(model_request, model)
     # With one caller, both modes are the same measurement.
     unique = {
         replace(cell, mode=LATENCY) if cell.callers == 1 and LATENCY in request.modes else cell: None for cell in cells

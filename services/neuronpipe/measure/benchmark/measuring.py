@@ -194,7 +194,7 @@ def _windows(inputs: Sequence[TaskInput], batch: int) -> list[list[TaskInput]]:
 
 @asynccontextmanager
 async def running_bench(folder: Path, variant: Variant, cells: Sequence[Cell]) -> AsyncIterator[Bench]:
-    """The model of a bundle's folder, loaded with room for the cells. Raises SetupError."""
+    """Yields the model of a bundle's folder, loaded with room for the cells. Raises SetupError."""
     (bundle,) = read_repository(folder)
     tokens = bundle.spec.image.tokens if bundle.spec.image else 1
     settings = TransformSettings.of(
@@ -215,7 +215,7 @@ def work(
     cells: Sequence[Cell],
     effort: CellEffort,
 ) -> None:
-    """The main function of a process that measures the cells that it receives.
+    """Measures the cells that it receives; the main function of a process.
 
     The process sends an empty reason when it is ready, then for each cell the samples, or the reason for their lack.
     """

@@ -105,15 +105,15 @@ def _draw(lines: Lines, x_label: str, y_label: str, *, has_powers: bool) -> str:
 def _draw_parts(cells: Sequence[CellResult]) -> str:
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8.5, 0.8 + 0.36 * len(cells)))
-    names, left = [_name(result) for result in cells], [0.0] * len(cells)
+    names, starts = [_name(result) for result in cells], [0.0] * len(cells)
     for title, field, colour in (
         ("pre-process", "preprocess_ms", _LINES[1]),
         ("prediction", "predict_ms", _LINES[2]),
         ("post-process", "postprocess_ms", _LINES[4]),
     ):
         widths = [100 * getattr(result, field) / result.mean_ms for result in cells]
-        axes.barh(names, widths, left=left, color=colour, label=title)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.barh(names, widths, left=starts, color=colour, label=title)
+        starts = [start + width for start, width in zip(starts, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="% of the mean latency", xlim=(0, 100))
     return _svg(figure, axes)

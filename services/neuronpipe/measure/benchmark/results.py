@@ -52,7 +52,6 @@ class CellResult:
 
     @property
     def mean_ms(self) -> float:
-        """The mean latency."""
         return float(np.mean(self.latency_ms))
 
     @property
@@ -148,9 +147,7 @@ def write_results(results: Results, folder: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Reads the results of a folder, or of a file. Raises SetupError for any other file, and for another schema
-    version.
-    """
+    """Reads the results of a folder, or of a file. Raises SetupError for other files, and other schema versions."""
     file = path / RESULTS_FILE if path.is_dir() else path
     try:
         with reporting_os_errors(f"{file}", "; a run of `neuronpipe benchmark` leaves one"):
@@ -224,13 +221,13 @@ class Compared:
     reason: str = ""
 
     def is_regression(self, threshold: float) -> bool:
-        """Whether the whole interval of the median latency or of the throughput is worse by more than the threshold."""
+        """Returns whether the whole interval of median latency or throughput is worse by more than the threshold."""
         if self.p50 is None or self.throughput is None:
             return True
         return self.p50.low > 1 + threshold or self.throughput.high < 1 / (1 + threshold)
 
     def is_improvement(self, threshold: float) -> bool:
-        """Whether the whole interval of median latency or throughput is better by more than the threshold."""
+        """Returns whether the whole interval of median latency or throughput is better by more than the threshold."""
         if self.p50 is None or self.throughput is None:
             return False
         return self.p50.high < 1 / (1 + threshold) or self.throughput.low > 1 + threshold

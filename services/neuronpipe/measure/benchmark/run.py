@@ -46,11 +46,11 @@ _TRUSTED = 5
 def operations_per_s() -> float:
     """Returns the speed of this machine's CPUs with float32 matrices, measured in half a second."""
     generator = np.random.default_rng(0)
-    left, right = (generator.random((_SIDE, _SIDE), np.float32) for _ in range(2))
+    factor, other_factor = (generator.random((_SIDE, _SIDE), np.float32) for _ in range(2))
     best_s = float("inf")
     for _ in range(_TRIALS):
         began_s = time.perf_counter()
-        left @ right
+        factor @ other_factor
         best_s = min(best_s, time.perf_counter() - began_s)
     return 2 * _SIDE**3 / best_s
 

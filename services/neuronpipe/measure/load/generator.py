@@ -154,7 +154,6 @@ class Recorder:
         return tick
 
     def rows(self) -> Rows:
-        """Returns all rows."""
         return np.frombuffer(bytes(self._rows), ROW)
 
     def parts(self) -> Rows:

@@ -83,7 +83,7 @@ def _sentences() -> list[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Whether a paragraph is text: code and grammar are indented, headings underlined."""
+    """Returns whether a paragraph is text: code and grammar are indented, headings underlined."""
     return not any(line.startswith("   ") or _RULE.fullmatch(line) for line in paragraph.splitlines())
 
 
@@ -141,9 +141,9 @@ class PromptMaker:
     def make(self, tokens: int) -> str:
         """Makes a prompt. A tokenizer that joins words may make a few tokens more or less of it."""
         drawn = self._random.integers(len(self._words), size=tokens)
-        kept = drawn[np.cumsum(self._tokens[drawn]) <= tokens]
-        missing = (tokens - int(self._tokens[kept].sum())) // self._shortest
-        return " ".join([*self._words[kept], *self._random.choice(self._short, missing)])
+        fitting = drawn[np.cumsum(self._tokens[drawn]) <= tokens]
+        missing = (tokens - int(self._tokens[fitting].sum())) // self._shortest
+        return " ".join([*self._words[fitting], *self._random.choice(self._short, missing)])
 
 
 def count_words(request: LoadRequest, texts: Sequence[str]) -> Words:
@@ -199,7 +199,6 @@ def check_task(request: LoadRequest, task: str) -> None:
 
 
 def make_requests(request: LoadRequest, task: str, texts: Sequence[str]) -> list[InferRequest]:
-    """Makes one request for each text."""
     return [_request(request, make_input(task, text)) for text in texts]
 
 
@@ -238,9 +237,9 @@ def make_input(task: str, text: str) -> TaskInput:
     if task not in _LOADED:
         raise SetupError(f"the task {task}; load is generated for {', '.join(_LOADED)}")
     fields: dict[str, Any] = {name: _filled(name, text) for name in NEEDED[task]}
-    known = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
+    task_fields = getattr(TaskInput(), task).DESCRIPTOR.fields_by_name
     further = {"truncation": _CUT, "options": {"max_new_tokens": _NEW_TOKENS}}
-    message_fields: Any = {task: fields | {name: value for name, value in further.items() if name in known}}
+    message_fields: Any = {task: fields | {name: value for name, value in further.items() if name in task_fields}}
     return TaskInput(**message_fields)  # protobuf makes messages of dictionaries
 
 

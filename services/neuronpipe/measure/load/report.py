@@ -232,7 +232,6 @@ def progress_line(request: LoadRequest, ticks: Sequence[Tick]) -> str:
 
 
 def table(result: LoadResult) -> str:
-    """Returns the table of all figures."""
     sections = (_title, _rates, _errors, _latencies, _generation, _batches, _generator)
     return "\n\n".join("\n".join(lines) for section in sections if (lines := section(result)))
 

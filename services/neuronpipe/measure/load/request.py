@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from neuronpipe.platform.tls import TlsFiles
 
 
-def check_range(option: str, value: float | None, least: int | None, most: float, unit: str = "") -> None:
-    """Raises SetupError, which names the option, for a value that is out of range. `least`: None for more than 0."""
-    if value is not None and not ((value > 0 if least is None else least <= value) and value <= most):  # also for NaN
-        bounds = f"more than 0 and at most {most:,}" if least is None else f"from {least} to {most:,}"
+def check_range(option: str, value: float | None, minimum: int | None, maximum: float, unit: str = "") -> None:
+    """Raises SetupError, which names the option, for a value that is out of range. `minimum`: None for more than 0."""
+    if value is None:
+        return
+    if not ((value > 0 if minimum is None else minimum <= value) and value <= maximum):  # also for NaN
+        bounds = f"more than 0 and at most {maximum:,}" if minimum is None else f"from {minimum} to {maximum:,}"
         raise SetupError(f"{option} {value:g}: must be {bounds} {unit}".rstrip())
 
 

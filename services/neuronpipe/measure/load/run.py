@@ -211,7 +211,7 @@ def _gather(
 
 
 def work(pipe: Pipe, assignment: Assignment) -> None:
-    """The main function of a generator process."""
+    """Runs a generator; the main function of its process."""
     try:
         from uvloop import new_event_loop
     except ModuleNotFoundError:  # uvloop is installed with the servers; the client does not need it

@@ -53,9 +53,7 @@ _FIRST_HIT_RATE = 0.5
 
 
 class RunningQuantile:
-    """The lower quartile of a stream of positive numbers, weighted towards the last few dozen; 0 before the first
-    number.
-    """
+    """The lower quartile of a stream of positive numbers, mostly of the last few dozen; 0 before the first number."""
 
     __slots__ = ("value",)
 
@@ -130,6 +128,6 @@ class LookupEconomics:
         return hit_rate * self._compute_s[power].value - lookups * self._lookup_value_s.value
 
     def could_save(self, size: int) -> bool:
-        """Whether a look-up could save time if every look-up were a hit."""
+        """Returns whether a look-up could save time if every look-up were a hit."""
         compute_s = self._compute_s.get(size.bit_length())
         return compute_s is not None and compute_s.value > self._lookup_value_s.value

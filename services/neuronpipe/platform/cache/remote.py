@@ -186,11 +186,11 @@ def _open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCl
     if not service:
         raise ValueError("it names no service, as in redis+sentinel://HOST:PORT/SERVICE")
     credentials, _, hosts = parts.netloc.rpartition("@")
-    given = parse_url(
+    url_options = parse_url(
         urlunsplit(parts._replace(scheme=scheme, netloc=f"{credentials}@" if credentials else "", path=f"/{database}"))
     )
     # Redis itself has no connection class but accepts ssl=True; Sentinel passes all options to it.
-    settings: dict[str, Any] = {**options, **given}
+    settings: dict[str, Any] = {**options, **url_options}
     settings.pop("connection_class", None)
     sentinels = [_address(host) for host in hosts.split(",")]
     settings["ssl"] = scheme == "rediss"

@@ -24,9 +24,7 @@ class Credentials:
 
 
 class Guard(Protocol):
-    """Identifies callers for doors. A door asks it before it reads a message; a door without a guard admits all
-    callers.
-    """
+    """Identifies callers for doors, before they read a message. A door without a guard admits all callers."""
 
     @property
     def open_services(self) -> Collection[str]:

@@ -17,7 +17,7 @@ class HealthBoard:
         self._changed = asyncio.Event()
 
     def is_serving(self, service: str) -> bool | None:
-        """Whether a service can be called now; None for an unknown service."""
+        """Returns whether a service can be called now; None for an unknown service."""
         report = self._reports.get(service)
         return report and self._is_open
 

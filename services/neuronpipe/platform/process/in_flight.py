@@ -58,7 +58,6 @@ class CallerWaits(Deadlines):
         return number
 
     def end_all(self) -> None:
-        """Ends all current waits."""
         while self._pending:
             self._pending.pop(next(iter(self._pending)))[1](False)
 
@@ -120,8 +119,8 @@ class InFlight:
         self._idle.set()
         self._idle_since_s = time.monotonic()
 
-    def __enter__(self) -> None:
-        """Counts a call until the block ends. Raises Unavailable while the process drains, Overloaded at the limit."""
+    def begin(self) -> None:
+        """Counts a call until `end`. Raises Unavailable while the process drains, Overloaded at the limit."""
         self._came += 1
         if self.draining.is_set():
             raise self.stopping()
@@ -133,11 +132,14 @@ class InFlight:
             self._idle.clear()
         self.count += 1
 
-    def __exit__(self, *_: object) -> None:
+    def end(self, *_: object) -> None:
+        """Ends a counted call."""
         self.count -= 1
         if not self.count:
             self._idle.set()
             self._idle_since_s = time.monotonic()
+
+    __enter__, __exit__ = begin, end
 
     def add_check(self, check: Callable[[float | None], None]) -> None:
         """Runs `check` before a call's message is read, with the seconds left until its deadline. It raises Overloaded
@@ -153,7 +155,7 @@ class InFlight:
     @contextmanager
     def set_aside(self) -> Iterator[None]:
         """Does not count a call while the block runs: the call only waits, and leaves its place to others."""
-        self.__exit__()
+        self.end()
         try:
             yield
         finally:
@@ -233,9 +235,7 @@ class InFlight:
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """Returns the error of a call that waited for its caller for too long, as `late` says, or while too many calls
-        waited.
-        """
+        """Returns the error of a call that waited for its caller: too long, as `late` says, or too many waited."""
         if is_late:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)

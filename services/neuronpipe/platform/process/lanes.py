@@ -153,7 +153,7 @@ class Lane:
 
 
 def is_on_event_loop() -> bool:
-    """Whether the caller runs on the event loop and not in a lane's thread."""
+    """Returns whether the caller runs on the event loop and not in a lane's thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -116,9 +116,9 @@ class Listener:
             if listening.fileno() >= 0:
                 asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    def _accept(self, listening: socket.socket, most: int = _ACCEPTED_AT_ONCE) -> None:
+    def _accept(self, listening: socket.socket, max_accepted: int = _ACCEPTED_AT_ONCE) -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(most):
+        for _ in range(max_accepted):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

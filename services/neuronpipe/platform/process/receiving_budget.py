@@ -1,6 +1,4 @@
-"""The memory for large or slow messages while they arrive: each message's claim on it, and the choice of refused
-messages.
-"""
+"""The memory for large or slow messages while they arrive: the claims of messages, and which message is refused."""
 
 from collections import Counter
 from collections.abc import Callable

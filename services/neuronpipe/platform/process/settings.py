@@ -92,8 +92,8 @@ class ServerTlsSettings(Settings):
         return files if files.certificate else None
 
     def client_files(self, option: str, client_tls: TlsFiles, authorities: str) -> TlsFiles | None:
-        """The files of connections to other services, None without TLS: `client_tls`, or this service's certificate
-        where `option` names none. Raises SetupError.
+        """Returns the files of connections to other services, None without TLS: `client_tls`, or this service's
+        certificate where `option` names none. Raises SetupError.
         """
         if client_tls.ca:
             return client_tls if client_tls.certificate else TlsFiles(self.tls_certificate, self.tls_key, client_tls.ca)
@@ -193,5 +193,5 @@ class StageSettings(ServerSettings):
 
 
 def is_bucket(repository: str) -> bool:
-    """Whether a repository is in a bucket, and not a folder."""
+    """Returns whether a repository is in a bucket, and not a folder."""
     return repository.startswith("s3://")

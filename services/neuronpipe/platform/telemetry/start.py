@@ -20,7 +20,7 @@ from neuronpipe.platform.tls import ServerTls, show_tls
 def running_telemetry(
     service: str, settings: ProcessSettings, variables: MutableMapping[str, str], tls: ServerTls | None = None
 ) -> Iterator[Telemetry]:
-    """A service's telemetry, exported while the block runs. `tls`: for its ports. Raises SetupError.
+    """Yields a service's telemetry, exported while the block runs. `tls`: for its ports. Raises SetupError.
 
     Unused parts are not imported. Empty variables of OpenTelemetry are removed from `variables`: by its specification
     they count as unset, and its libraries fail on some.

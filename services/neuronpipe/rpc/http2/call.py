@@ -123,7 +123,7 @@ class Http2Call(MessageStream):
         self.wake_reader()
 
     def can_begin(self) -> bool:
-        """Whether the received messages are enough to begin the answer."""
+        """Returns whether the received messages are enough to begin the answer."""
         return bool(self.method and self.method.takes_stream) or bool(self.messages) or self.is_ended
 
     @property
@@ -335,7 +335,7 @@ class Http2Call(MessageStream):
 
 
 def _timeout_s(value: bytes) -> float:
-    """The seconds of a grpc-timeout. Raises CallEnd."""
+    """Returns the seconds of a grpc-timeout. Raises CallEnd."""
     digits, unit_s = value[:-1], _TIMEOUT_UNITS_S.get(value[-1:])
     if unit_s is None or not digits.isdigit() or len(digits) > _MAX_TIMEOUT_DIGITS:
         raise CallEnd(INTERNAL, "grpc-timeout: must be up to eight digits and one of H, M, S, m, u, n")
@@ -343,7 +343,7 @@ def _timeout_s(value: bytes) -> float:
 
 
 def _unpacked(value: bytes) -> Iterable[bytes]:
-    """The decoded values of a field of binary metadata, which may hold several. Raises CallEnd."""
+    """Yields the decoded values of a field of binary metadata, which may hold several. Raises CallEnd."""
     for part in map(bytes.strip, value.split(b",")):
         try:
             yield base64.b64decode(part.rstrip(b"=") + b"=" * (-len(part.rstrip(b"=")) % 4), validate=True)

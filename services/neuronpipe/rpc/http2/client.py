@@ -61,7 +61,7 @@ class ClientCall(MessageStream):
         self.wake_reader()
 
     async def read(self) -> bytes | None:
-        """The next message, or None once the server has ended the call with OK. Raises CallEnd for any other end."""
+        """Returns the next message, or None once the server has ended the call with OK. Otherwise raises CallEnd."""
         message = await MessageStream.read(self)  # a class with slots that dataclass makes has no super()
         if message is None and self.status and self.status.code:
             raise self.status
@@ -77,7 +77,6 @@ class ClientCall(MessageStream):
             await self.wait_for_room()
 
     def cancel(self) -> None:
-        """Ends the call."""
         if not self.is_closed:
             self.is_closed = self.ignores_data = True
             with contextlib.suppress(NGH2Error):
@@ -217,7 +216,7 @@ class Http2Channel:
 
 
 def _reason(error: Exception) -> str:
-    """The reason of a failed attempt to connect, for the log."""
+    """Returns the reason of a failed attempt to connect, for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

@@ -398,12 +398,12 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
 
 def goaway(code: int) -> bytes:
-    """The frame GOAWAY that leaves the peer all its streams."""
+    """Returns the frame GOAWAY that leaves the peer all its streams."""
     return b"\0\0\x08\x07\0\0\0\0\0\x7f\xff\xff\xff" + code.to_bytes(4, "big")
 
 
 def _is_sent(transport: asyncio.Transport) -> bool:
-    """Whether the peer's system has all bytes.
+    """Returns whether the peer's system has all bytes.
 
     No transport tells which bytes wait below TLS, but then the operating system also has unsent bytes.
     """

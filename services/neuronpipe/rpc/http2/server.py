@@ -481,7 +481,7 @@ class Http2Server:
 
 
 def _peer(name: Any) -> str:
-    """The other end of a connection, in gRPC's notation."""
+    """Returns the other end of a connection, in gRPC's notation."""
     if not isinstance(name, tuple):
         return "unix:"
     host = name[0].partition("%")[0]

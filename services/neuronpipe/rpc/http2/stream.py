@@ -166,7 +166,7 @@ class MessageStream:
                 reading.set_result(None)
 
     async def read(self) -> bytes | None:
-        """The next message, or None at the end of the peer's side. Raises `error`, and CallEnd."""
+        """Returns the next message, or None at the end of the peer's side. Raises `error`, and CallEnd."""
         while True:
             if self.error:
                 raise self.error
@@ -193,7 +193,7 @@ class MessageStream:
             raise CallEnd(INTERNAL, "the last message is incomplete")
 
     async def inflated(self, message: Deflated) -> bytes:
-        """The message without compression. Raises CallEnd, also for a message that becomes too large."""
+        """Returns the message without compression. Raises CallEnd, also for a message that becomes too large."""
         if self.encoding not in _WINDOW_BITS:  # identity; unknown encodings were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
         try:
@@ -225,7 +225,7 @@ class MessageStream:
             engine.send_data(self.number, message)
 
     def has_room(self) -> bool:
-        """Whether all queued bytes can be sent now. A caller that does not read thereby holds up the writer."""
+        """Returns whether all queued bytes can be sent now. A caller that does not read thereby holds up the writer."""
         engine = self.connection.engine
         queued_bytes = engine.queued_body_size(self.number)
         return not self.connection.is_paused and queued_bytes <= min(
@@ -253,6 +253,6 @@ class MessageStream:
 
 
 def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:
-    """The end of a call whose message exceeds the limit."""
+    """Returns the end of a call whose message exceeds the limit."""
     problem = f"a message of {least}{size_bytes} bytes, the limit is {limit_bytes} (max_message_bytes)"
     return CallEnd(RESOURCE_EXHAUSTED, problem)

@@ -130,7 +130,7 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
 
 
 def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
-    """The maximum number of bytes that decoding and resizing allocate at a time, without a decoder's coefficients."""
+    """Returns the most bytes that decoding and resizing allocate at a time, without a decoder's coefficients."""
     pixels, mode_bytes = image.width * image.height, _BYTES_OF_MODE.get(image.mode, 4)
     steps = [mode_bytes + (_WEBP_BYTES if image.format == "WEBP" else 0)]
     turned = any(mark in data for mark in _MAY_BE_TURNED) if image.format == "PNG" else _ORIENTATION in image.getexif()
@@ -145,7 +145,7 @@ def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
 
 
 def _is_in_scans(data: bytes, bands: int) -> bool:
-    """Whether a JPEG file has its components in several scans, for which all coefficients are kept."""
+    """Returns whether a JPEG file has its components in several scans, for which all coefficients are kept."""
     place = 2
     while (marker := data[place : place + 2]) != _START_OF_SCAN:
         if marker[:1] != b"\xff" or marker[1:] in _PROGRESSIVE_OR_UNKNOWN:
@@ -155,7 +155,7 @@ def _is_in_scans(data: bytes, bands: int) -> bool:
 
 
 def _resized(height: int, width: int, spec: ImageSpec) -> tuple[int, int]:
-    """The height and width that get_resize_output_image_size of transformers/image_transforms.py gives."""
+    """Returns the height and width that get_resize_output_image_size of transformers/image_transforms.py gives."""
     if isinstance(spec.resize, tuple):
         return spec.resize
     shorter = spec.resize or 0
@@ -164,7 +164,7 @@ def _resized(height: int, width: int, spec: ImageSpec) -> tuple[int, int]:
 
 
 def _crop(pixels: Array, height: int, width: int) -> Array:
-    """The centre of uint8 [3, any, any], black beyond its edges, rounded as center_crop of transformers does."""
+    """Returns the centre of uint8 [3, any, any], black beyond its edges, rounded as transformers' center_crop does."""
     (rows, kept_rows), (columns, kept_columns) = _middle(pixels.shape[1], height), _middle(pixels.shape[2], width)
     cropped: np.ndarray[Any, Any] = np.zeros((3, height, width), np.uint8)
     cropped[:, rows, columns] = pixels[:, kept_rows, kept_columns]
@@ -172,7 +172,7 @@ def _crop(pixels: Array, height: int, width: int) -> Array:
 
 
 def _middle(length: int, cropped: int) -> tuple[slice, slice]:
-    """The slices that copy the centre of a side of `length` to a side of `cropped`: for the target, and the source."""
+    """Returns the slices of target and source that copy the centre of a side of `length` to a side of `cropped`."""
     if length >= cropped:
         start = (length - cropped) // 2
         return slice(None), slice(start, start + cropped)

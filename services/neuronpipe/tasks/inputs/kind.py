@@ -24,16 +24,16 @@ class InputKind(Protocol):
         """Raises InvalidInput if a sequence could harm its batch: a wrong name, shape or dtype."""
 
     def tokens_of(self, arrays: Arrays) -> int:
-        """The number of tokens of a sequence, or the number that it counts as."""
+        """Returns the number of tokens of a sequence, or the number that it counts as."""
 
     def pad(self, sequences: Sequence[Arrays], padded_tokens: int) -> dict[str, Array]:
         """Pads the sequences to one batch: the model's inputs in its order."""
 
     def shape_of(self, batch: Arrays) -> tuple[int, int]:
-        """The rows and padded tokens of a batch."""
+        """Returns the rows and padded tokens of a batch."""
 
     def shortest(self, padded_tokens: int = 1) -> Arrays:
-        """The shortest sequence that a batch of a padded length may contain."""
+        """Returns the shortest sequence that a batch of a padded length may contain."""
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
         """Rows and tokens of two batches, whose times give the overhead of a batch and the cost of a token."""

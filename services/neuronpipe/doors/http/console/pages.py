@@ -197,8 +197,8 @@ def read(meters: Meters, model: str) -> Reading:
             if model and is_of_model and labels[0] != model:
                 continue
             part = labels[2] if len(labels) > 2 else ""
-            own = [series.total, *series.counts] if isinstance(series, Histogram) else [family.number(series)]
-            parts[part] = parts.get(part, 0.0) + np.array(own, np.float64)
+            counts = [series.total, *series.counts] if isinstance(series, Histogram) else [family.number(series)]
+            parts[part] = parts.get(part, 0.0) + np.array(counts, np.float64)
     return Reading(time.monotonic(), numbers)
 
 
