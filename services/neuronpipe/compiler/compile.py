@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,10 +16,11 @@ from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.bundles.writing import check_writable, choose_version, new_bundle, write_manifest
 from neuronpipe.compiler import accuracy, decoders, fake, neuronx, openvino, quantization
 from neuronpipe.compiler import torch as torch_
+from neuronpipe.compiler.accuracy import CalibrationTexts
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
-from neuronpipe.compiler.detection import DetectedTask, describe, read_configuration
+from neuronpipe.compiler.detection import Configuration, DetectedTask, describe, read_configuration
 from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.onnx import graph_file
@@ -45,6 +47,7 @@ COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "n
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
 _MERGED = "merged"
+_COMPARE = "compare with PyTorch on samples"
 # The results of these tasks contain tokens of the vocabulary.
 _TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
 
@@ -118,34 +121,36 @@ def compile_with_reference(request: CompileRequest, report: Reporter) -> Compile
             raise SetupError(problem) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model that is loaded in PyTorch, with the request, whose task and dtype are known."""
+
+    request: CompileRequest
+    source: ModelSource
+    module: SourceModule
+    buckets: tuple[Bucket, ...]
+    version: int
+    step: Reporter
+    report: Reporter
+
+
 def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: list[str]) -> Compiled:
     _refuse(_refusals(request))
     check_writable(request.repository, request.name)
     calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
     step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6, steps)
     version = choose_version(request.repository, request.name, request.version)
-
     step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
-    if request.merge_adapter:
-        source = merge_adapter(request.source, request.revision, request.base_model, scratch / _MERGED)
-        report(f"      merged into {source.base}")
-    else:
-        source = find_source(request.source, request.revision)
-    original, source = source, in_known_form(source, scratch)
+    original = _find(request, scratch, report)
+    source = in_known_form(original, scratch)
     configuration = read_configuration(source.folder)
-    if request.task:
-        configuration.check_task(request.task)
-    detected = DetectedTask(request.task, "chosen") if request.task else configuration.find_task()
-    dtypes = COMPILERS[request.backend].DTYPES
-    default = "float32" if TASKS[detected.task].generates else configuration.dtype_of(dtypes)
-    dtype = request.dtype or default
-    request = dataclasses.replace(request, task=detected.task, dtype=dtype)
+    detected, request = _with_task(request, configuration)
     _refuse(_refusals_of_task(request))
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
     _refuse(_refusals_of_graph(request, source))
-    unknown = check_settings(source.folder, configuration.config, request.task)
-    unused = unused_files(original.folder, request.task, original.others)
-    unused_lines = [f"      {'not used':14}{', '.join(unused)}; the bundle has nothing of it"] if unused else []
+    notes = check_settings(source.folder, configuration.config, request.task)
+    if unused := unused_files(original.folder, request.task, original.others):
+        notes = [f"      {'not used':14}{', '.join(unused)}; the bundle has nothing of it", *notes]
 
     step("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
@@ -154,91 +159,129 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     module = load_module(source.folder, request.task, tokenizer)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
-    report("\n".join([describe(module, detected.reason, dtype, configuration.weights_dtype), *unused_lines, *unknown]))
-    buckets = _choose_buckets(request, module, report)
-    if buckets:
+    report("\n".join([describe(module, detected.reason, request.dtype, configuration.weights_dtype), *notes]))
+    if buckets := _choose_buckets(request, module, report):
         module = module.within(BucketPlan(buckets))
     steps[-1] = "run the model in PyTorch on samples"
-    if TASKS[request.task].generates:
-        expected = decoders.sample_texts(module)
-        bundle = _compile_decoder(request, source, module, expected, buckets, version, step, report)
-        return Compiled(bundle, (), (), expected)
+    loaded = _Loaded(request, source, module, buckets, version, step, report)
+    return _compile_decoder(loaded) if TASKS[request.task].generates else _compile_graph(loaded, calibration)
+
+
+def _find(request: CompileRequest, scratch: Path, report: Reporter) -> ModelSource:
+    if not request.merge_adapter:
+        return find_source(request.source, request.revision)
+    source = merge_adapter(request.source, request.revision, request.base_model, scratch / _MERGED)
+    report(f"      merged into {source.base}")
+    return source
+
+
+def _with_task(request: CompileRequest, configuration: Configuration) -> tuple[DetectedTask, CompileRequest]:
+    """Returns a request with the task and the dtype that the model's configuration says, unless it names them."""
+    if request.task:
+        configuration.check_task(request.task)
+    detected = DetectedTask(request.task, "chosen") if request.task else configuration.find_task()
+    dtypes = COMPILERS[request.backend].DTYPES
+    default = "float32" if TASKS[detected.task].generates else configuration.dtype_of(dtypes)
+    return detected, dataclasses.replace(request, task=detected.task, dtype=request.dtype or default)
+
+
+def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Compiled:
+    """Compiles a model whose outputs are compared with the outputs of PyTorch on samples."""
+    request, module, step, report = loaded.request, loaded.module, loaded.step, loaded.report
     if request.dtype == "int8" and calibration is None:
         calibration = accuracy.built_in_calibration(of_images=module.takes_images)
-    compared = calibration.compared if calibration else ()
-    built_in, kind = (accuracy.BUILT_IN_IMAGES, "images") if module.takes_images else (accuracy.BUILT_IN, "texts")
-    sample_texts = f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
-    batches = accuracy.comparison_batches(module, compared)
+    batches = accuracy.comparison_batches(module, calibration.compared if calibration else ())
     reference = accuracy.reference_outputs(module, batches)
     accuracy.check_padding(module, batches, reference)
     module = with_ranges(module, reference)
-    spec = module.spec(request.name, version, reference[0])
-
-    with new_bundle(request.repository, request.name, version) as folder:
+    spec = module.spec(request.name, loaded.version, reference[0])
+    with new_bundle(request.repository, request.name, loaded.version) as folder:
         step(f"convert for {request.backend}, {request.dtype}")
-        _write_tokenizer(folder, tokenizer, module.fact("mask_token") or "", spec)
-        compiler = COMPILERS[request.backend]
-        pipeline = cut_module(module, batches[0], request.pipeline)
-        if pipeline is not None:
+        _write_tokenizer(folder, module.tokenizer, module.fact("mask_token") or "", spec)
+        if pipeline := cut_module(module, batches[0], request.pipeline):
             report(pipeline.describe())
         conversion = Conversion(
-            module, source, batches[0], folder, request.dtype, buckets, request.neuronx, request.device_times, pipeline
+            module,
+            loaded.source,
+            batches[0],
+            folder,
+            request.dtype,
+            loaded.buckets,
+            request.neuronx,
+            request.device_times,
+            pipeline,
         )
-        artifact = compiler.convert(conversion)
-
-        def measure(artifact: Artifact) -> Accuracy | None:
-            return accuracy.measure(compiler, conversion, artifact, batches, reference, sample_texts)
-
-        quantizer = None
-        if calibration is not None and request.dtype == "int8":
-            described, texts = calibration.description, accuracy.calibration_batches(module, calibration.texts)
-            step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
-            quantizer = quantization.Quantizer(artifact, folder, texts, described)
-            artifact = quantizer.quantize()
-        elif dtype == "int8-weights":
-            step("quantize the weights to int8")
-            artifact = quantization.compress(artifact, folder)
-
-        step("compare with PyTorch on samples")
-        measured = measure(artifact)
-        if quantizer and request.min_agreement is not None and not accuracy.agrees(measured, request.min_agreement):
-            report(
-                f"      int8 agrees less than --min-agreement {request.min_agreement:g}; find the parts that lose most"
-            )
-            ranked = quantization.rank(quantizer, compiler, conversion, texts)
-            artifact, measured = quantization.search(quantizer, ranked, measure, request.min_agreement)
-            report(f"      {len(artifact.float_parts)} of {len(ranked)} in float32: {', '.join(artifact.float_parts)}")
+        artifact = COMPILERS[request.backend].convert(conversion)
+        measure = partial(
+            accuracy.measure,
+            COMPILERS[request.backend],
+            conversion,
+            batches=batches,
+            reference=reference,
+            sample_texts=_describe_samples(request, module, calibration),
+        )
+        if request.dtype == "int8" and calibration:
+            artifact, measured = _quantize(loaded, conversion, artifact, calibration, measure)
+        else:
+            if request.dtype == "int8-weights":
+                step("quantize the weights to int8")
+                artifact = quantization.compress(artifact, folder)
+            step(_COMPARE)
+            measured = measure(artifact)
         if measured is not None:
             report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
-
         step("write the bundle")
-        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
-    return Compiled(read_bundle(request.repository / request.name / str(version)), batches, reference)
+        _complete(folder, request, loaded.source, spec, artifact.model_copy(update={"accuracy": measured}))
+    return Compiled(read_bundle(request.repository / request.name / str(loaded.version)), batches, reference)
 
 
-def _compile_decoder(
-    request: CompileRequest,
-    source: ModelSource,
-    module: SourceModule,
-    texts: Sequence[GivenText],
-    buckets: tuple[Bucket, ...],
-    version: int,
-    step: Reporter,
-    report: Reporter,
-) -> Bundle:
-    with new_bundle(request.repository, request.name, version) as folder:
-        spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, version, {})
+def _quantize(
+    loaded: _Loaded,
+    conversion: Conversion,
+    artifact: Artifact,
+    calibration: CalibrationTexts,
+    measure: Callable[[Artifact], Accuracy | None],
+) -> tuple[Artifact, Accuracy | None]:
+    """Returns the model in int8 and its accuracy; with parts in float32 if it agrees too little without."""
+    described, texts = calibration.description, accuracy.calibration_batches(conversion.module, calibration.texts)
+    kind = "images" if loaded.module.takes_images else "texts"
+    loaded.step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
+    quantizer = quantization.Quantizer(artifact, conversion.folder, texts, described)
+    artifact = quantizer.quantize()
+    loaded.step(_COMPARE)
+    measured, wanted = measure(artifact), loaded.request.min_agreement
+    if wanted is not None and not accuracy.agrees(measured, wanted):
+        loaded.report(f"      int8 agrees less than --min-agreement {wanted:g}; find the parts that lose most")
+        ranked = quantization.rank(quantizer, COMPILERS[loaded.request.backend], conversion, texts)
+        artifact, measured = quantization.search(quantizer, ranked, measure, wanted)
+        float_parts = artifact.float_parts
+        loaded.report(f"      {len(float_parts)} of {len(ranked)} in float32: {', '.join(float_parts)}")
+    return artifact, measured
+
+
+def _describe_samples(request: CompileRequest, module: SourceModule, calibration: CalibrationTexts | None) -> str:
+    built_in, kind = (accuracy.BUILT_IN_IMAGES, "images") if module.takes_images else (accuracy.BUILT_IN, "texts")
+    compared = calibration.compared if calibration else ()
+    return f"{len(compared)} other {kind} of {request.calibration}" if compared else built_in
+
+
+def _compile_decoder(loaded: _Loaded) -> Compiled:
+    """Compiles a model whose texts are compared with the texts of PyTorch."""
+    request, module = loaded.request, loaded.module
+    texts = decoders.sample_texts(module)
+    with new_bundle(request.repository, request.name, loaded.version) as folder:
+        spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, loaded.version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
-        conversion = Conversion(module, source, {}, folder, request.dtype, buckets, request.neuronx)
+        conversion = Conversion(module, loaded.source, {}, folder, request.dtype, loaded.buckets, request.neuronx)
         artifact, measured = decoders.compile_decoder(
-            request.backend, conversion, texts, request.min_agreement, step, report
+            request.backend, conversion, texts, request.min_agreement, loaded.step, loaded.report
         )
-        report(accuracy.describe(measured, request.dtype, request.task))
+        loaded.report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
-        step("write the bundle")
-        _complete(folder, request, source, spec, artifact.model_copy(update={"accuracy": measured}))
-    return read_bundle(request.repository / request.name / str(version))
+        loaded.step("write the bundle")
+        _complete(folder, request, loaded.source, spec, artifact.model_copy(update={"accuracy": measured}))
+    return Compiled(read_bundle(request.repository / request.name / str(loaded.version)), (), (), texts)
 
 
 def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: ModelSpec, artifact: Artifact) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.platform.process.in_flight import CallerWaits
+from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.rpc.transport import ServerCall
 
 

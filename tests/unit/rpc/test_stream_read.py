@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Unavailable
 from neuronpipe.core.metrics import Counter
-from neuronpipe.platform.process.in_flight import CallerWaits
+from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.rpc.stream_read import StreamRead
 
 

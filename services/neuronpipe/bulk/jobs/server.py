@@ -36,7 +36,7 @@ from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 _LOOK_EVERY_S = 1.0
 _SWEEP_EVERY_S = 5.0
 _SWEPT_AT_ONCE = 1000
-# Looks per lease, at least: Redis counts workers as running while it hears of any (scripts.py).
+# Looks per lease, at least: Redis counts workers as running while it hears of any (lua/common.lua).
 _LOOKS = 4
 # A worker holds at most this number of times its jobs at once, if tenants may run no more of theirs.
 _MOST_HELD = 4

@@ -1,20 +1,20 @@
-"""Jobs in Redis, by redis-py. The scripts define the operations (bulk/jobs/scripts.py)."""
+"""Jobs in Redis, by redis-py. The scripts in lua/ define the operations."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import fields as fields_of
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
-from neuronpipe.bulk.jobs import scripts
 from neuronpipe.bulk.jobs.job import (
     Counts,
     EndState,
@@ -31,6 +31,10 @@ from neuronpipe.platform.cache.remote import open_client
 
 ReadT = TypeVar("ReadT")
 
+# An argument of a script. Lists and objects become JSON.
+_Argument: TypeAlias = str | bytes | int | Collection[str] | Mapping[str, str] | Sequence[Mapping[str, object]]
+
+_LUA = Path(__file__).parent / "lua"
 _PRIORITIES = ("high", "normal", "low")
 _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
@@ -76,7 +80,12 @@ class JobStore:
         self._places = asyncio.Semaphore(_CONNECTIONS)
         self._asked = 0
         self._asking: set[asyncio.Future[Any]] = set()
-        self._scripts: dict[str, AsyncScript] = {}  # by their sources
+        common = (_LUA / "common.lua").read_text(encoding="utf-8")
+        self._scripts = {
+            file.stem: client.register_script(file.read_text(encoding="utf-8").replace("\n", f"\n{common}", 1))
+            for file in _LUA.glob("*.lua")
+            if file.stem != "common"
+        }
 
     async def check(self) -> None:
         """Raises SetupError, until the first success, for a Redis that would lose jobs."""
@@ -115,11 +124,21 @@ class JobStore:
         `max_of_tenant`, `max_bytes`: limits of the tenant's open jobs, and of the memory of all its kept jobs; 0 for no
         limit. Raises Overloaded.
         """
-        fields = [str(part) for name_and_value in new.fields.items() for part in name_and_value]
-        content = (new.id, new.key, new.digest, new.priority, new.tenant, new.request)
-        limits = (new.ttl_s * 1000, new.retention_s, max_open, max_of_tenant, max_bytes)
         id, digest = await self._run(
-            scripts.SUBMIT, *content, *limits, *fields, read=lambda reply: (reply[0].decode(), reply[1].decode())
+            "submit",
+            _texts,
+            id=new.id,
+            key=new.key,
+            digest=new.digest,
+            priority=new.priority,
+            tenant=new.tenant,
+            request=new.request,
+            ttl_ms=new.ttl_s * 1000,
+            retention_s=new.retention_s,
+            max_open=max_open,
+            max_of_tenant=max_of_tenant,
+            max_bytes=max_bytes,
+            fields={name: str(value) for name, value in new.fields.items()},
         )
         if not id:
             problems = {
@@ -187,11 +206,10 @@ class JobStore:
 
         is_more = True
         while is_more:
-            held_ids = [*(has or ()), *(taken_job.job.id for taken_job in taken), *damaged_ids]
-            held: Sequence[str | int] = (-1,) if has is None else (len(held_ids), *held_ids)
-            free_places = count - len(taken)
+            known = {} if has is None else {"has": [*has, *(held.job.id for held in taken), *damaged_ids]}
+            lease_ms, places = round(lease_s * 1000), count - len(taken)
             is_more = await self._run(
-                scripts.TAKE, worker, round(lease_s * 1000), free_places, *held, *closed, read=read
+                "take", read, worker=worker, lease_ms=lease_ms, max_jobs=places, closed=[*closed], **known
             )
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
@@ -203,22 +221,22 @@ class JobStore:
         """Renews the leases of jobs, and stores how many inputs of each are completed. Returns for each job whether the
         worker still has it.
         """
-        arguments = [part for held, completed in taken for part in (held.job.id, held.job.priority, completed)]
+        jobs = [{"id": held.job.id, "priority": held.job.priority, "completed": completed} for held, completed in taken]
 
         def read(renewals: Any) -> list[bool]:
             return [bool(is_mine) for _, is_mine in zip(taken, renewals, strict=True)]
 
-        return await self._run(scripts.RENEW, worker, *arguments, read=read)
+        return await self._run("renew", read, worker=worker, jobs=jobs)
 
     async def give_back(self, worker: str, taken: TakenJob) -> None:
         """Lets another worker take a job now, as if this worker had not had it."""
-        await self._run(scripts.GIVE_BACK, worker, taken.job.id, taken.job.priority)
+        await self._run("give_back", worker=worker, id=taken.job.id, priority=taken.job.priority)
 
     async def end(self, id: str, state: EndState, end: bytes) -> EndState | None:
         """Ends a job, and returns its state; None if the job had ended before, because the first end stays. If the
         tenant has no room for the result, the job fails.
         """
-        ended = await self._run(scripts.END, id, state, end, read=int)
+        ended = await self._run("end", int, id=id, state=state, result=end)
         if ended < 0:
             problem = (
                 f"the result has {len(end)} bytes: with it, the tenant's jobs and their results have more than "
@@ -230,11 +248,11 @@ class JobStore:
 
     async def sweep(self, count: int, end: bytes) -> int:
         """Ends up to `count` jobs whose time to live is over, and returns their number."""
-        return await self._run(scripts.SWEEP, count, end, read=int)
+        return await self._run("sweep", int, max_jobs=count, result=end)
 
     async def delete(self, id: str) -> bool:
         """Deletes a job that has ended. Returns whether it existed."""
-        return await self._run(scripts.DELETE, id, read=bool)
+        return await self._run("delete", bool, id=id)
 
     async def dead(self) -> list[StoredJob]:
         """Returns the jobs that were set aside."""
@@ -249,7 +267,7 @@ class JobStore:
 
     async def retry(self, id: str) -> bool:
         """Lets a job that was set aside wait again. Returns whether it existed."""
-        return await self._run(scripts.RETRY, id, read=bool)
+        return await self._run("retry", bool, id=id)
 
     async def take_notifications(self, count: int, hold_s: float) -> list[StoredJob]:
         """Takes ended jobs whose receivers must be notified now, without their results. No other call returns them in
@@ -260,11 +278,11 @@ class JobStore:
         def read(reply: Any) -> list[StoredJob]:
             return [_kept_job(id.decode(), values, names) for id, values in reply]
 
-        return await self._run(scripts.TAKE_NOTIFICATIONS, count, round(hold_s * 1000), *names, read=read)
+        return await self._run("take_notifications", read, max_jobs=count, hold_ms=round(hold_s * 1000), names=names)
 
     async def postpone_notification(self, id: str, delay_s: float, *, is_attempt: bool = True) -> None:
         """Postpones a notification. `is_attempt`: this attempt counts."""
-        await self._run(scripts.POSTPONE_NOTIFICATION, id, round(delay_s * 1000), int(not is_attempt))
+        await self._run("postpone_notification", id=id, delay_ms=round(delay_s * 1000), uncounted=int(not is_attempt))
 
     async def end_notification(self, id: str) -> None:
         """Removes a notification that was delivered, or never will be."""
@@ -283,7 +301,7 @@ class JobStore:
             }
             return by_priority, int(dead), int(notifications)
 
-        return await self._run(scripts.COUNT, read=read)
+        return await self._run("count", read)
 
     @asynccontextmanager
     async def listening(self, channel: Literal["queued", "ended"]) -> AsyncIterator[AsyncIterator[str]]:
@@ -323,11 +341,14 @@ class JobStore:
             raise NotConfigured(str(error)) from error
 
     async def _run(
-        self, script: str, *arguments: str | bytes | float, read: Callable[[Any], ReadT] = lambda reply: reply
+        self, operation: str, read: Callable[[Any], ReadT] = lambda reply: reply, /, **arguments: _Argument
     ) -> ReadT:
+        """Runs the script of an operation, whose file says which arguments it takes and what it returns."""
         await self._check_again()
-        registered = self._scripts.get(script) or self._scripts.setdefault(script, self._client.register_script(script))
-        return await self._ask(registered(keys=[], args=[self._prefix, *arguments]), read)
+        named: list[str | bytes | int] = ["prefix", self._prefix]
+        for name, value in arguments.items():
+            named += name, value if isinstance(value, str | bytes | int) else json.dumps(value)
+        return await self._ask(self._scripts[operation](keys=[], args=named), read)
 
     async def _ask(self, reply: Any, read: Callable[[Any], ReadT] = lambda reply: reply) -> ReadT:
         if self._asked >= _CONNECTIONS + _MAX_WAITING:

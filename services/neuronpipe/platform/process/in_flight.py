@@ -1,10 +1,11 @@
-"""Counts and limits the calls in flight in one process, over all of its doors, and refuses calls while it drains.
+"""The calls in flight in one process, over all of its doors: their number, the memory of their messages, their end.
 
-Also limits the messages that are being received, or turned into objects, and ends waits for callers that take too long.
+A call is counted from its headers to its answer (`with in_flight`). Its message is claimed from a budget while it
+arrives (`arriving`) and while it is turned into an object (`make`, `inflate`). When the process drains, new calls are
+refused, then calls whose messages have not arrived, and the rest end.
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,59 +13,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded, Unavailable
-from neuronpipe.core.metrics import Counter, Meters
+from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.parsing import inflate
 from neuronpipe.platform.process.background import wait_for_event
+from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
-
-# The time before the longest wait may be ended to make room. Any network delivers within it.
-_PATIENCE_S = 5.0
-# Stands for "no limit" where a number is needed: about thirty years.
-_NO_LIMIT_S = 1e9
-
-
-class CallerWaits(Deadlines):
-    """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
-
-    - `limit_s`: 0: no limit.
-    - `max_waits`: the most waits at once.
-    - `ended`: counts the ended waits.
-    """
-
-    def __init__(self, limit_s: float, max_waits: int, ended: Counter) -> None:
-        super().__init__(LAST_LOOK_S)
-        self._limit_s = limit_s or _NO_LIMIT_S
-        self._max_waits = max_waits
-        self._ended = ended
-        self._numbers = itertools.count()
-
-    def begin(self, end: Callable[[bool], None]) -> int:
-        """Begins a wait, and returns its number, for `remove`.
-
-        `end` is called if the wait is ended: with True at the time limit, with False if another wait needs its place.
-        """
-        number, now_s = next(self._numbers), time.monotonic()
-        self.add(number, now_s + self._limit_s, end)
-        if len(self._pending) > self._max_waits:
-            first = next(iter(self._pending))
-            deadline_s, end_first = self._pending[first]
-            if now_s - (deadline_s - self._limit_s) > _PATIENCE_S:
-                del self._pending[first]
-                self._ended.add()
-                end_first(False)
-        return number
-
-    def end_all(self) -> None:
-        while self._pending:
-            self._pending.pop(next(iter(self._pending)))[1](False)
-
-    def _end(self, expire: Callable[..., None]) -> None:
-        self._ended.add()
-        expire(True)
-
 
 # The most calls of all services in one process. The last resort behind the gateway's admission control and the
 # executor's queues.

@@ -1,4 +1,4 @@
-"""platform/process/in_flight.py: what waits for callers, and for how long."""
+"""platform/process/caller_waits.py: what waits for callers, and for how long."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from neuronpipe.core.metrics import Counter
-from neuronpipe.platform.process import in_flight
-from neuronpipe.platform.process.in_flight import CallerWaits
+from neuronpipe.platform.process import caller_waits
+from neuronpipe.platform.process.caller_waits import CallerWaits
 
 
 async def test_what_waits_for_too_long_is_ended_and_counted() -> None:
@@ -30,7 +30,7 @@ async def test_what_is_done_in_time_is_left_alone() -> None:
 
 
 async def test_where_too_many_wait_the_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(caller_waits, "_PATIENCE_S", 0.0)
     told: list[tuple[str, bool]] = []
     waits = CallerWaits(0, 2, Counter())
 

@@ -33,9 +33,19 @@ from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, TextGrammar
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
-from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence, Planner, TextRow
+from neuronpipe.stages.neuron_executor.generation.planner import Planner
 from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sequence import (
+    Drafts,
+    GeneratedSequence,
+    PromptScores,
+    SequenceCaller,
+    SharedPrefix,
+    SourceText,
+    TextRecord,
+    TextRow,
+)
 from neuronpipe.stages.neuron_executor.generation.steps import SequenceProgress, StepLoop
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
@@ -128,22 +138,21 @@ class Generator:
         arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.work.trace)
         options = self._checked(item)
         grammar = await self._grammars.of(options, item.call.caller.tenant, partial(_tell_wait, stream))
-        sequence = self._sequence_of(item, options, grammar, stream)
-        sequence.arrived_ns = arrived_ns
-        sequence.trace = trace.child() if trace else None
+        record = TextRecord(arrived_ns, trace.child() if trace else None)
+        sequence = self._sequence_of(item, options, grammar, stream, record)
         async with self._planning():
             self._check_room(sequence)
             self.planner.add(sequence)
         # At the end of this turn of the loop, so that items that come together are in the same step.
         asyncio.get_running_loop().call_soon(self._steps.wake)
         try:
-            finish_reason = await sequence.future
+            finish_reason = await sequence.caller.future
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
             self._steps.wake()  # if it was cancelled, the next plan frees its blocks
             raise
         self._observer.finished(sequence, trace)
-        figures = sequence.figures
+        figures = record.figures
         return Prediction(
             TensorSets(arrays=_outputs(sequence, finish_reason)),
             queue_ns=figures.queue_ns,
@@ -182,8 +191,8 @@ class Generator:
         self._grammars.close()
         with self.unplanned:
             for sequence in self.planner:
-                if not sequence.future.done():
-                    sequence.future.set_exception(_stopping())
+                if not sequence.caller.future.done():
+                    sequence.caller.future.set_exception(_stopping())
 
     def _tell_from_thread(self, progress: Iterable[SequenceProgress], record: StepRecord | None) -> None:
         assert self._loop  # noqa: S101 (steps run only while `work` does)
@@ -192,18 +201,18 @@ class Generator:
     def _tell(self, progress: Iterable[SequenceProgress], record: StepRecord | None) -> None:
         """Gives callers the progress of a step, on the event loop, while the next step is computed."""
         for entry in progress:
-            if entry.sequence.future.done():  # the caller has left
+            if entry.sequence.caller.future.done():  # the caller has left
                 continue
             try:
                 self._tell_caller(entry)
             except Exception as fault:  # no later step knows an ended sequence, so the other callers get their tokens
                 log_fault("tokens could not be passed on", fault, model=self.spec.name)
-                entry.sequence.future.set_exception(InternalError("the text's tokens could not be passed on"))
+                entry.sequence.caller.future.set_exception(InternalError("the text's tokens could not be passed on"))
         if record:  # last, because an error of the observer must not keep tokens back
             self._observer.step(record)
 
     def _tell_caller(self, progress: SequenceProgress) -> None:
-        future, stream = progress.sequence.future, progress.sequence.stream
+        future, stream = progress.sequence.caller.future, progress.sequence.caller.stream
         if progress.gap_ns is not None:
             self._observer.tokens(progress.count, progress.gap_ns, is_first=progress.is_first)
         if stream and progress.tokens:
@@ -224,34 +233,37 @@ class Generator:
         return item.options
 
     def _sequence_of(
-        self, item: ExecuteItem, options: GenerationOptions, grammar: TextGrammar | None, stream: TokenSink | None
+        self,
+        item: ExecuteItem,
+        options: GenerationOptions,
+        grammar: TextGrammar | None,
+        stream: TokenSink | None,
+        record: TextRecord,
     ) -> GeneratedSequence:
         (arrays,) = item.sequences.arrays
-        input_ids = arrays["input_ids"].tolist()
+        input_ids, call = arrays["input_ids"].tolist(), item.call
         # With an encoder, the input is the source, and the text has its own start.
         token_ids, source_ids = ([*self._start_ids], input_ids) if self._start_ids else (input_ids, [])
         # Texts of different sources have different keys and values for the same tokens.
         source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
-        start = len(token_ids)
         ends = self._end_token_ids | frozenset(options.stop_token_ids)
+        rules = (options, len(token_ids), ends, self._facts, input_ids)
         searches = options.num_beams > 1
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
+        has_drafts = self._draft_tokens and not searches
         return GeneratedSequence(
-            (item.call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
+            (call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
             [TextRow(token_ids)],
             options,
-            BeamSearch(options, start, ends, self._facts, input_ids, grammar)
-            if searches
-            else TokenChooser(options, start, ends, self._facts, input_ids, item.sequence, grammar),
+            BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
             ends,
-            float("inf") if item.call.deadline_s is None else item.call.deadline_s,
-            item.call.caller.cache_scope + source,
-            stream,
-            asyncio.get_running_loop().create_future(),
-            source_ids,
-            most_scored=self._most_scored,
-            lookup=None if searches or not self._draft_tokens else PromptLookup(source_ids, self._draft_tokens),
-            tenant=item.call.caller.tenant,
-            weight=item.work.weight,
+            SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
+            SourceText(source_ids),
+            SharedPrefix(call.caller.cache_scope + source),
+            Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
+            PromptScores(self._most_scored) if options.prompt_logprobs else None,
+            record,
         )
 
     def _check_room(self, sequence: GeneratedSequence) -> None:
@@ -262,7 +274,7 @@ class Generator:
             limit = min(self.planner.most_tokens, self.spec.max_tokens) if is_too_long else self.planner.most_tokens
             raise InvalidInput(
                 "options.max_new_tokens",
-                f"{sequence.input_tokens} tokens of the {'text' if sequence.source_ids else 'prompt'} and "
+                f"{sequence.input_tokens} tokens of the {'text' if sequence.source.token_ids else 'prompt'} and "
                 f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
             )
         waiting, most = len(self.planner.waiting), self._max_queue_sequences
@@ -280,12 +292,12 @@ class Generator:
                 "(the executor's max_prompt_wait_s)",
                 max(_MIN_RETRY_AFTER_S, wait_s - self._max_prompt_wait_s),
             )
-        if time.monotonic() + wait_s > sequence.deadline_s:
+        if time.monotonic() + wait_s > sequence.caller.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
         if displaced:
             self.planner.end(displaced)
-            if not displaced.future.done():
-                displaced.future.set_exception(error)
+            if not displaced.caller.future.done():
+                displaced.caller.future.set_exception(error)
 
 
 def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:
@@ -298,8 +310,8 @@ def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:
     start, chooser = sequence.prompt_tokens, sequence.chooser
     if not isinstance(chooser, BeamSearch):
         (whole,) = part_arrays(sequence.token_ids[start:], finish_reason)
-        if sequence.scores_prompt:
-            whole = {**whole, **prompt_arrays(sequence.token_ids[:start], sequence.prompt_logprobs)}
+        if sequence.prompt_scores:
+            whole = {**whole, **prompt_arrays(sequence.token_ids[:start], sequence.prompt_scores.logprobs)}
         return [whole]
     outputs: list[Arrays] = []
     for text in chooser.best:

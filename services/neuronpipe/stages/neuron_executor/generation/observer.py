@@ -8,7 +8,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, SpanEvent
 from neuronpipe.stages.neuron_executor.batch_observer import ModelObserver
-from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
 # Steps between two links of a text, which may take thousands of steps.
@@ -35,7 +35,7 @@ class StepRecord:
         linked = []
         for sequence, runs in planned.items():
             computed = sum(len(run.token_ids) for run in runs)
-            if sequence.trace and sequence.steps % _LINKED_STEPS == 0:
+            if sequence.record.trace and sequence.record.steps % _LINKED_STEPS == 0:
                 linked.append((sequence, rows, computed))
             rows += len(runs)
             tokens += computed
@@ -88,14 +88,14 @@ class GenerationObserver(ModelObserver):
         self._generated.add(count)
 
     def finished(self, sequence: GeneratedSequence, trace: SpanContext | None) -> None:
-        figures, later_tokens = sequence.figures, sequence.generated - 1
+        figures, later_tokens = sequence.record.figures, sequence.generated - 1
         self._prefills.record(figures.prefill_ns, trace)
         if later_tokens > 0:
             self._decodes.record(figures.decode_ns, trace)
             self._paces.record(figures.decode_ns / later_tokens, trace)
             self._longest_gaps.record(figures.longest_gap_ns, trace)
         self._prompts.add(sequence.input_tokens)
-        self._cached.add(sequence.cached_tokens)
+        self._cached.add(sequence.record.cached_tokens)
         self._count_work(sequence)
         if trace:
             self._record_spans(sequence, trace, None)
@@ -108,9 +108,9 @@ class GenerationObserver(ModelObserver):
             self._record_spans(sequence, trace, error)
 
     def _count_work(self, sequence: GeneratedSequence) -> None:
-        self._drafted.add(sequence.drafted)
-        self._accepted.add(sequence.accepted)
-        self._preemptions.add(len(sequence.preempted_ns))
+        self._drafted.add(sequence.drafts.drafted)
+        self._accepted.add(sequence.drafts.accepted)
+        self._preemptions.add(len(sequence.record.preempted_ns))
 
     def _record_step(self, span: Span, record: StepRecord) -> None:
         """Records the span of a step, with links to texts and from texts."""
@@ -123,32 +123,33 @@ class GenerationObserver(ModelObserver):
             Attributes.TOKENS: record.tokens,
         }
         for sequence, row, computed in record.linked:
-            assert sequence.trace  # noqa: S101 (it is linked)
+            assert sequence.record.trace  # noqa: S101 (it is linked)
             row_attributes: dict[str, AttributeValue] = {Attributes.ROW: row, Attributes.TOKENS: computed}
-            span.links.append(Link(sequence.trace, row_attributes))
-            sequence.links.append(Link(span.context, row_attributes))
+            span.links.append(Link(sequence.record.trace, row_attributes))
+            sequence.record.links.append(Link(span.context, row_attributes))
         self._tracer.record(span)
 
     def _record_spans(self, sequence: GeneratedSequence, trace: SpanContext, error: BaseException | None) -> None:
-        begun_ns = sequence.started_ns  # read once, because a step of a text may begin after its caller has left
-        ended_ns = sequence.last_token_ns or begun_ns or sequence.arrived_ns
+        record = sequence.record
+        begun_ns = record.started_ns  # read once, because a step of a text may begin after its caller has left
+        ended_ns = record.last_token_ns or begun_ns or record.arrived_ns
         started_ns = begun_ns or ended_ns
-        queue = Span(Spans.QUEUE, trace.child(), trace, sequence.arrived_ns, started_ns)
+        queue = Span(Spans.QUEUE, trace.child(), trace, record.arrived_ns, started_ns)
         spans = [queue]
-        if begun_ns and sequence.trace:
-            compute = Span(Spans.COMPUTE, sequence.trace, trace, started_ns, ended_ns)
-            compute.links += sequence.links
+        if begun_ns and record.trace:
+            compute = Span(Spans.COMPUTE, record.trace, trace, started_ns, ended_ns)
+            compute.links += record.links
             compute.attributes |= {
                 Attributes.BACKEND: self._backend,
                 Attributes.TOKENS: sequence.input_tokens,
                 Attributes.GENERATED_TOKENS: sequence.generated,
-                Attributes.CACHED_TOKENS: sequence.cached_tokens,
-                Attributes.STEPS: sequence.steps,
-                Attributes.PREEMPTIONS: len(sequence.preempted_ns),
+                Attributes.CACHED_TOKENS: record.cached_tokens,
+                Attributes.STEPS: record.steps,
+                Attributes.PREEMPTIONS: len(record.preempted_ns),
             }
-            if sequence.first_token_ns:
-                compute.events.append(SpanEvent(Events.FIRST_TOKEN, sequence.first_token_ns))
-            compute.events += [SpanEvent(Events.PREEMPTED, at_ns) for at_ns in sequence.preempted_ns]
+            if record.first_token_ns:
+                compute.events.append(SpanEvent(Events.FIRST_TOKEN, record.first_token_ns))
+            compute.events += [SpanEvent(Events.PREEMPTED, at_ns) for at_ns in record.preempted_ns]
             spans.append(compute)
         if error:
             spans[-1].fail(error, ended_ns)

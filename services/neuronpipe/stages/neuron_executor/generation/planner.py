@@ -8,7 +8,6 @@ no sequence that the whole cache could not hold. Tenants have shares of rows and
 planner knows no model and no transport.
 """
 
-import asyncio
 import time
 from bisect import insort
 from collections import Counter
@@ -17,164 +16,35 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
 
-from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.core.generated import TokenLogprobs, TokenSink
-from neuronpipe.core.tracing import Link, SpanContext
-from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, BeamStep
+from neuronpipe.stages.neuron_executor.generation.beams import BeamStep
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool, block_digests
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
-from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, TextRow
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import DUE_TOKENS, PATIENCE_S, TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
 
 @dataclass(slots=True)
-class TextRow:
-    """A text of a sequence, alone or in a search. `token_ids`: the prompt and all tokens so far.
-
-    A block that several rows hold counts as several uses. A block that is not full is copied before a second row writes
-    to it.
+class _Step:
+    """The step that is being planned. `room`: tokens that it may still get. `spare_scores`: scores that it may still
+    get beyond the scores after one token of each text. `counts`: tokens of each row of a sequence.
     """
 
-    token_ids: list[int]
-    blocks: list[int] = field(default_factory=list)
+    room: int
+    spare_scores: int
+    counts: dict[GeneratedSequence, int] = field(default_factory=dict)
+    reads_source: bool = False
 
+    def add(self, sequence: GeneratedSequence, count: int) -> None:
+        self.counts[sequence] = count
+        self.room -= count * len(sequence.rows) + sequence.source.unread
+        self.reads_source = self.reads_source or sequence.source.unread > 0
+        if sequence.prompt_scores:
+            self.spare_scores -= count - 1
 
-@dataclass(eq=False, slots=True)
-class GeneratedSequence:
-    """A text that is being generated, or several texts of one length among which a search finds the best.
-
-    - `rows`: these texts. `computed`: number of their tokens whose keys and values are in their blocks.
-    - `rank`: sequences of lower rank go first: interactive before bulk, tenants within their shares before others, and
-      then the older sequence. `deadline_s`: a time of time.monotonic(). `future`: ends with the finish reason.
-    - `digests`: see block_digests; for blocks that are full or will be. `published`: number of blocks that other texts
-      can share. `scope`: see block_digests; it contains the source.
-    - `source_ids`: the text that the model reads first, if it has an encoder. `source_blocks` hold it once it
-      `is_read`.
-    - `prompt_logprobs`: log probabilities of the prompt's tokens except the first, if the sequence `scores_prompt`. A
-      step scores at most `most_scored` of them.
-    - `lookup`: makes the `draft` of the planned step, see prompt_lookup.py. `drafted`: tokens of all drafts so far, of
-      which `accepted` were right.
-    - `trace`: the context of its span, if its request is sampled. `links`: links from the span to some of its steps.
-    - `tenant`: the tenant of its caller, whose share has the size `weight`. `waits_since_s`: a time of
-      time.monotonic(). `kept_tokens`: number of new tokens before which no text of another tenant preempts it.
-    """
-
-    rank: tuple[bool, bool, int]
-    rows: list[TextRow]
-    options: GenerationOptions
-    chooser: TokenChooser | BeamSearch
-    end_token_ids: frozenset[int]
-    deadline_s: float
-    scope: str
-    stream: TokenSink | None
-    future: "asyncio.Future[int]"
-    source_ids: Sequence[int] = ()
-    source_blocks: list[int] = field(default_factory=list)
-    is_read: bool = False
-    arrived_ns: int = field(default_factory=time.monotonic_ns)
-    prompt_tokens: int = 0
-    computed: int = 0
-    digests: list[bytes] = field(default_factory=list)
-    published: int = 0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    scores_prompt: bool = False
-    most_scored: int = 1
-    lookup: PromptLookup | None = None
-    draft: list[int] = field(default_factory=list)
-    drafted: int = 0
-    accepted: int = 0
-    steps: int = 0
-    cached_tokens: int = 0
-    preempted_ns: list[int] = field(default_factory=list)
-    trace: SpanContext | None = None
-    links: list[Link] = field(default_factory=list)
-    started_ns: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-    longest_gap_ns: int = 0
-    tenant: str = ""
-    weight: float = 1.0
-    waits_since_s: float = field(default_factory=time.monotonic)
-    kept_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.token_ids)
-        self.scores_prompt = self.options.prompt_logprobs
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens of the first text."""
-        return self.rows[0].token_ids
-
-    @property
-    def most_rows(self) -> int:
-        """The number of texts that may be searched side by side."""
-        return max(1, self.options.num_beams)
-
-    @property
-    def blocks_held(self) -> int:
-        """The number of different blocks that the sequence holds."""
-        if len(self.rows) == 1:
-            return len(self.source_blocks) + len(self.rows[0].blocks)
-        return len(self.source_blocks) + len({block for row in self.rows for block in row.blocks})
-
-    @property
-    def most_tokens(self) -> int:
-        """The tokens of the prompt, and of the longest text that may follow."""
-        return self.prompt_tokens + self.options.max_new_tokens
-
-    @property
-    def input_tokens(self) -> int:
-        """The number of tokens that the caller sent."""
-        return len(self.source_ids) or self.prompt_tokens
-
-    @property
-    def unread(self) -> int:
-        """The tokens of a source that the model must read before it computes anything else."""
-        return 0 if self.is_read else len(self.source_ids)
-
-    @property
-    def generated(self) -> int:
-        """The number of tokens that were generated."""
-        return len(self.token_ids) - self.prompt_tokens
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether texts of other tenants may not preempt the sequence now."""
-        return self.generated < self.kept_tokens
-
-    @property
-    def left(self) -> int:
-        """The tokens to compute before the next token can be chosen; at most `most_scored` of a scored prompt."""
-        uncomputed_tokens = len(self.token_ids) - self.computed
-        return min(uncomputed_tokens, self.most_scored) if self.scores_prompt else uncomputed_tokens
-
-    def left_with(self, spare_scores: int) -> int:
-        """As `left`, in a step that has room for `spare_scores` further scores."""
-        return min(self.left, 1 + spare_scores) if self.scores_prompt else self.left
-
-    @property
-    def figures(self) -> GenerationFigures:
-        """The times and counts of the text so far."""
-        return GenerationFigures(
-            queue_ns=max(0, self.started_ns - self.arrived_ns),
-            prefill_ns=max(0, self.first_token_ns - self.started_ns),
-            decode_ns=self.last_token_ns - self.first_token_ns,
-            longest_gap_ns=self.longest_gap_ns,
-            steps=self.steps,
-            cached_tokens=self.cached_tokens,
-        )
-
-    def note(self, now_ns: int) -> None:
-        if self.first_token_ns:
-            self.longest_gap_ns = max(self.longest_gap_ns, now_ns - self.last_token_ns)
-        else:
-            self.first_token_ns = now_ns
-        self.last_token_ns = now_ns
+    def remove(self, sequence: GeneratedSequence) -> None:
+        """Removes a preempted sequence, whose tokens others may have."""
+        self.room += self.counts.pop(sequence, 0) * len(sequence.rows)
 
 
 class _Preemptable(Enum):
@@ -221,7 +91,7 @@ class Planner:
     def could_hold(self, sequence: GeneratedSequence) -> bool:
         """Whether the longest text of a sequence, and its source, fit into the empty cache."""
         text_blocks = sequence.most_rows * self._blocks(sequence.most_tokens)
-        return text_blocks + self._blocks(len(sequence.source_ids)) <= self._pool.count
+        return text_blocks + self._blocks(len(sequence.source.token_ids)) <= self._pool.count
 
     def add(self, sequence: GeneratedSequence) -> None:
         """Adds a new sequence that the cache could hold."""
@@ -237,63 +107,78 @@ class Planner:
 
     def plan(self) -> dict[GeneratedSequence, list[DecoderRun]]:
         """Plans the next step; empty if there is no sequence."""
-        planned: dict[GeneratedSequence, int] = {}
         self._shares.count(self.running, self.waiting)
         # Sequences with one token left come first: each costs one token of the budget, and a reader waits for it.
         answered = [running for running in self.running if running.left == 1]
         reading = [running for running in self.running if running.left > 1]
-        room, is_reading = self._most_tokens(answered, reading), False
-        parts = self._reading_parts(room, answered, reading)
-        spare, self._places = self._spare_scores, self._max_sequences
+        step = _Step(self._most_tokens(answered, reading), self._spare_scores)
+        parts = self._reading_parts(step.room, answered, reading)
+        self._places = self._max_sequences
         for sequence in (*answered, *reading):
-            rows = len(sequence.rows)
-            max_tokens = min(room, max(rows, parts.get(sequence.tenant, room))) if sequence.left > 1 else room
-            # A search alone may have more rows than the step has tokens.
-            count = min(sequence.left_with(spare), max_tokens // rows if planned else max(1, max_tokens // rows))
-            if not count or sequence not in self.running:  # the sequence was preempted
-                continue
-            room += self._hold(sequence, count, planned)
-            if sequence in self.running:
-                planned[sequence] = count
-                room -= count * rows
-                spare -= (count - 1) * sequence.scores_prompt
-                if sequence.left > 1 and parts:
-                    parts[sequence.tenant] -= count * rows
-        while next_sequence := self._next():
-            sequence = next_sequence
-            if planned and room < len(sequence.rows):
-                break
-            room += self._make_room(sequence, planned)
-            if not self._has_room_for(sequence):
-                break
-            self._begin(sequence)
-            count = min(sequence.left_with(spare), max(1, room // len(sequence.rows)))
-            # A source is read as a whole, so a source may be longer than the step.
-            if is_reading and sequence.unread > room - count * len(sequence.rows):
-                self._give_back(sequence)
-                break
-            missing = self._missing(sequence, count)
-            room += self._make_room(sequence, planned, missing)
-            if missing > self._pool.free:
-                self._give_back(sequence)
-                self._places = max(1, self._rows)
-                break
-            if self._preemptable(sequence) is _Preemptable.ALL:
-                sequence.kept_tokens = sequence.generated + DUE_TOKENS
-            self.waiting.remove(sequence)
-            self._take(sequence, count, missing)
-            self._shares.add(sequence, sequence.most_rows, sequence.blocks_held)
-            insort(self.running, sequence, key=_rank)
-            planned[sequence] = count
-            room -= count * len(sequence.rows) + sequence.unread
-            spare -= (count - 1) * sequence.scores_prompt
-            is_reading = is_reading or sequence.unread > 0
+            if sequence in self.running:  # it was not preempted
+                self._continue(sequence, step, parts)
+        while self._begin_next(step):
+            pass
+        self._add_drafts(answered, step)
+        return {sequence: self._runs(sequence, count) for sequence, count in step.counts.items()}
+
+    def _continue(self, sequence: GeneratedSequence, step: _Step, parts: dict[str, int]) -> None:
+        """Adds a running sequence to a step, with as many tokens as the step and its tenant's part have room for."""
+        rows, max_tokens = len(sequence.rows), step.room
+        if sequence.left > 1:
+            max_tokens = min(max_tokens, max(rows, parts.get(sequence.tenant, max_tokens)))
+        # A search alone may have more rows than the step has tokens.
+        least = 0 if step.counts else 1
+        count = min(sequence.left_with(step.spare_scores), max(least, max_tokens // rows))
+        if count and self._hold(sequence, count, step):
+            step.add(sequence, count)
+            if sequence.left > 1 and parts:
+                parts[sequence.tenant] -= count * rows
+
+    def _begin_next(self, step: _Step) -> bool:
+        """Adds the next waiting sequence to a step. Returns whether it has begun, so that another may follow."""
+        sequence = self._next()
+        if not sequence or (step.counts and step.room < len(sequence.rows)):
+            return False
+        self._make_room(sequence, step)
+        if not self._has_room_for(sequence):
+            return False
+        self._share_blocks(sequence)
+        count = min(sequence.left_with(step.spare_scores), max(1, step.room // len(sequence.rows)))
+        # A source is read as a whole, so a source may be longer than the step.
+        if step.reads_source and sequence.source.unread > step.room - count * len(sequence.rows):
+            self._give_back(sequence)
+            return False
+        missing = self._missing(sequence, count)
+        self._make_room(sequence, step, missing)
+        if missing > self._pool.free:
+            self._give_back(sequence)
+            self._places = max(1, self._rows)
+            return False
+        if self._preemptable(sequence) is _Preemptable.ALL:
+            sequence.kept_tokens = sequence.generated + DUE_TOKENS
+        self.waiting.remove(sequence)
+        self._take(sequence, count, missing)
+        self._shares.add(sequence, sequence.most_rows, sequence.blocks_held)
+        insort(self.running, sequence, key=_rank)
+        step.add(sequence, count)
+        return True
+
+    def _add_drafts(self, answered: Sequence[GeneratedSequence], step: _Step) -> None:
+        """Adds drafts to the planned texts that are being answered, if blocks are free."""
         # Drafts beyond this number of tokens take longer than they save.
-        room = min(room, spare, self.pace.part_tokens)
+        room = min(step.room, step.spare_scores, self.pace.part_tokens)
         for sequence in answered:
-            if sequence in planned:
-                room -= self._add_draft(sequence, room)
-        return {sequence: self._runs(sequence, count) for sequence, count in planned.items()}
+            drafts, max_tokens = sequence.drafts, min(room, sequence.options.max_new_tokens - sequence.generated - 1)
+            is_answered = sequence in step.counts and sequence.computed + 1 == len(sequence.token_ids)
+            if not drafts.lookup or not is_answered or max_tokens < 1:
+                continue
+            draft = drafts.lookup.draft(sequence.token_ids, max_tokens)
+            missing = self._missing(sequence, 1 + len(draft))
+            if missing <= self._pool.free:
+                self._take(sequence, 1 + len(draft), missing)
+                drafts.token_ids = draft
+                room -= len(draft)
 
     def wait_s(self, sequence: GeneratedSequence) -> float:
         """The forecast time until a new sequence's first step.
@@ -315,7 +200,9 @@ class Planner:
         None unless that tenant has more new sequences than the tenant of the new sequence would have. An interactive
         sequence never ends for a bulk sequence.
         """
-        new = [waiting for waiting in self.waiting if not waiting.started_ns and waiting.rank[0] >= sequence.rank[0]]
+        new = [
+            waiting for waiting in self.waiting if not waiting.record.started_ns and waiting.rank[0] >= sequence.rank[0]
+        ]
         counts = Counter(waiting.tenant for waiting in new)
         busiest = max(counts, key=lambda tenant: counts[tenant], default="")
         if counts[busiest] <= counts[sequence.tenant] + 1:
@@ -341,17 +228,17 @@ class Planner:
     def finish(self, sequence: GeneratedSequence, count: int) -> None:
         """Notes that `count` more tokens of a sequence are computed, and publishes the blocks that became full."""
         sequence.computed += count
-        sequence.steps += 1
-        if sequence.unread:
-            sequence.is_read = True
-            for block, digest in zip(sequence.source_blocks, self._source_digests(sequence), strict=True):
+        sequence.record.steps += 1
+        if sequence.source.unread:
+            sequence.source.is_read = True
+            for block, digest in zip(sequence.source.blocks, self._source_digests(sequence), strict=True):
                 self._pool.publish(block, digest)
-        full = sequence.computed // self._pool.block_tokens
-        if full > sequence.published and len(sequence.rows) == 1:
+        full, prefix = sequence.computed // self._pool.block_tokens, sequence.prefix
+        if full > prefix.published and len(sequence.rows) == 1:
             self._extend_digests(sequence, full * self._pool.block_tokens)
-            for index in range(sequence.published, full):
-                self._pool.publish(sequence.rows[0].blocks[index], sequence.digests[index])
-            sequence.published = full
+            for index in range(prefix.published, full):
+                self._pool.publish(sequence.rows[0].blocks[index], prefix.digests[index])
+            prefix.published = full
 
     def _reading_parts(
         self, room: int, answered: Sequence[GeneratedSequence], reading: Sequence[GeneratedSequence]
@@ -405,109 +292,88 @@ class Planner:
         ]
         return max(candidates, key=lambda running: (self._shares.part(running.tenant), running.rank), default=None)
 
-    def _make_room(self, sequence: GeneratedSequence, planned: dict[GeneratedSequence, int], missing: int = 0) -> int:
-        """Preempts sequences until a waiting sequence has rows and its missing blocks, or until none may be preempted.
-
-        Returns the tokens of the step that the preempted sequences leave.
-        """
-        freed_tokens = 0
+    def _make_room(self, sequence: GeneratedSequence, step: _Step, missing: int = 0) -> None:
+        """Preempts sequences until a waiting sequence has rows and its missing blocks, or none may be preempted."""
         while missing > self._pool.free or not self._has_room_for(sequence):
             tenants = self._preemptable(sequence)
             if not tenants or not (victim := self._victim(sequence, tenants)):
                 break
-            freed_tokens += planned.pop(victim, 0) * len(victim.rows)
-            self._preempt(victim)
-        return freed_tokens
+            self._preempt(victim, step)
 
-    def _begin(self, sequence: GeneratedSequence) -> None:
+    def _share_blocks(self, sequence: GeneratedSequence) -> None:
         """Gives a sequence the published blocks of its source and of its first tokens.
 
         The last token is always computed again.
         """
         self._share_source(sequence)
-        if len(sequence.rows) > 1 or sequence.scores_prompt:
+        if len(sequence.rows) > 1 or sequence.prompt_scores:
             return
-        row, tokens = sequence.rows[0], len(sequence.token_ids) - 1
+        row, source, tokens = sequence.rows[0], sequence.source, len(sequence.token_ids) - 1
         self._extend_digests(sequence, tokens)
-        row.blocks = self._pool.share(sequence.digests[: tokens // self._pool.block_tokens])
-        sequence.published = len(row.blocks)
+        row.blocks = self._pool.share(sequence.prefix.digests[: tokens // self._pool.block_tokens])
+        sequence.prefix.published = len(row.blocks)
         sequence.computed = len(row.blocks) * self._pool.block_tokens
-        if not sequence.preempted_ns:
-            sequence.cached_tokens = sequence.computed + (len(sequence.source_ids) if sequence.is_read else 0)
+        if not sequence.record.preempted_ns:
+            sequence.record.cached_tokens = sequence.computed + len(source.token_ids) - source.unread
 
     def _share_source(self, sequence: GeneratedSequence) -> None:
         """Gives a sequence the published blocks of its source, if all of them exist."""
-        digests = self._source_digests(sequence)
-        sequence.source_blocks = self._pool.share(digests)
-        sequence.is_read = len(sequence.source_blocks) == len(digests)
-        if not sequence.is_read:
-            self._pool.release(sequence.source_blocks)
-            sequence.source_blocks = []
+        source, digests = sequence.source, self._source_digests(sequence)
+        source.blocks = self._pool.share(digests)
+        source.is_read = len(source.blocks) == len(digests)
+        if not source.is_read:
+            self._pool.release(source.blocks)
+            source.blocks = []
 
     def _source_digests(self, sequence: GeneratedSequence) -> list[bytes]:
         """One digest per block of a source. It hashes the scope and the block's number, because the scope identifies
         the source.
         """
-        count = self._blocks(len(sequence.source_ids))
-        return [blake2b(f"{sequence.scope} source {place}".encode()).digest() for place in range(count)]
+        count = self._blocks(len(sequence.source.token_ids))
+        return [blake2b(f"{sequence.prefix.scope} source {place}".encode()).digest() for place in range(count)]
 
     def _extend_digests(self, sequence: GeneratedSequence, tokens: int) -> None:
         """Computes missing digests of the first `tokens` tokens. A waiting prompt is looked at in every step."""
-        size = self._pool.block_tokens
-        if tokens // size > len(sequence.digests):
-            sequence.digests = block_digests(sequence.token_ids[:tokens], size, sequence.scope, sequence.digests)
+        size, prefix = self._pool.block_tokens, sequence.prefix
+        if tokens // size > len(prefix.digests):
+            prefix.digests = block_digests(sequence.token_ids[:tokens], size, prefix.scope, prefix.digests)
 
-    def _hold(self, sequence: GeneratedSequence, count: int, planned: dict[GeneratedSequence, int]) -> int:
+    def _hold(self, sequence: GeneratedSequence, count: int, step: _Step) -> bool:
         """Gets blocks for `count` more tokens, if needed from younger sequences, and at last preempts the sequence.
 
-        Returns the tokens of the step that the preempted sequences leave.
+        Returns whether the sequence still runs.
         """
-        freed_tokens = 0
         while (missing := self._missing(sequence, count)) > self._pool.free:
-            youngest = self.running[-1]
-            if self._shares.are_several:
-                youngest = max(self.running, key=self._superfluity)
-            freed_tokens += planned.pop(youngest, 0) * len(youngest.rows)
-            self._preempt(youngest)
+            youngest = max(self.running, key=self._superfluity) if self._shares.are_several else self.running[-1]
+            self._preempt(youngest, step)
             if youngest is sequence:
-                return freed_tokens
+                return False
         if missing:
             self._take(sequence, count, missing)
             self._shares.add(sequence, 0, missing)
-        return freed_tokens
+        return True
 
     def _superfluity(self, sequence: GeneratedSequence) -> tuple[bool, float, tuple[bool, bool, int]]:
         """A sort key: the sequence with the largest key makes room first. The oldest kept sequence stays."""
         return sequence.rank[0], -1 if sequence.is_kept else self._shares.part(sequence.tenant), sequence.rank
 
-    def _add_draft(self, sequence: GeneratedSequence, room: int) -> int:
-        """Adds a draft to a planned sequence with a lookup, if blocks are free. Returns the tokens of the draft."""
-        max_draft_tokens = min(room, sequence.options.max_new_tokens - sequence.generated - 1)
-        if not sequence.lookup or max_draft_tokens < 1 or sequence.computed + 1 < len(sequence.token_ids):
-            return 0
-        draft = sequence.lookup.draft(sequence.token_ids, max_draft_tokens)
-        if (missing := self._missing(sequence, 1 + len(draft))) > self._pool.free:
-            return 0
-        self._take(sequence, 1 + len(draft), missing)
-        sequence.draft = draft
-        return len(draft)
-
-    def _preempt(self, sequence: GeneratedSequence) -> None:
+    def _preempt(self, sequence: GeneratedSequence, step: _Step) -> None:
+        step.remove(sequence)
         self.running.remove(sequence)
         self._shares.add(sequence, -sequence.most_rows, -sequence.blocks_held)
         self._give_back(sequence)
         sequence.waits_since_s = time.monotonic()
-        sequence.preempted_ns.append(time.monotonic_ns())
+        sequence.record.preempted_ns.append(time.monotonic_ns())
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
 
     def _give_back(self, sequence: GeneratedSequence) -> None:
-        self._pool.release(sequence.source_blocks)
+        self._pool.release(sequence.source.blocks)
         for row in sequence.rows:
             self._pool.release(row.blocks)
             row.blocks = []
-        sequence.published = sequence.computed = 0
-        sequence.source_blocks, sequence.is_read = [], False
+        sequence.prefix.published = sequence.computed = 0
+        sequence.source.blocks, sequence.source.is_read = [], False
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._pool.block_tokens)
@@ -542,8 +408,8 @@ class Planner:
         held, missing = self._blocks(sequence.computed + count), 0
         for row in sequence.rows:
             missing += max(0, held - len(row.blocks))
-        if sequence.source_ids:
-            missing += self._blocks(len(sequence.source_ids)) - len(sequence.source_blocks)
+        if sequence.source.token_ids:
+            missing += self._blocks(len(sequence.source.token_ids)) - len(sequence.source.blocks)
         return missing + (self._shared_ends(sequence) if len(sequence.rows) > 1 else 0)
 
     def _shared_ends(self, sequence: GeneratedSequence) -> int:
@@ -563,24 +429,24 @@ class Planner:
                     self._pool.release(row.blocks[-1:])
                     row.blocks[-1] = copy
                 written.add(row.blocks[-1])
-        while len(sequence.source_blocks) < self._blocks(len(sequence.source_ids)):
-            sequence.source_blocks.append(taken.pop())
+        while len(sequence.source.blocks) < self._blocks(len(sequence.source.token_ids)):
+            sequence.source.blocks.append(taken.pop())
         for row in sequence.rows:
             while len(row.blocks) < self._blocks(sequence.computed + count):
                 row.blocks.append(taken.pop())
 
     @staticmethod
     def _runs(sequence: GeneratedSequence, count: int) -> list[DecoderRun]:
-        end, draft = sequence.computed + count, sequence.draft
-        scored = count if sequence.scores_prompt else int(end == len(sequence.token_ids))
+        end, draft = sequence.computed + count, sequence.drafts.token_ids
+        scored = count if sequence.prompt_scores else int(end == len(sequence.token_ids))
         return [
             DecoderRun(
                 row.token_ids[sequence.computed : end] + draft,
                 sequence.computed,
                 row.blocks,
                 scored + len(draft),
-                len(sequence.source_ids),
-                sequence.source_blocks,
+                len(sequence.source.token_ids),
+                sequence.source.blocks,
             )
             for row in sequence.rows
         ]

@@ -17,8 +17,9 @@ from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.logs import log_fault
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, BeamStep
 from neuronpipe.stages.neuron_executor.generation.observer import StepRecord
-from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence, Planner
+from neuronpipe.stages.neuron_executor.generation.planner import Planner
 from neuronpipe.stages.neuron_executor.generation.sampling import NotFinite, token_logprobs
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel, DecoderRun, TokenScores
 
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
@@ -103,9 +104,11 @@ class StepLoop:
     def _sweep(self) -> list[SequenceProgress]:
         """Removes sequences whose callers left or whose deadlines passed. Returns the end of each late sequence."""
         now_s, late = time.monotonic(), []
-        for sequence in [text for text in self._planner if text.future.done() or now_s >= text.deadline_s]:
+        for sequence in [
+            text for text in self._planner if text.caller.future.done() or now_s >= text.caller.deadline_s
+        ]:
             self._planner.end(sequence)
-            if not sequence.future.done():
+            if not sequence.caller.future.done():
                 error = DeadlineExceeded("the deadline passed before the text was complete")
                 late.append(SequenceProgress(sequence, error))
         return late
@@ -114,7 +117,7 @@ class StepLoop:
         began_ns = time.monotonic_ns()
         self._began_s = began_s = began_ns / 1e9
         for sequence in planned:
-            sequence.started_ns = sequence.started_ns or began_ns
+            sequence.record.started_ns = sequence.record.started_ns or began_ns
         record = StepRecord.of(planned, began_ns)
         try:
             chosen = self._compute(planned)
@@ -142,9 +145,9 @@ class StepLoop:
         self._model.copy(self._planner.take_copies())
         chosen: dict[GeneratedSequence, _Chosen] = {}
         for sequence, runs in planned.items():
-            if sequence.unread:
+            if sequence.source.unread:
                 try:
-                    self._model.read(sequence.source_ids, runs[0].source_blocks)
+                    self._model.read(sequence.source.token_ids, runs[0].source_blocks)
                 except DecoderLost:
                     raise
                 except Exception as fault:
@@ -189,19 +192,20 @@ class StepLoop:
             refused = 0
             if isinstance(choice, tuple):
                 sequence.token_ids.extend(choice)
-                refused = _note_draft(sequence, len(choice) - 1)
+                refused = sequence.drafts.note(len(choice) - 1)
             self._planner.finish(sequence, len(runs[0].token_ids) - refused)
-            if choice is None or sequence.future.done():  # a part of a prompt, or the caller has left
+            if choice is None or sequence.caller.future.done():  # a part of a prompt, or the caller has left
                 continue
-            is_first, before_ns = not sequence.first_token_ns, sequence.last_token_ns or sequence.arrived_ns
+            record = sequence.record
+            is_first, before_ns = not record.first_token_ns, record.last_token_ns or record.arrived_ns
             reason = self._advance_text(sequence, choice)
-            sequence.note(now_ns)
+            record.note_token(now_ns)
             tokens = None
-            if sequence.stream and isinstance(choice, tuple):
-                tokens = NewTokens(choice, sequence.figures, sequence.logprobs)
+            if sequence.caller.stream and isinstance(choice, tuple):
+                tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
                 self._planner.end(sequence)
-                self._planner.pace.note_text((now_ns - sequence.started_ns) / 1e9)
+                self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
             yield SequenceProgress(sequence, reason, now_ns - before_ns, is_first, tokens, count)
 
@@ -219,7 +223,7 @@ class StepLoop:
 
     def _note_pace(self, planned: Mapping[GeneratedSequence, list[DecoderRun]], took_ns: int) -> None:
         """Notes the time of a step without sources. A source is computed as a whole, regardless of its time."""
-        if not any(sequence.unread for sequence in planned):
+        if not any(sequence.source.unread for sequence in planned):
             prompts = [runs for sequence, runs in planned.items() if sequence.left > 1]
             read_tokens = sum(len(run.token_ids) for runs in prompts for run in runs)
             self._planner.pace.note_step(read_tokens, len(planned) - len(prompts), took_ns / 1e9)
@@ -236,22 +240,20 @@ def _choose(
 
     None if the next token is known because the prompt is being scored. Raises NotFinite.
     """
-    drafted = len(sequence.draft)
-    if sequence.scores_prompt:
+    drafted, prompt_scores = len(sequence.drafts.token_ids), sequence.prompt_scores
+    if prompt_scores:
         for position in range(sequence.computed + 1, sequence.computed + 1 + run.scored - drafted):
             # Other places were scored before a preemption.
-            if len(sequence.prompt_logprobs) < position < sequence.prompt_tokens:
+            if len(prompt_scores.logprobs) < position < sequence.prompt_tokens:
                 place, top_logprobs = row + position - sequence.computed - 1, sequence.options.top_logprobs
-                sequence.prompt_logprobs.append(
-                    token_logprobs(sequence.token_ids[position], scores, place, top_logprobs)
-                )
+                prompt_scores.logprobs.append(token_logprobs(sequence.token_ids[position], scores, place, top_logprobs))
         if run.past + len(run.token_ids) < len(sequence.token_ids):
             return None
     if isinstance(sequence.chooser, BeamSearch):
         rows = slice(row, row + len(sequence.rows))
         return sequence.chooser.advance([text.token_ids for text in sequence.rows], scores.at(rows))
     token_ids, chosen, sequence.logprobs = sequence.token_ids, tuple[int, ...](), []
-    for place, guess in enumerate((*sequence.draft, None), row + run.scored - 1 - drafted):
+    for place, guess in enumerate((*sequence.drafts.token_ids, None), row + run.scored - 1 - drafted):
         try:
             token_id = sequence.chooser.choose(token_ids, scores, place)
             if sequence.options.HasField("top_logprobs"):
@@ -265,13 +267,3 @@ def _choose(
             break
         token_ids = [*sequence.token_ids, *chosen]
     return chosen
-
-
-def _note_draft(sequence: GeneratedSequence, accepted: int) -> int:
-    """Counts the tokens of a sequence's draft, of which `accepted` were right. Returns the number of wrong tokens."""
-    if sequence.lookup and sequence.draft:
-        sequence.lookup.note(accepted)
-    drafted, sequence.draft = len(sequence.draft), []
-    sequence.drafted += drafted
-    sequence.accepted += accepted
-    return drafted - accepted

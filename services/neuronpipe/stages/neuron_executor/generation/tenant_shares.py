@@ -20,9 +20,10 @@ PATIENCE_S, DUE_TOKENS = 5.0, 32
 class Text(Protocol):
     """The view of a sequence that its tenant's share needs."""
 
-    tenant: str
-    weight: float
-
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
     @property
     def most_rows(self) -> int: ...
     @property

@@ -6,8 +6,8 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
-from neuronpipe.stages.neuron_executor.generation.planner import GeneratedSequence, TextRow
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, SequenceCaller, TextRow
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -20,9 +20,9 @@ def _sequence(trace: SpanContext | None) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=_STEPS)
     chooser, future = TokenChooser(options, 3, ()), asyncio.get_running_loop().create_future()
     sequence = GeneratedSequence(
-        (False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), float("inf"), "", None, future
+        (False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), SequenceCaller(future)
     )
-    sequence.trace = trace.child() if trace else None
+    sequence.record.trace = trace.child() if trace else None
     return sequence
 
 
@@ -33,10 +33,10 @@ def _run_steps(observer: GenerationObserver, sequences: list[GeneratedSequence])
         planned = {one: [DecoderRun(tokens, 0, [0], 1)] for one in sequences}
         observer.step(StepRecord.of(planned, 1_000 * step).ended(1_000 * step + 500))
         for one in sequences:
-            one.started_ns = one.started_ns or one.arrived_ns
-            one.steps += 1
+            one.record.started_ns = one.record.started_ns or one.record.arrived_ns
+            one.record.steps += 1
             one.token_ids.append(7)
-            one.note(one.arrived_ns + 1_000 * (step + 1))
+            one.record.note_token(one.record.arrived_ns + 1_000 * (step + 1))
 
 
 async def test_a_sampled_text_links_to_its_first_step_and_to_every_16th_and_these_link_back() -> None:
@@ -70,11 +70,11 @@ async def test_preemptions_are_events_and_are_counted() -> None:
     telemetry, trace = Recorded(), SpanContext.new(is_sampled=True)
     observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(trace)
     _run_steps(observer, [text])
-    text.preempted_ns = [text.arrived_ns + 10, text.arrived_ns + 20]
+    text.record.preempted_ns = [text.record.arrived_ns + 10, text.record.arrived_ns + 20]
     observer.finished(text, trace)
 
     compute = telemetry.one(Spans.COMPUTE)
-    events = [(event.name, event.at_ns - text.arrived_ns) for event in compute.events]
+    events = [(event.name, event.at_ns - text.record.arrived_ns) for event in compute.events]
     assert events == [(Events.FIRST_TOKEN, 1_000), (Events.PREEMPTED, 10), (Events.PREEMPTED, 20)]
     assert compute.attributes[Attributes.PREEMPTIONS] == 2
     assert sum(telemetry.counts(Metrics.PREEMPTIONS).values()) == 2
@@ -84,10 +84,10 @@ async def test_a_complete_text_has_its_prefill_its_decode_and_its_time_per_outpu
     telemetry = Recorded()
     observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(None)
     # The prompt's step begins after 200 ns, tokens come after 1,000, 1,300 and 2,000 ns.
-    text.started_ns = text.arrived_ns + 200
+    text.record.started_ns = text.record.arrived_ns + 200
     for at_ns in (1_000, 1_300, 2_000):
         text.token_ids.append(7)
-        text.note(text.arrived_ns + at_ns)
+        text.record.note_token(text.record.arrived_ns + at_ns)
     observer.finished(text, None)
 
     sums = {
@@ -102,9 +102,9 @@ async def test_a_complete_text_has_its_prefill_its_decode_and_its_time_per_outpu
 async def test_a_text_of_one_token_has_no_time_per_output_token() -> None:
     telemetry = Recorded()
     observer, text = GenerationObserver(telemetry, _SPEC, "fake"), _sequence(None)
-    text.started_ns = text.arrived_ns
+    text.record.started_ns = text.record.arrived_ns
     text.token_ids.append(7)
-    text.note(text.arrived_ns + 1_000)
+    text.record.note_token(text.record.arrived_ns + 1_000)
     observer.finished(text, None)
     assert telemetry.counts(Metrics.PREFILL_DURATION)[_SPEC.name, "1"] == 1
     assert not sum(telemetry.counts(Metrics.TIME_PER_OUTPUT_TOKEN).values())

@@ -16,6 +16,7 @@ from neuronpipe.core.items import ExecuteItem, Work
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.generation import planner, tenant_shares
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from tests.unit.model_specs import model_spec
@@ -84,7 +85,7 @@ async def _steps_before(generator: Generator, decoder: WrittenDecoder, number: i
     """How many steps began after a short text of another tenant came, and before its own first step."""
     began, add = list[int](), generator.planner.add
 
-    def added(sequence: planner.GeneratedSequence) -> None:
+    def added(sequence: GeneratedSequence) -> None:
         began.append(len(decoder.steps))
         add(sequence)
 
@@ -231,7 +232,7 @@ async def test_a_bulk_text_that_grows_takes_no_blocks_of_interactive_ones_of_ano
             interactive = [one for one in generator.planner if one.tenant == "a"]
         await asyncio.gather(*many, bulk)
         assert generator.planner.preemptions
-        assert not any(one.preempted_ns for one in interactive)
+        assert not any(one.record.preempted_ns for one in interactive)
 
 
 async def test_a_forecast_is_that_of_the_tenants_own_texts() -> None:
