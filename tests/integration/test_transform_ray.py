@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
-from tests.integration.transforming import MODEL, Run, command, make_rows, parts, request_of, transform, write_rows
+from tests.systems.transform_runs import MODEL, Run, command, make_rows, parts, request_of, transform, write_rows
 
 _ROOT = Path(__file__).parents[2]
 _PYTHON = _ROOT / ".venv-ray" / "bin" / "python"
