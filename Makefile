@@ -217,7 +217,7 @@ long: setup haproxy
 
 .PHONY: fuzz
 fuzz: .venv/.dev
-	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/stages/neuron_executor/test_fuzz.py --timeout 1800
+	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/stages/neuron_executor/test_scheduler_fuzz.py --timeout 1800
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
 	  $(BIN)/python -m pytest -s --share 1 tests/integration/test_fuzz.py
 

@@ -209,7 +209,7 @@ def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="session")
 def http_repository(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The fake models, and one of each task that they lack."""
-    from tests.integration.http_server import make_http_repository
+    from tests.systems.http_server import make_http_repository
 
     return shared_folder(
         tmp_path_factory, "http-repository", lambda folder: make_http_repository(folder, fake_repository)

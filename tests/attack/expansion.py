@@ -19,12 +19,12 @@ from PIL import Image
 from neuronpipe.api.v1.inference_pb2 import InferBatchRequest, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage, GenerationOptions, TaskInput, TextGenerationInput
 from tests.attack.frame import SYSTEMS, Attacked, attack
+from tests.callers.raw_http2 import RawHttp2, connect
+from tests.callers.requests import embed
 from tests.fuzz.expanding import field_of
-from tests.integration.http_server import post
-from tests.integration.raw_http2 import RawHttp2, connect
-from tests.integration.requests import embed
 from tests.interop import frames
 from tests.models.repository import link_models
+from tests.systems.http_server import post
 
 _BODY_MIB, _MESSAGE_MIB = 8, 64
 _LIMIT_S = 60.0

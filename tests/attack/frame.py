@@ -20,7 +20,7 @@ import psutil
 
 from demo.processes import ServiceProcess
 from neuronpipe.gateway.callers.keys import create_key
-from tests.integration.http_server import running_http_server
+from tests.systems.http_server import running_http_server
 
 VICTIM, MALLORY = "victim", "mallory"
 _TENANTS = """

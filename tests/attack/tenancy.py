@@ -19,10 +19,10 @@ from neuronpipe.core.names import ON_BEHALF
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.attack.frame import MALLORY, SYSTEMS, VICTIM, Attacked, attack
-from tests.integration.http_server import running_http_server
-from tests.integration.requests import classify, embed
-from tests.integration.systems import make_slow
+from tests.callers.requests import classify, embed
 from tests.servers.redis import redis_server
+from tests.systems.http_server import running_http_server
+from tests.systems.pipelines import make_slow
 
 _TENANTS = f"""
 [tenants.{MALLORY}]

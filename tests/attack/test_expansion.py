@@ -23,7 +23,7 @@ from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.rpc.rpcs import Rpc
 from tests.fuzz.expanding import expanding_bodies, expanding_messages
 from tests.fuzz.system import targets
-from tests.unit.doors.http.doubles import ROUTES
+from tests.unit.doors.http.written_pipeline import ROUTES
 
 _jobs: Any = None
 _JOB_ROUTES = [route for route, _ in job_http_handlers(_jobs)]

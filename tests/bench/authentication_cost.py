@@ -16,7 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.client import AsyncClient
 from neuronpipe.gateway.callers.keys import create_key
 from tests.bench.costs import CostOptions, Kind, measure_costs, parse_options
-from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
+from tests.servers.token_issuer import AUDIENCE, ISSUER, Issuer
 
 _TEXT = "The weather report promises a fine day."
 

@@ -33,7 +33,7 @@ from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.settings import EngineSettings
 from tests.bench.load import LoadProcess, send_all
 from tests.bench.systems import NO_CACHE, serving_all, serving_four
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.models.repository import classifier
 
 _WORD_TOKENS = 100

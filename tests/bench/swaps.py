@@ -34,7 +34,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
 from tests.bench.load import Answer, send_all
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.integration.test_registry import serves_only
 
 _SIGNED = Signed("bench")

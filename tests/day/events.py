@@ -10,7 +10,7 @@ from tests.day.callers import Callers
 from tests.day.models import share_with_canary
 from tests.day.system import GATEWAYS, LEASE_S, MEMBERS, WORKERS, System
 from tests.day.watch import Watch
-from tests.integration.tls_files import STAGES
+from tests.servers.tls_files import STAGES
 
 _PAUSE_S = 4.0
 # Longer than a connection may be idle, and than it may be old.

@@ -28,8 +28,8 @@ import redis
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.measure.processes import ServiceProcess
 from neuronpipe.rpc.client import KEY_VARIABLE
-from tests.integration.tls_files import STAGES, Deployment
 from tests.servers.redis import RedisServer
+from tests.servers.tls_files import STAGES, Deployment
 from tests.suite.constants import constants
 
 LEASE_S = 3.0

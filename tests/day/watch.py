@@ -18,7 +18,7 @@ from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.stages.neuron_executor.memory import plan_memory
 from neuronpipe.stages.settings import EncodingSettings, EngineSettings
 from tests.day.system import GATEWAYS, RECEIVING_BYTES, WORKERS, Member, System
-from tests.integration.tls_files import STAGES
+from tests.servers.tls_files import STAGES
 
 _EVERY_S = 0.5
 _LIMIT_S = 3.0

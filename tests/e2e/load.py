@@ -11,7 +11,7 @@ import pytest
 
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 
 # Of different lengths and words, so that their labels have different scores.
 TEXTS = [" ".join(["one", "two", "three", "four", "five"][number % 5 :] * (1 + number)) for number in range(20)]

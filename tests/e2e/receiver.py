@@ -7,7 +7,7 @@ import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.integration.collector import grpc_collector
+from tests.servers.collector import grpc_collector
 
 _OTLP = "0.0.0.0:4317"
 # Where the layer tls puts its files.

@@ -10,9 +10,9 @@ import pytest
 
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
+from tests.callers.requests import answer, embed
 from tests.e2e.load import Load, load
 from tests.e2e.stack import SERVICES, Container, Stack, wait_until
-from tests.integration.requests import answer, embed
 
 # Twenty windows each, which keep the executor busy for a second or two, far less than the grace.
 _CONTEXT = "the cat sat on the mat and looked at the dog " * 500

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from neuronpipe.client import Client
+from tests.callers.requests import classify
 from tests.e2e.stack import Stack, wait_until
-from tests.integration.requests import classify
 
 
 @pytest.fixture(scope="module")

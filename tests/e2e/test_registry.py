@@ -4,9 +4,9 @@ import asyncio
 
 from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.client import AsyncClient
+from tests.callers.requests import classify
 from tests.e2e.load import load
 from tests.e2e.stack import Stack
-from tests.integration.requests import classify
 
 _SWAP_LIMIT_S = 120
 

@@ -13,10 +13,10 @@ import pytest
 
 from neuronpipe.client import AsyncClient, Client, TlsFiles
 from neuronpipe.core.errors import Unavailable
+from tests.callers.requests import classify
+from tests.callers.traced import ask_sampled
 from tests.e2e.load import TEXTS, ask
 from tests.e2e.stack import ROOT, SERVICES, Container, Stack, wait_until
-from tests.integration.requests import classify
-from tests.integration.traced import ask_sampled
 
 
 @pytest.fixture(scope="module")

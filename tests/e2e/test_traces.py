@@ -5,9 +5,9 @@ import urllib.request
 from functools import partial
 from typing import Any
 
+from tests.callers.requests import classify
+from tests.callers.traced import PARENTS, TREE, ask_sampled
 from tests.e2e.stack import Stack, wait_until
-from tests.integration.requests import classify
-from tests.integration.traced import PARENTS, TREE, ask_sampled
 
 _SPANS_OF_A_REQUEST = sum(map(len, TREE.values()))
 

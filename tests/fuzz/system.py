@@ -26,8 +26,8 @@ from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2, traces_pb2
 from neuronpipe.cli.request import example_of
 from neuronpipe.cli.task_json import read_task_input
+from tests.callers.metrics import series_of
 from tests.fuzz.messages import Agree
-from tests.integration.metrics import series_of
 from tests.suite.waiting import until
 
 # Task → a model that has it.

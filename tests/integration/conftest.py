@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, TlsFiles
-from tests.integration.http_server import HttpServer, running_http_server
-from tests.integration.systems import UNPREPARED, System, local_system, make_slow, two_processes
 from tests.suite.constants import constants
 from tests.suite.shared_folder import shared_folder
+from tests.systems.http_server import HttpServer, running_http_server
+from tests.systems.pipelines import UNPREPARED, System, local_system, make_slow, two_processes
 
 # system → the fixture of its address.
 _TARGETS = {

@@ -17,8 +17,8 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
-from tests.integration.requests import classify
-from tests.integration.systems import DEVICE_TIME_S, make_slow
+from tests.callers.requests import classify
+from tests.systems.pipelines import DEVICE_TIME_S, make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -15,13 +15,13 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
 from neuronpipe.client import Client
-from tests.integration.http_server import HttpServer, running_http_server
-from tests.integration.metrics import metric
-from tests.integration.raw_http2 import RawHttp2, connect, is_ended
-from tests.integration.requests import classify
-from tests.integration.tls_files import Deployment
+from tests.callers.metrics import metric
+from tests.callers.raw_http2 import RawHttp2, connect, is_ended
+from tests.callers.requests import classify
+from tests.servers.tls_files import Deployment
 from tests.suite.constants import constants
 from tests.suite.waiting import until
+from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

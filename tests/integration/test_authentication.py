@@ -18,10 +18,10 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.client import AsyncClient, Client, ModelNotFound, Unauthenticated
 from neuronpipe.gateway.callers.keys import create_key, revoke_keys
 from neuronpipe.rpc.client import check_health
-from tests.integration.guarded import Guarded, fails_with, guarded_server, make_files
+from tests.servers.token_issuer import Issuer
 from tests.suite.commands import output, run
 from tests.suite.waiting import until
-from tests.unit.gateway.callers.jwks import Issuer
+from tests.systems.guarded_gateway import Guarded, fails_with, guarded_server, make_files
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

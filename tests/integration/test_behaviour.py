@@ -14,8 +14,8 @@ from google.rpc import code_pb2
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, TaskInput, Truncation
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, NeuronpipeError, WrongTask
-from tests.integration.requests import answer, classify, embed, fill, tag
-from tests.integration.systems import System
+from tests.callers.requests import answer, classify, embed, fill, tag
+from tests.systems.pipelines import System
 
 
 def _input(model: str, **task: Any) -> InferRequest:

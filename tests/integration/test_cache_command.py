@@ -16,7 +16,7 @@ from neuronpipe.core.packed import pack_input
 from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.servers.redis import RedisServer, redis_server
 from tests.suite.constants import with_constants
 

@@ -12,7 +12,7 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import CacheControl, CacheOutcome, InferRequest, InferResponse
 from neuronpipe.client import AsyncClient
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.servers.redis import RedisServer, redis_server
 from tests.suite.constants import constants
 from tests.suite.waiting import happens

@@ -15,7 +15,7 @@ from neuronpipe.api.v1.tasks_pb2 import ScoreFunction
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.status import CODES, to_status
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 
 CODE = {code.value[0]: code for code in grpc.StatusCode}
 

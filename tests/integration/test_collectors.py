@@ -10,9 +10,9 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
-from tests.integration.collector import Collector, grpc_collector, http_collector
-from tests.integration.metrics import series_of
+from tests.callers.metrics import series_of
 from tests.servers.certificates import Authority, replace
+from tests.servers.collector import Collector, grpc_collector, http_collector
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -23,9 +23,6 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.registry import Operation, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.tasks import TASKS
-from tests.integration.guarded import guarded_server, make_files
-from tests.integration.http_server import HttpServer, running_http_server
-from tests.integration.systems import UNPREPARED
 from tests.integration.test_node import FOLDER as NODE
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
@@ -33,6 +30,9 @@ from tests.models.images import make_image_text_source
 from tests.models.versions import copy_classifier
 from tests.suite.constants import constants
 from tests.suite.shared_folder import shared_folder
+from tests.systems.guarded_gateway import guarded_server, make_files
+from tests.systems.http_server import HttpServer, running_http_server
+from tests.systems.pipelines import UNPREPARED
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

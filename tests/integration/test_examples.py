@@ -25,9 +25,9 @@ from neuronpipe.api.v1.traces_pb2 import GetTraceRequest
 from neuronpipe.api.v1.traces_pb2_grpc import TraceServiceStub
 from neuronpipe.client import Client
 from neuronpipe.core.names import Spans
-from tests.integration.systems import UNPREPARED
 from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, link_models, save
+from tests.systems.pipelines import UNPREPARED
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -16,7 +16,7 @@ import pytest
 
 from neuronpipe.client import Client
 from tests.integration.frameworks.calls import CHAT, DOCUMENTS, MANY, MAX_TOKENS, QUERY, SCHEMA, TEXTS
-from tests.integration.http_server import HttpServer, running_http_server
+from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

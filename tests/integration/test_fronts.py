@@ -22,14 +22,14 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.names import Metrics, Spans
-from tests.integration.collector import grpc_collector
-from tests.integration.http_server import Connection, post
-from tests.integration.metrics import metric, series_of
-from tests.integration.requests import classify
+from tests.callers.metrics import metric, series_of
+from tests.callers.requests import classify
+from tests.callers.traced import TREE, ask_sampled
 from tests.integration.test_lifecycle import serve, wait_for_health
 from tests.integration.test_trace import _trace
-from tests.integration.traced import TREE, ask_sampled
+from tests.servers.collector import grpc_collector
 from tests.suite.waiting import happens
+from tests.systems.http_server import Connection, post
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -19,11 +19,11 @@ from neuronpipe.api.v1.inference_pb2 import GenerateResponse, InferRequest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TokenizationInput, Truncation
 from neuronpipe.client import AsyncClient, Client, DeadlineExceeded, InvalidInput, Overloaded, Unavailable, WrongTask
 from neuronpipe.client.task_call import generation_request
-from tests.integration.metrics import metric
-from tests.integration.raw_http2 import RawHttp2
-from tests.integration.systems import two_processes
+from tests.callers.metrics import metric
+from tests.callers.raw_http2 import RawHttp2
 from tests.suite.constants import constants
 from tests.suite.waiting import happens, until
+from tests.systems.pipelines import two_processes
 
 pytestmark = pytest.mark.local_only
 

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.integration.http_server import HttpServer, running_http_server
+from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

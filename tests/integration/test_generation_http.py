@@ -21,7 +21,7 @@ import transformers
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage, FinishReason
 from neuronpipe.client import Client
-from tests.integration.http_server import HttpServer, running_http_server
+from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -600,7 +600,7 @@ def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:
 
 
 def _read_by_triton(server: HttpServer, parameters: dict[str, Any]) -> Any:
-    program = [sys.executable, "-m", "tests.integration.triton_stream", server.process.target, "writer", _PROMPT]
+    program = [sys.executable, "-m", "tests.callers.triton_stream", server.process.target, "writer", _PROMPT]
     done = subprocess.run([*program, json.dumps(parameters)], capture_output=True, timeout=120, check=True)
     return json.loads(done.stdout)
 

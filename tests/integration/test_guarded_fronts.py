@@ -14,10 +14,10 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.models_pb2 import ListModelsRequest
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.gateway.callers.keys import create_key
-from tests.integration.requests import classify, embed
+from tests.callers.requests import classify, embed
 from tests.integration.test_tls import _shown
-from tests.integration.tls_files import Deployment
 from tests.servers.certificates import replace
+from tests.servers.tls_files import Deployment
 from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

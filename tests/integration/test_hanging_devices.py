@@ -29,7 +29,7 @@ from neuronpipe.rpc.client import check_health, open_channel
 from neuronpipe.stages.neuron_executor import devices
 from neuronpipe.stages.neuron_executor.backends import fake
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.integration.test_lifecycle import INFERENCE_SERVICE, wait_for_health
 from tests.suite.constants import constants
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess
-from tests.integration.http_server import Connection, HttpServer, post, running_http_server
 from tests.suite.constants import constants
+from tests.systems.http_server import Connection, HttpServer, post, running_http_server
 
 _EMBED = json.dumps({"model": "minilm", "input": "A fine day.", "dimensions": 2}).encode()
 _SLOW = json.dumps({"inputs": "A fine day."}).encode()

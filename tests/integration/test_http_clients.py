@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from neuronpipe.client import Client
-from tests.integration.http_server import HttpServer, running_http_server
+from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.http_server import HttpServer
 from tests.suite.sampling import sample_of
+from tests.systems.http_server import HttpServer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
 

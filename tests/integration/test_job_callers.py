@@ -21,13 +21,13 @@ from neuronpipe.client import Client, JobNotFound, ModelNotFound, Overloaded
 from neuronpipe.core.names import Attributes, Spans
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
-from tests.integration.collector import grpc_collector
-from tests.integration.guarded import make_files
-from tests.integration.job_system import JobSystem, job_system, text_request
-from tests.integration.metrics import metric, series_of
+from tests.callers.metrics import metric, series_of
 from tests.models.repository import link_models
+from tests.servers.collector import grpc_collector
 from tests.servers.redis import redis_server
 from tests.suite.waiting import until
+from tests.systems.guarded_gateway import make_files
+from tests.systems.jobs import JobSystem, job_system, text_request
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -14,11 +14,11 @@ import redis
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client, Job, Overloaded, Unavailable
-from tests.integration.job_system import JobSystem, job_system, text_request
-from tests.integration.systems import make_slow
 from tests.models.repository import link_models
 from tests.suite.commands import output
 from tests.suite.waiting import until
+from tests.systems.jobs import JobSystem, job_system, text_request
+from tests.systems.pipelines import make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

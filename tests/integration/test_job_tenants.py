@@ -17,11 +17,11 @@ from neuronpipe.api.v1.jobs_pb2 import JobPriority
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
-from tests.integration.job_system import JobSystem, job_system
-from tests.integration.requests import embed
-from tests.integration.systems import make_slow
+from tests.callers.requests import embed
 from tests.models.repository import link_models
 from tests.suite.waiting import happens, until
+from tests.systems.jobs import JobSystem, job_system
+from tests.systems.pipelines import make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -16,10 +16,10 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.client import AlreadyExists, AsyncClient, Client, InvalidInput, JobNotFound, ModelNotFound, WrongTask
-from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models.repository import link_models
 from tests.suite.commands import run
 from tests.suite.waiting import until
+from tests.systems.jobs import JobSystem, job_system, text_request
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -19,7 +19,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

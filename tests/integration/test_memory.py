@@ -17,7 +17,7 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.client import AsyncClient
 from neuronpipe.stages.neuron_executor.memory import plan_memory
 from neuronpipe.stages.settings import EngineSettings
-from tests.integration.metrics import metric
+from tests.callers.metrics import metric
 from tests.models.compiling import compile_model
 
 _SEED = 20261128

@@ -23,7 +23,7 @@ _OPTIONS = ("--http-listen", "127.0.0.1:0")
 
 def _started(gateway: ServiceProcess, model: str, key: str) -> "subprocess.Popen[bytes]":
     http = str(gateway.wait_for("listening for HTTP")["address"])
-    program = [sys.executable, "-m", "tests.integration.triton_control", gateway.target, http, model]
+    program = [sys.executable, "-m", "tests.callers.triton_control", gateway.target, http, model]
     return subprocess.Popen([*program, *([key] if key else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

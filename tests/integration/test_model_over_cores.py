@@ -11,8 +11,8 @@ import transformers
 from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
 from neuronpipe.compiler import PipelineOptions
-from tests.integration.metrics import series_of
-from tests.integration.requests import classify
+from tests.callers.metrics import series_of
+from tests.callers.requests import classify
 from tests.models.compiling import compile_model
 from tests.models.repository import for_neuron, save
 from tests.models.tokenizers import word_piece

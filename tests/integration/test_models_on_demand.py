@@ -13,7 +13,7 @@ from demo.processes import four_processes
 from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

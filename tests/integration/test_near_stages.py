@@ -11,10 +11,10 @@ from grpc_health.v1 import health_pb2
 from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
-from tests.integration.requests import classify
-from tests.integration.systems import two_processes
+from tests.callers.requests import classify
 from tests.integration.test_lifecycle import wait_for_health
 from tests.suite.commands import run
+from tests.systems.pipelines import two_processes
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -15,13 +15,13 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
-from tests.integration.metrics import series_of
-from tests.integration.requests import answer, classify, embed
-from tests.integration.systems import local_system
+from tests.callers.metrics import series_of
+from tests.callers.requests import answer, classify, embed
 from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.repository import NEURONX_MODELS, for_neuron, link_models, make_repository
 from tests.suite.waiting import until
+from tests.systems.pipelines import local_system
 from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from neuronpipe.client import AsyncClient
-from tests.integration.requests import answer, classify, embed
+from tests.callers.requests import answer, classify, embed
 
 FOLDER = Path(__file__).parent / "node"
 PROTOS = Path(__file__).parents[2] / "protos"

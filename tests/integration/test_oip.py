@@ -16,9 +16,9 @@ from neuronpipe.api.v1.tasks_pb2 import Aggregation, ScoreFunction
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.client import Client
 from neuronpipe.tasks.inputs.images import read_pixels
-from tests.integration.http_server import HttpServer
-from tests.integration.triton_calls import Case
+from tests.callers.triton_calls import Case
 from tests.models.repository import tokenizer
+from tests.systems.http_server import HttpServer
 
 pytestmark = pytest.mark.local_only
 
@@ -98,7 +98,7 @@ def cases(image: bytes, http_repository: Path) -> dict[str, Case]:
 
 
 def _call(grpc_address: str, http_address: str, cases: list[Case]) -> dict[str, Any]:
-    program = [sys.executable, "-m", "tests.integration.triton_calls", grpc_address, http_address]
+    program = [sys.executable, "-m", "tests.callers.triton_calls", grpc_address, http_address]
     done = subprocess.run(program, input=pickle.dumps(cases), capture_output=True, timeout=_LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     answers: dict[str, Any] = pickle.loads(done.stdout)

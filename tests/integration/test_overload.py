@@ -22,7 +22,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]

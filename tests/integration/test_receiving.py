@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from demo.processes import ServiceProcess
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 
 # Alone, since a server that gets little CPU time has more messages half received.
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]

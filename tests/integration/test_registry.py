@@ -29,7 +29,7 @@ from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.platform.telemetry.prometheus import scrape
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.models.versions import copy_classifier
 from tests.suite.commands import output, run
 from tests.suite.waiting import happens

@@ -22,7 +22,7 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.integration.test_lifecycle import free_port
 from tests.integration.test_registry import (
     Load,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
+from tests.callers.metrics import metric
 from tests.e2e.load import load
-from tests.integration.metrics import metric
 from tests.integration.test_lifecycle import OPTIONS
 from tests.suite.waiting import until
 

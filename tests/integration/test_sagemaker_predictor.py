@@ -12,7 +12,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
 from neuronpipe.client import Client
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded
 from neuronpipe.deploy.model import PROTOBUF, SageMakerPredictor
-from tests.integration.http_server import HttpServer
+from tests.systems.http_server import HttpServer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -16,8 +16,8 @@ from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
-from tests.integration.metrics import metric
-from tests.integration.requests import classify
+from tests.callers.metrics import metric
+from tests.callers.requests import classify
 from tests.integration.test_lifecycle import free_port
 from tests.suite.constants import constants
 from tests.suite.waiting import until

@@ -10,8 +10,8 @@ import pytest
 
 from demo.processes import four_processes
 from neuronpipe.api.v1.inference_pb2 import InferResponse
-from tests.integration.requests import classify
-from tests.integration.systems import make_slow
+from tests.callers.requests import classify
+from tests.systems.pipelines import make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

@@ -15,7 +15,7 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
 from neuronpipe.serve.settings import AllSettings
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.integration.test_lifecycle import free_port
 from tests.suite.waiting import until
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.client import AsyncClient
-from tests.integration.random_schemas import random_schema
+from tests.callers.random_schemas import random_schema
 
 pytestmark = pytest.mark.local_only
 

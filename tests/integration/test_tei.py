@@ -14,8 +14,8 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from demo.processes import four_processes
 from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.client import Client
-from tests.integration.http_server import HttpServer
 from tests.suite.commands import output
+from tests.systems.http_server import HttpServer
 
 pytestmark = pytest.mark.local_only
 
@@ -29,7 +29,7 @@ Ask = Callable[..., dict[str, Any]]
 
 @contextmanager
 def _caller(target: str) -> Iterator[Ask]:
-    command = [sys.executable, "-m", "tests.integration.tei_caller", target]
+    command = [sys.executable, "-m", "tests.callers.tei", target]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout

@@ -18,8 +18,8 @@ from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.rpc.client import open_channel
-from tests.integration.collector import Collector, Received, grpc_collector
-from tests.integration.traced import PARENTS, TREE, Answered, ask_sampled
+from tests.callers.traced import PARENTS, TREE, Answered, ask_sampled
+from tests.servers.collector import Collector, Received, grpc_collector
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

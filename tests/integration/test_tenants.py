@@ -17,11 +17,11 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
 from neuronpipe.client import Client, Overloaded
-from tests.integration.guarded import Files, Guarded, fails_with, guarded_server, make_files
-from tests.integration.requests import classify, embed
+from tests.callers.requests import classify, embed
 from tests.servers.redis import RedisServer, redis_server
 from tests.suite.constants import constants
 from tests.suite.waiting import until
+from tests.systems.guarded_gateway import Files, Guarded, fails_with, guarded_server, make_files
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

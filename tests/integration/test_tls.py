@@ -24,10 +24,10 @@ from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.platform.tls import watched_tls
 from neuronpipe.rpc.client import open_channel
 from neuronpipe.rpc.items import TOKENIZE
-from tests.integration.metrics import series_of
-from tests.integration.requests import classify
-from tests.integration.tls_files import STAGES, Deployment
+from tests.callers.metrics import series_of
+from tests.callers.requests import classify
 from tests.servers.certificates import Authority
+from tests.servers.tls_files import STAGES, Deployment
 from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

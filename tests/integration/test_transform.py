@@ -23,7 +23,7 @@ from neuronpipe.bulk.transform.files import open_folder
 from neuronpipe.bulk.transform.near_engine import NearEngine, TransformSettings, find_bundle, running_near_engine
 from neuronpipe.bulk.transform.run import TooManyErrors
 from neuronpipe.core.errors import ModelNotFound, SetupError, Unavailable
-from tests.integration.transforming import (
+from tests.systems.transform_runs import (
     MODEL,
     Run,
     command,

@@ -12,10 +12,10 @@ from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, JobState
 from neuronpipe.client import Cancelled, Client, DeadlineExceeded, JobNotFound, NotConfigured
-from tests.integration.job_system import JobSystem, job_system, text_request
 from tests.models.repository import link_models
 from tests.servers.redis import redis_server
 from tests.suite.commands import run
+from tests.systems.jobs import JobSystem, job_system, text_request
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 

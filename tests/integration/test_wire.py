@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferStreamRequest, InferStreamResponse
 from neuronpipe.rpc.client import open_channel
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 
 INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
 OIP_SERVICE = "inference.GRPCInferenceService"

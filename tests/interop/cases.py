@@ -26,7 +26,7 @@ from neuronpipe.api.v1.inference_pb2 import (
 )
 from neuronpipe.core import errors
 from neuronpipe.core.status import CODES, from_status
-from tests.integration.requests import classify
+from tests.callers.requests import classify
 from tests.interop.echo_server import METHODS, SERVICE, pattern
 
 _KINDS = {(False, False): "unary", (False, True): "server", (True, False): "client", (True, True): "bidi"}

@@ -15,10 +15,10 @@ import grpc
 import psutil
 
 from demo.processes import ServiceProcess
-from tests.integration.tls_files import Deployment
 from tests.interop.cases import Case, Ended
 from tests.interop.echo_server import SERVICE
 from tests.interop.proxies import PROXIES
+from tests.servers.tls_files import Deployment
 from tests.suite.waiting import until
 
 PLAIN, TLS, MTLS = SECURITIES = ("plain", "TLS", "mTLS")

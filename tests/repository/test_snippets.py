@@ -29,9 +29,9 @@ from demo.model import find_minilm
 from demo.processes import ServiceProcess
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.core.task_inputs import SAMPLES
+from tests.callers.metrics import series_of
 from tests.documentation.pages import ROOT, Fence, all_pages, fences
 from tests.documentation.snippet_commands import PROGRAMS
-from tests.integration.metrics import series_of
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
 from tests.models.images import image_files

@@ -15,7 +15,7 @@ _ORDER = ("contract", "repository", "attack", "integration", "interop", "oracle"
 _BY_PARAMETERS = (
     "tests/attack/test_expansion.py",
     "tests/contract/test_architectures.py",
-    "tests/unit/stages/neuron_executor/test_fuzz.py",
+    "tests/unit/stages/neuron_executor/test_scheduler_fuzz.py",
 )
 # Files whose tests ask the same servers over the openvino models, which take 4 s of CPU time to start.
 _SAME_SERVERS = {f"tests/integration/test_{name}.py" for name in ("behaviour", "client", "node", "oip", "wire")}

@@ -5,7 +5,7 @@ from typing import Any
 
 import h2.events
 
-from tests.integration.raw_http2 import RawHttp2
+from tests.callers.raw_http2 import RawHttp2
 from tests.interop.clients.lines import One, serve_lines
 from tests.interop.clients.wire import body_of, fields_of, read_response
 

@@ -11,7 +11,7 @@ from neuronpipe import cli
 from neuronpipe.measure.load import run
 from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import LoadRequest
-from tests.unit.measure.load.results import result_of, rows
+from tests.unit.measure.load.written_rows import result_of, rows
 
 # Nothing listens on the discard port.
 _LOAD = ("load", "--target", "127.0.0.1:9", "--model", "m")

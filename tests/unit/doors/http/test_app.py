@@ -18,7 +18,7 @@ from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface import MODEL
 from neuronpipe.doors.http.openai import EMBEDDINGS
 from neuronpipe.platform.process.in_flight import InFlight
-from tests.unit.doors.http.doubles import ROUTES, Browser
+from tests.unit.doors.http.written_pipeline import ROUTES, Browser
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 

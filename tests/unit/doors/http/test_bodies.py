@@ -17,7 +17,7 @@ from neuronpipe.doors.http.openai_responses import ResponsesRequest
 from neuronpipe.doors.http.openai_text_bodies import ChatRequest
 from neuronpipe.doors.http.rerank import CohereRerank
 from neuronpipe.doors.http.vllm import Score
-from tests.unit.doors.http.doubles import ROUTES
+from tests.unit.doors.http.written_pipeline import ROUTES
 
 
 class _Inner(Body):

@@ -14,7 +14,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.tasks import TASKS
 from tests.servers.door import models_of
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _STATIC = Path(pages.__file__).parent / "static"

@@ -20,7 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 from neuronpipe.tasks import TASKS
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 

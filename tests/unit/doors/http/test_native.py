@@ -17,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.doors.http.messages import message_body
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _TEXT: dict[str, Any] = {"model": "small", "input": {"text_classification": {"text": "a"}}}

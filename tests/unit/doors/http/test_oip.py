@@ -17,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.problems import CODES
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import image_spec, model_spec
 

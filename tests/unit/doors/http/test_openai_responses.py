@@ -23,7 +23,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _SPECS = [model_spec("text_generation", name="writer")]

@@ -8,7 +8,7 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput, TaskResult
 from neuronpipe.doors.http import openapi
-from tests.unit.doors.http.doubles import ROUTES, Browser
+from tests.unit.doors.http.written_pipeline import ROUTES, Browser
 from tests.unit.model_specs import model_spec
 
 # Generators of clients give their types these names.

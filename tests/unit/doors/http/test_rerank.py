@@ -12,7 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction, TaskInput, TaskResult, TokenWeight, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 from tests.unit.task_messages import task_result
 

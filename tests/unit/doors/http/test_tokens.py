@@ -4,7 +4,7 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import DetokenizationResult, TaskInput, TaskResult, Token, TokenizationResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import image_spec, model_spec
 
 _CLS = Token(token_id=1, text="[CLS]", is_special=True)

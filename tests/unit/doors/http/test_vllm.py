@@ -18,7 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 from tests.unit.task_messages import task_result
 

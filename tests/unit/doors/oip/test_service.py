@@ -13,7 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextC
 from neuronpipe.core.errors import ModelNotFound, NeuronpipeError, NotConfigured, Unavailable
 from neuronpipe.doors.oip.grpc_door import OIP_SERVICE
 from neuronpipe.rpc.transport import CallEnd
-from tests.unit.doors.oip.doubles import Context, Server, asks, outputs_of
+from tests.unit.doors.oip.written_stages import Context, Server, asks, outputs_of
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 

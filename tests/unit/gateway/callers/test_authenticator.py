@@ -14,7 +14,7 @@ from neuronpipe.gateway.callers.authenticator import Authenticator
 from neuronpipe.gateway.callers.keys import KeyRecord, create_key
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.platform.process.door import Credentials
-from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
+from tests.servers.token_issuer import AUDIENCE, ISSUER, Issuer
 
 
 class _Guarded:

@@ -13,7 +13,7 @@ from jwt.algorithms import RSAAlgorithm
 from neuronpipe.core.errors import SetupError
 from neuronpipe.gateway.callers.keys import CredentialsRefused
 from neuronpipe.gateway.callers.tokens import TokenRules, TokenVerifier
-from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
+from tests.servers.token_issuer import AUDIENCE, ISSUER, Issuer
 
 _RULES = TokenRules(ISSUER, AUDIENCE, clock_skew_s=30, tenant_claim="tenant")
 

@@ -12,7 +12,7 @@ from neuronpipe.measure.benchmark.matrix import THROUGHPUT
 from neuronpipe.measure.benchmark.report import write_report
 from neuronpipe.measure.benchmark.results import CellResult, ColdStart, read_results, results_csv, write_results
 from neuronpipe.measure.benchmark.tables import comparison_tables, published_tables
-from tests.unit.measure.benchmark.runs import cell, result, run
+from tests.unit.measure.benchmark.written_runs import cell, result, run
 
 _COSTS = Costs(read_prices(), [Instance("c7a.large", 2, {"on-demand": 0.36, "spot": None})])
 

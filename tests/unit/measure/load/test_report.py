@@ -10,7 +10,7 @@ import pytest
 from neuronpipe.measure.load.generator import Tick
 from neuronpipe.measure.load.report import progress_line, table
 from neuronpipe.measure.load.request import GenerationLoad, LoadRequest
-from tests.unit.measure.load.results import result_of, rows
+from tests.unit.measure.load.written_rows import result_of, rows
 
 
 def test_requests_are_those_due_while_it_was_measured_and_each_is_counted_once() -> None:

@@ -1,7 +1,7 @@
 """Calls a server with every form of tritonclient, in a process of its own: tritonclient.grpc has messages of the same
 names as a gateway, and a process can have them once.
 
-Run: python -m tests.integration.triton_calls GRPC HTTP < cases > answers  (both pickled)
+Run: python -m tests.callers.triton_calls GRPC HTTP < cases > answers  (both pickled)
 """
 
 import asyncio

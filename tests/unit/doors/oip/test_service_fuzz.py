@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound
-from tests.unit.doors.oip.doubles import Server, asks
+from tests.unit.doors.oip.written_stages import Server, asks
 from tests.unit.model_specs import image_spec, model_spec
 
 _CHANGES = 3_000

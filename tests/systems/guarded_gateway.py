@@ -7,8 +7,8 @@ from pathlib import Path
 
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.gateway.callers.keys import create_key
-from tests.integration.http_server import HttpServer, running_http_server
-from tests.unit.gateway.callers.jwks import AUDIENCE, ISSUER, Issuer
+from tests.servers.token_issuer import AUDIENCE, ISSUER, Issuer
+from tests.systems.http_server import HttpServer, running_http_server
 
 _TENANTS = """
 [tenants.search]

@@ -21,7 +21,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.doors.http.huggingface_bodies import WritingOptions
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _SPECS = [

@@ -26,7 +26,7 @@ from neuronpipe.core.task_inputs import NEEDED
 from neuronpipe.doors.oip.task_model import TaskModel
 from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
-from tests.unit.doors.oip.doubles import Server, asks, outputs_of
+from tests.unit.doors.oip.written_stages import Server, asks, outputs_of
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 

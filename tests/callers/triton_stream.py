@@ -1,6 +1,6 @@
 """Reads a text as it comes with tritonclient, in a process of its own (see triton_calls.py).
 
-Run: python -m tests.integration.triton_stream GRPC MODEL PROMPT PARAMETERS    (in JSON; prints the responses as JSON)
+Run: python -m tests.callers.triton_stream GRPC MODEL PROMPT PARAMETERS    (in JSON; prints the responses as JSON)
 """
 
 import json

@@ -1,7 +1,7 @@
 """A caller with TEI's published proto, as tei-client has it generated. A process of its own, as protobuf keeps one
 definition of a name.
 
-Run: python -m tests.integration.tei_caller TARGET < QUESTIONS
+Run: python -m tests.callers.tei TARGET < QUESTIONS
 A question is a line {"rpc": "Embed/Embed", "messages": [{…}], "metadata": {…}}; its answer is a line with the messages
 that came, and with the status of an error.
 """

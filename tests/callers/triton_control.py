@@ -1,6 +1,6 @@
 """Loads and unloads a model with tritonclient, in a process of its own as in triton_calls.
 
-Run: python -m tests.integration.triton_control GRPC HTTP MODEL [KEY] > what it was told, as JSON
+Run: python -m tests.callers.triton_control GRPC HTTP MODEL [KEY] > what it was told, as JSON
 """
 
 import json

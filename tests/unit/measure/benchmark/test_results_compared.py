@@ -5,7 +5,7 @@ import pytest
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.costs import Advice, Goal, Instance, advise
 from neuronpipe.measure.benchmark.results import CellResult, compare_results, compared_rows, differences
-from tests.unit.measure.benchmark.runs import cell, result, run
+from tests.unit.measure.benchmark.written_runs import cell, result, run
 
 
 def test_a_regression_is_named_and_noise_is_none() -> None:

@@ -11,7 +11,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.settings import PipelineSettings
-from tests.unit.doors.oip.doubles import Server, asks, outputs_of
+from tests.unit.doors.oip.written_stages import Server, asks, outputs_of
 from tests.unit.model_specs import image_spec, model_spec
 
 _IDS = np.array([[5, 6, 7], [8, 9, 0]])

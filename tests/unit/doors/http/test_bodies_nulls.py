@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from neuronpipe.bulk.jobs.http import job_http_handlers
 from neuronpipe.doors.http.bodies import check_body
 from neuronpipe.doors.http.openapi import openapi
-from tests.unit.doors.http.doubles import ROUTES
+from tests.unit.doors.http.written_pipeline import ROUTES
 
 _jobs: Any = None
 _JOB_ROUTES = [route for route, _ in job_http_handlers(_jobs)]
