@@ -16,6 +16,7 @@
 # attack    every attack of one tenant on another, with what the other measures, written to docs/attacks.md
 # day       half an hour of a whole system whose processes stop, die and are replaced, written to docs/day.md
 # interop   gRPC clients of other languages, proxies, h2spec, floods and rude connections, written to docs/interop.md
+# ray       batch transform on Ray Data, in an environment of its own
 # bench     every measurement, written to docs/benchmarks
 # bench-quick  a short look, written to .cache/bench/quick
 # bench-cache  the caches, written to docs/benchmarks
@@ -121,6 +122,12 @@ endef
 .venv-frameworks/.ready: $(FRAMEWORKS)
 	$(call make_venv,.venv-frameworks)
 	.venv-frameworks/bin/$(PIP) --no-deps -r $(FRAMEWORKS)
+	touch $@
+
+# Ray Data for `make ray`, with what a model needs in process: 1 GB.
+.venv-ray/.ready: pyproject.toml constraints.txt
+	$(call make_venv,.venv-ray)
+	.venv-ray/bin/$(PIP) -c constraints.txt -e '.[all,ray]'
 	touch $@
 
 # What `make interop` calls with and through, besides what `make setup` installs. tests/interop/run.py has the paths.
@@ -262,6 +269,10 @@ bench-neuron-sim: .venv/.dev
 .PHONY: simulate-cluster
 simulate-cluster: .venv/.dev
 	$(BIN)/python -m tests.bench.cluster
+
+.PHONY: ray
+ray: .venv/.dev .venv-ray/.ready
+	$(BIN)/python -m pytest tests/integration/test_transform_ray.py
 
 .PHONY: check
 check: setup

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.bulk.transform.request import Engine, TransformRequest
-from neuronpipe.bulk.transform.run import TransformReport, make_plan, run_plan
+from neuronpipe.bulk.transform.run import TransformReport, make_plan, run_plan, run_with
 from neuronpipe.bulk.transform.shards import MANIFEST_FILE
 
 MODEL = "classifier"
@@ -61,7 +61,7 @@ async def transform(engine: Engine, request: TransformRequest) -> TransformRepor
     template = TaskInput(text_classification=TextClassificationInput())
     template.text_classification.SetInParent()
     plan = make_plan(request, engine.model, template)
-    return await run_plan(plan, engine, lambda line: None)
+    return await run_plan(plan, run_with(engine), lambda line: None)
 
 
 def command(repository: Path, file: Path, output: Path, *more: str, python: str = sys.executable) -> list[str]:

@@ -5,6 +5,7 @@ import asyncio
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
@@ -17,13 +18,14 @@ from neuronpipe.core.task_inputs import NEEDED
 
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
+    from neuronpipe.bulk.transform.ray_data import RayRequest
     from neuronpipe.bulk.transform.request import ModelFacts, TransformRequest
     from neuronpipe.bulk.transform.run import TransformPlan, TransformReport
 
 HELP = "run a model on files of rows, and write files of results"
 EXTRA = "all"
 
-_EXTRAS = {"pyarrow": "parquet", "obstore": "s3"}
+_EXTRAS = {"pyarrow": "parquet", "ray": "ray", "obstore": "s3"}
 _FORMATS = ("jsonl", "csv", "parquet")
 # The format of OpenAI's batch files, and the options that its rows contain themselves.
 _OPENAI, _NOT_OF_OPENAI = "openai", ("column", "keep", "options", "prefix", "output_format", "task")
@@ -74,6 +76,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_trusted_keys(parser)
     option(near, "--backend BACKEND", "back end (default: the first of the bundle)", argparse.SUPPRESS)
     option(near, "--cores CORES", "number of cores, or a range such as 0-1 (default: all)", argparse.SUPPRESS)
+    ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
+    option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: a cluster for this run")
+    option(ray, "--actors N", "processes with the model (default: 1)", 1)
+    option(ray, "--actor-cpus N", "CPUs of each (default: 1)", 1.0)
+    option(ray, "--actor-gpus N", "GPUs of each", 0.0)
+    option(ray, "--actor-neuron-cores N", "NeuronCores of each", 0.0)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -103,16 +111,16 @@ def _run(options: argparse.Namespace) -> "TransformReport":
 
 async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "TransformReport":
     from neuronpipe.bulk.transform.far_engine import running_far_engine
-    from neuronpipe.bulk.transform.run import run_plan
+    from neuronpipe.bulk.transform.run import run_plan, run_with
 
     target, tls = options.target, tls_files(options)
     async with running_far_engine(target, options.model, options.version, options.timeout_s, tls) as engine:
-        return await run_plan(_plan(options, request, engine.model), engine, say)
+        return await run_plan(_plan(options, request, engine.model), run_with(engine), say)
 
 
 async def _run_near(options: argparse.Namespace, request: "TransformRequest") -> "TransformReport":
     from neuronpipe.bulk.transform.near_engine import TransformSettings, facts_of, find_bundle, running_near_engine
-    from neuronpipe.bulk.transform.run import run_plan
+    from neuronpipe.bulk.transform.run import run_plan, run_with
     from neuronpipe.core.settings import read_options
     from neuronpipe.stages.neuron_executor.runtimes.neuron import runtime_environment
 
@@ -121,8 +129,18 @@ async def _run_near(options: argparse.Namespace, request: "TransformRequest") ->
     repository, trusted_keys = options.repository.absolute(), options.trusted_keys and options.trusted_keys.absolute()
     bundle = find_bundle(repository, options.model, options.version, trusted_keys)
     plan = _plan(options, request, facts_of(bundle, settings))
+    if options.ray:
+        from neuronpipe.bulk.transform.ray_data import ActorWork, run_on_ray
+
+        ray = _ray_request(options)
+        cores = 0 if ray.gpus or ray.neuron_cores else max(1, int(ray.cpus))
+        executor = settings.executor.model_copy(update={"cores": cores})
+        actor_settings = settings.model_copy(update={"executor": executor})
+        facts = plan.model
+        actor_work = partial(ActorWork, repository, trusted_keys, facts.name, facts.version, actor_settings)
+        return await run_plan(plan, run_on_ray(ray, actor_work), say)
     async with running_near_engine(bundle, settings) as engine:
-        return await run_plan(plan, engine, say)
+        return await run_plan(plan, run_with(engine), say)
 
 
 def _request(options: argparse.Namespace) -> "TransformRequest":
@@ -133,6 +151,8 @@ def _request(options: argparse.Namespace) -> "TransformRequest":
         value = getattr(options, name)
         if value is not None and not least <= value < float("inf"):
             raise SetupError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+    if options.ray and options.target:
+        raise SetupError("--ray: needs --repository; a gateway distributes the work itself")
     if options.input_format == _OPENAI:
         for name in _NOT_OF_OPENAI:
             if getattr(options, name) not in (None, "", "{}"):
@@ -185,3 +205,13 @@ def _columns(task: str, words: Sequence[str], shared: Collection[str]) -> dict[s
     if duplicates := sorted(columns.keys() & shared):
         raise SetupError(f"--column {duplicates[0]}: --options has it as well")
     return columns
+
+
+def _ray_request(options: argparse.Namespace) -> "RayRequest":
+    """Returns the request to Ray. Raises SetupError."""
+    from neuronpipe.bulk.transform.ray_data import RayRequest
+
+    for name in ("actors", "actor_cpus", "actor_gpus", "actor_neuron_cores"):
+        if getattr(options, name) < (name == "actors"):
+            raise SetupError(f"--{name.replace('_', '-')} {getattr(options, name)}: is too few")
+    return RayRequest(options.ray, options.actors, options.actor_cpus, options.actor_gpus, options.actor_neuron_cores)

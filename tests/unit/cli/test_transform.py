@@ -64,7 +64,14 @@ def test_options_that_make_no_sense_are_named(
     assert not output.exists()
 
 
-@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("openvino", "all")])
+def test_ray_needs_the_model_in_process(rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--target", "127.0.0.1:1", "--model", "m", "--input", str(rows), "--output", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        cli.main(["transform", *words, "--ray", "local"])
+    assert "--ray: needs --repository" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("package", "extra"), [("pyarrow", "parquet"), ("ray", "ray"), ("openvino", "all")])
 def test_a_package_that_is_missing_names_its_extra(
     package: str,
     extra: str,

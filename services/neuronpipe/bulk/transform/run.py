@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
@@ -240,6 +240,9 @@ REPORT_FILE = "_report.json"
 # a new version.
 _FORM = 2
 
+# Runs shards, yields each when it is complete, and reports finished rows to a function.
+RunShards = Callable[[Sequence[Shard], ShardWork, Callable[[RowProgress], None]], AsyncIterator[DoneShard]]
+
 
 @dataclass(frozen=True, slots=True)
 class TransformPlan:
@@ -276,7 +279,7 @@ def _task_rows(request: TransformRequest, input: TransformInput, template: TaskI
     return rows
 
 
-async def run_plan(plan: TransformPlan, engine: Engine, say: Callable[[str], None]) -> TransformReport:
+async def run_plan(plan: TransformPlan, run: RunShards, say: Callable[[str], None]) -> TransformReport:
     """Runs the shards that are not done yet. Raises SetupError, TooManyErrors, and the engine's errors."""
     folder = open_folder(plan.request.output)
     manifest = ShardManifest(folder)
@@ -294,7 +297,7 @@ async def run_plan(plan: TransformPlan, engine: Engine, say: Callable[[str], Non
         new: list[DoneShard] = []
         try:
             if todo:
-                async for shard in run_shards(todo, plan.work, engine, progress.note):
+                async for shard in run(todo, plan.work, progress.note):
                     new.append(shard)  # noqa: PERF401 (what is done counts, whatever comes)
         finally:
             progress.end()
@@ -307,6 +310,10 @@ async def run_plan(plan: TransformPlan, engine: Engine, say: Callable[[str], Non
     for row in progress.errors:
         say(f"{row.file} row {row.row}: {row.message}")
     return report
+
+
+def run_with(engine: Engine) -> RunShards:
+    return lambda shards, work, note: run_shards(shards, work, engine, note)
 
 
 def _describe(plan: TransformPlan) -> tuple[str, dict[str, object]]:
