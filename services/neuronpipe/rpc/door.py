@@ -15,7 +15,6 @@ from neuronpipe.core.callers import enter_caller
 from neuronpipe.core.errors import InvalidInput, NotConfigured, Overloaded
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.names import ON_BEHALF
-from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import LARGE_BYTES, MAX_CALLS, InFlight

@@ -115,7 +115,7 @@ class Planner:
         parts = self._reading_parts(step.room, answered, reading)
         self._places = self._max_sequences
         for sequence in (*answered, *reading):
-            if sequence in self.running:  # it was not preempted
+            if sequence in self.running:  # a sequence before it may have preempted it
                 self._continue(sequence, step, parts)
         while self._begin_next(step):
             pass

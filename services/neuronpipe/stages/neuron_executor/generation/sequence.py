@@ -81,7 +81,7 @@ class Drafts:
     accepted: int = 0
 
     def note(self, accepted: int) -> int:
-        """Counts the tokens of the planned draft, of which `accepted` were right. Returns the number of wrong ones."""
+        """Counts the tokens of the planned draft, of which `accepted` were right. Returns the number of wrong tokens."""
         if self.lookup and self.token_ids:
             self.lookup.note(accepted)
         drafted, self.token_ids = len(self.token_ids), []
