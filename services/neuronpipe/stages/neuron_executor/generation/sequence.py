@@ -81,7 +81,7 @@ class Drafts:
     accepted: int = 0
 
     def note(self, accepted: int) -> int:
-        """Counts the tokens of the planned draft, of which `accepted` were right. Returns the number of wrong tokens."""
+        """Counts the tokens of the planned draft, and returns the number of wrong tokens; `accepted` were right."""
         if self.lookup and self.token_ids:
             self.lookup.note(accepted)
         drafted, self.token_ids = len(self.token_ids), []
