@@ -13,7 +13,7 @@ from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import pack_input
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import running_tokenizer
 from tests.callers.requests import classify

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
-from neuronpipe.platform.cache.cache import Cache, TimedValue
-from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.cache import Cache
 from neuronpipe.platform.cache.sealing import ValueCodec
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from tests.servers.certificates import Authority, replace
 from tests.servers.redis import RedisServer, proxy, redis_server
 from tests.suite.constants import with_constants
@@ -49,13 +49,13 @@ def _value_of(key: bytes) -> bytes:
     return b"the value of " + key
 
 
-async def _get(cache: Cache[bytes], key: bytes, seconds: float = 0.01) -> "CacheOutcome.ValueType":
+async def _get(cache: Cache[bytes], key: bytes, size_bytes: int = 100) -> "CacheOutcome.ValueType":
     """Where a key's value came from; whatever happened, it is the right one."""
 
-    async def compute() -> TimedValue[bytes]:
-        return TimedValue(_value_of(key), seconds)
+    async def compute() -> bytes:
+        return _value_of(key)
 
-    value, outcome = await cache.get(key, 100, compute)
+    value, outcome = await cache.get(key, size_bytes, compute)
     assert value == _value_of(key)
     return outcome
 
@@ -114,6 +114,17 @@ async def test_a_redis_that_hangs_is_waited_for_once(server: RedisServer) -> Non
         assert outcomes == [_MISS] + [_BYPASS] * 199
         server.send(signal.SIGCONT)
         await _stored(cache, b"key")
+
+
+async def test_with_auto_redis_is_asked_for_texts_of_2_kib_or_more(server: RedisServer) -> None:
+    async with _cache(server.url) as cache:
+        await _connected(cache)
+        await _stored(cache, b"key")
+    async with _cache(server.url, "auto") as cache:
+        async with asyncio.timeout(10):
+            while await _get(cache, b"key", 2048) != _HIT:
+                await asyncio.sleep(0.01)
+        assert await _get(cache, b"key", 2047) == _BYPASS
 
 
 async def test_late_answers_are_never_taken_for_those_to_other_questions(server: RedisServer) -> None:
@@ -241,7 +252,7 @@ async def test_a_redis_that_is_not_to_be_trusted_is_told_nothing(tls: Path, kind
         if kind == "other name":
             server.ask("CONFIG", "SET", "bind", "127.0.0.1 127.0.0.2")
         async with _cache(url) as cache:
-            assert {await _get(cache, b"key", 1) for _ in range(20)} == {_BYPASS}
+            assert {await _get(cache, b"key") for _ in range(20)} == {_BYPASS}
         assert server.stored_keys() == []
 
 

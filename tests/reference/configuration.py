@@ -12,7 +12,7 @@ from neuronpipe.bulk.transform.near_engine import TransformSettings
 from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, fields_of, variable_name
 from neuronpipe.measure.acceptance_process import AcceptSettings
-from neuronpipe.platform.cache.economics import CacheCommandSettings
+from neuronpipe.platform.cache.settings import CacheCommandSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from tests.reference.markdown import NOTE, code, table, text
 

@@ -13,7 +13,7 @@ from neuronpipe.cli.serve import SERVICES, settings_of
 from neuronpipe.core.settings import Settings, fields_of, variable_name
 from neuronpipe.core.task_inputs import FIELDS
 from neuronpipe.measure.acceptance_process import AcceptSettings
-from neuronpipe.platform.cache.economics import CacheCommandSettings
+from neuronpipe.platform.cache.settings import CacheCommandSettings
 from tests import links, style
 from tests.documentation import pages
 from tests.documentation.pages import ROOT, all_pages, anchors, blocks, fences

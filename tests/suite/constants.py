@@ -30,7 +30,7 @@ _PLACES = {
     "max_receive_s": f"{_LIMITS}.max_receive_s",
     "max_send_s": f"{_LIMITS}.max_send_s",
     "max_stream_idle_s": "neuronpipe.doors.assembly:_MAX_STREAM_IDLE_S",
-    "redis_timeout_ms": "neuronpipe.platform.cache.economics:RedisSettings.redis_timeout_ms",
+    "redis_timeout_ms": "neuronpipe.platform.cache.settings:RedisSettings.redis_timeout_ms",
     "scaler_idle_s": "neuronpipe.doors.assembly:_SCALER_IDLE_S",
     "step_tokens": f"{_ENGINE}.step_tokens",
 }

@@ -18,8 +18,8 @@ from neuronpipe.core.files import read_lines
 if TYPE_CHECKING:
     from neuronpipe.api.v1.tasks_pb2 import TaskInput
     from neuronpipe.core.packed import Packed
-    from neuronpipe.platform.cache.economics import RedisSettings
     from neuronpipe.platform.cache.remote import Remote
+    from neuronpipe.platform.cache.settings import RedisSettings
     from neuronpipe.stages.tokenizer.encoder import Encoder
 
 HELP = "show, delete or fill the caches in Redis"
@@ -61,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Runs a subcommand. Raises Unavailable if Redis does not answer."""
     from neuronpipe.core.settings import read_options
-    from neuronpipe.platform.cache.economics import CacheCommandSettings
     from neuronpipe.platform.cache.remote import Remote, RemoteError
+    from neuronpipe.platform.cache.settings import CacheCommandSettings
 
     settings = read_options(CacheCommandSettings, vars(options)).redis
     if not settings.redis_url:

@@ -12,7 +12,7 @@ from neuronpipe.gateway.callers.keys import WatchedFile
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.gateway.settings import GatewaySettings, PipelineSettings
 from neuronpipe.gateway.tenants.tenants import EVERYTHING, Rights, TenantBook, Tenants, parse_tenants
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.platform.process.door import Credentials
 from neuronpipe.platform.process.settings import ProcessSettings, ServerTlsSettings

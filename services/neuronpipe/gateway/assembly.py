@@ -15,7 +15,7 @@ from neuronpipe.gateway.results import kept_results, running_result_cache
 from neuronpipe.gateway.routing import GatewayModels, open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings, parse_aliases
 from neuronpipe.gateway.tenants.tenants import Tenants
-from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
+from neuronpipe.platform.cache.settings import NO_REDIS, RedisSettings
 
 
 @dataclass(frozen=True, slots=True)

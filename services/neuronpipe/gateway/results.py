@@ -1,6 +1,5 @@
 """The cache of results, for the models whose results are cached."""
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.inference import Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
-from neuronpipe.platform.cache.cache import Cache, TimedValue
-from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
+from neuronpipe.platform.cache.cache import Cache
 from neuronpipe.platform.cache.sealing import ValueCodec
+from neuronpipe.platform.cache.settings import NO_REDIS, RedisSettings
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"
@@ -69,12 +68,11 @@ class ResultCache:
             return result, usage
         computed: list[tuple[Packed[TaskResult], Usage]] = []
 
-        async def keep() -> TimedValue[_KnownResult]:
-            began_s = time.perf_counter()
+        async def keep() -> _KnownResult:
             result, usage = await running.answer()
             assert isinstance(result, Packed)  # noqa: S101 (outputs of models are not repeatable)
             computed.append((result, usage))
-            return TimedValue(_KnownResult(result.data, _counts(usage)), time.perf_counter() - began_s)
+            return _KnownResult(result.data, _counts(usage))
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
         is_chat = request.input.task == "text_generation" and bool(request.input.body.messages)

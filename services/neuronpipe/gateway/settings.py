@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
-from neuronpipe.platform.cache.economics import CachePolicy
+from neuronpipe.platform.cache.settings import CachePolicy
 from neuronpipe.platform.process.settings import Listen, ServerTlsSettings, optional_listen_field
 from neuronpipe.platform.tls import TlsFiles
 
@@ -120,7 +120,7 @@ class ResultCacheSettings(Settings):
         "with --cache-results",
     )
     result_cache_redis: CachePolicy = Field(
-        "auto", description="use of results in Redis: auto (where that is faster than computing), always, never"
+        "auto", description="use of results in Redis: auto (for every input), always, never"
     )
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 

@@ -9,7 +9,7 @@ from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.settings import Settings, option_name
 from neuronpipe.gateway.settings import NEAR, GatewaySettings
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, ServerSettings
 from neuronpipe.stages.settings import EncodingSettings, EngineSettings
 

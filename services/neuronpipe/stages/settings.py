@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
-from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import StageSettings
 
 MAX_CORES = 256
@@ -147,7 +147,7 @@ class EncodingSettings(Settings):
         "0: no cache",
     )
     token_cache_redis: CachePolicy = Field(
-        "auto", description="use of encodings in Redis: auto (where that is faster than encoding), always, never"
+        "auto", description="use of encodings in Redis: auto (texts of 2 KiB or more, and images), always, never"
     )
 
     def reads_special_tokens(self, model: str) -> bool:

@@ -22,7 +22,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import pack_input
-from neuronpipe.platform.cache.economics import CachePolicy, RedisSettings
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
 from tests.bench.cache.texts import texts

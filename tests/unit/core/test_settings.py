@@ -23,7 +23,7 @@ from neuronpipe.core.settings import (
 )
 from neuronpipe.core.units import unit_of
 from neuronpipe.measure.acceptance_process import AcceptSettings
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.serve.fronts import front_settings
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings

@@ -13,7 +13,7 @@ from neuronpipe.gateway.access import Access, registry_of
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.platform.cache.economics import NO_REDIS
+from neuronpipe.platform.cache.settings import NO_REDIS
 from neuronpipe.platform.process.door import Credentials
 
 _PUBLIC = ("0.0.0.0:50050",)

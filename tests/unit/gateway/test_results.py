@@ -49,7 +49,7 @@ from neuronpipe.gateway.results import running_result_cache
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from tests.servers.door import Door
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec

@@ -43,7 +43,7 @@ from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.platform.process.background import run_together
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.stages.neuron_executor.stage import running_executor

@@ -15,8 +15,8 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.tenants.tenants import Tenant, Tenants, TokenBucket
-from neuronpipe.platform.cache.economics import RedisSettings
 from neuronpipe.platform.cache.remote import Remote, RemoteError
+from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.platform.process.background import run_beside
 
 _EXCHANGE_EVERY_S = 0.2

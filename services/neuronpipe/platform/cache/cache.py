@@ -13,8 +13,8 @@ from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.cache.economics import CachePolicy, LookupEconomics, RedisSettings
 from neuronpipe.platform.cache.sealing import ValueCodec, ValueT
+from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 
 if TYPE_CHECKING:
     from neuronpipe.platform.cache.lookups import Lookups
@@ -73,15 +73,9 @@ _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
 )
 
 CacheKind = Literal["tokens", "pixels", "results"]
-
-
-@dataclass(frozen=True, slots=True)
-class TimedValue(Generic[ValueT]):
-    """A value, the seconds of its computation, and the part of them in which it blocked the event loop."""
-
-    value: ValueT
-    seconds: float
-    blocked_s: float = 0.0
+# With the policy `auto`, Redis is asked for an input of at least this size. A text of 2 KiB takes 0.64 ms to tokenize,
+# and a look-up 0.31 ms (docs/benchmarks/cache.md).
+_MIN_ASKED_BYTES: dict[CacheKind, int] = {"tokens": 2 << 10, "pixels": 0, "results": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +103,8 @@ class Cache(Generic[ValueT]):
         self._kind: CacheKind = kind
         self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
         self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
-        self._worth = LookupEconomics()
-        self._lookups = _lookups(redis, policy, self._worth, codec) if redis.redis_url and policy != "never" else None
+        self._lookups = _lookups(redis, codec) if redis.redis_url and policy != "never" else None
+        self._min_asked_bytes = _MIN_ASKED_BYTES[kind] if policy == "auto" else 0
 
     def report(self, meters: Meters) -> None:
         """Adds the memory in use and the state of Redis to the metrics."""
@@ -121,17 +115,16 @@ class Cache(Generic[ValueT]):
     async def get(
         self,
         key: bytes,
-        size: int,
-        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        size_bytes: int,
+        compute: Callable[[], Awaitable[ValueT]],
         *,
         refresh: bool = False,
         is_bulk: bool = False,
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
         """Returns the value of a key and the source of the value. Computes the value if it is not cached.
 
-        `size`: the size of the input, from which the time to compute is estimated. `refresh`: computes always, and
-        replaces the cached value. Interactive and bulk requests do not wait for each other's computations, because bulk
-        work may be delayed.
+        `size_bytes`: the size of the input. `refresh`: computes always, and replaces the cached value. Interactive and
+        bulk requests do not wait for each other's computations, because bulk work may be delayed.
 
         Raises the errors of `compute`. Callers who wait for the same value get the error as well if it applies to them:
         invalid input, or an unavailable stage. After any other error, such as this caller's deadline, they compute the
@@ -149,13 +142,14 @@ class Cache(Generic[ValueT]):
                 raise outcome.error
             if outcome.value is not None:
                 return outcome.value, _HIT_MEMORY
-        return await self._find_or_compute((key, is_bulk), size, compute, refresh=refresh)
+        lookups = self._lookups if size_bytes >= self._min_asked_bytes else None
+        return await self._find_or_compute((key, is_bulk), lookups, compute, refresh=refresh)
 
     async def _find_or_compute(
         self,
         flight: tuple[bytes, bool],
-        size: int,
-        compute: Callable[[], Awaitable[TimedValue[ValueT]]],
+        lookups: "Lookups[ValueT] | None",
+        compute: Callable[[], Awaitable[ValueT]],
         *,
         refresh: bool,
     ) -> tuple[ValueT, "CacheOutcome.ValueType"]:
@@ -165,20 +159,17 @@ class Cache(Generic[ValueT]):
         self._computing[flight] = computing
         shared_outcome: _Outcome[ValueT] = _Outcome()
         try:
-            value, outcome, was_asked = None, _MISS, False
-            if self._lookups and not refresh:
-                value, was_asked = await self._lookups.find(key, size)
-                outcome = _HIT_REDIS if value is not None else _MISS if was_asked else _BYPASS
+            value, was_asked = await lookups.find(key) if lookups and not refresh else (None, False)
+            is_known = value is not None
             if value is None:
-                timed = await compute()
-                value = timed.value
-                self._worth.computed(size, timed.seconds, timed.blocked_s)
-                if self._lookups and self._computing.get(flight) is computing:
-                    self._lookups.store(key, value, is_wanted=was_asked or refresh)
+                value = await compute()
+                if lookups and (was_asked or refresh) and self._computing.get(flight) is computing:
+                    lookups.store(key, value)
             if self._computing.get(flight) is computing:
                 self._memory.put(key, value)
             shared_outcome = _Outcome(value)
-            return value, outcome
+            is_bypassed = self._lookups and not was_asked and not refresh
+            return value, _HIT_REDIS if is_known else _BYPASS if is_bypassed else _MISS
         except (InvalidInput, Unavailable) as error:
             shared_outcome = _Outcome(error=error)
             raise
@@ -192,13 +183,11 @@ class Cache(Generic[ValueT]):
             await self._lookups.close()
 
 
-def _lookups(
-    settings: RedisSettings, policy: CachePolicy, worth: LookupEconomics, codec: ValueCodec[ValueT]
-) -> "Lookups[ValueT]":
+def _lookups(settings: RedisSettings, codec: ValueCodec[ValueT]) -> "Lookups[ValueT]":
     # Imported here, because redis-py takes 0.1 s to import and most processes do not need it.
     from neuronpipe.platform.cache.lookups import Lookups
     from neuronpipe.platform.cache.remote import Remote
 
     timeout_s, connections = settings.redis_timeout_ms / 1000, settings.redis_connections
     remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=connections)
-    return Lookups(remote, policy, worth, codec, ttl_s=settings.redis_ttl_s, connections=connections)
+    return Lookups(remote, codec, ttl_s=settings.redis_ttl_s, connections=connections)

@@ -1,15 +1,14 @@
-"""Look-ups in Redis for a cache: batched, only where they save time, and not at all while Redis does not work."""
+"""Look-ups in Redis for a cache: batched, and none while Redis does not work."""
 
 import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from neuronpipe.core.logs import log, log_fault, log_warning
-from neuronpipe.platform.cache.economics import CachePolicy, LookupEconomics
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.cache.sealing import ValueCodec, ValueT, seal, unseal
 
@@ -107,15 +106,10 @@ class Unstored(Generic[ValueT]):
 
 # The most values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256
-# While the cache is used, look-ups are measured at this interval and this number of times. The larger measurement asks
-# for this number of missing keys.
-_MEASURE_EVERY_S, _MEASUREMENTS, _MEASURED_VALUES = 2.0, 3, 32
 # The limit of a probe, which may have to connect. No request waits for it.
 _PROBE_LIMIT_S = 1.0
-# One key in this number is looked up in the background even where it does not pay, so that the hit rate stays known.
-# The choice depends on the key alone, so that all processes look up and store the same keys.
-_SAMPLED_ONE_IN = 64
-_SAMPLE_EVERY_S = 0.02
+# A key that no value has.
+_PROBED = b"-"
 # The pause after Redis refused to store: it is full or read-only, and can still be read.
 _NO_STORING_S = 1.0
 
@@ -123,7 +117,6 @@ _NO_STORING_S = 1.0
 @dataclass(slots=True, eq=False)
 class _Wanted(Generic[ValueT]):
     key: bytes
-    size: int
     # The value, or None; and whether Redis was asked.
     answer: "asyncio.Future[tuple[ValueT | None, bool]]"
 
@@ -134,8 +127,6 @@ class Lookups(Generic[ValueT]):
     def __init__(
         self,
         remote: Remote,
-        policy: CachePolicy,
-        worth: LookupEconomics,
         codec: ValueCodec[ValueT],
         *,
         ttl_s: int,
@@ -143,19 +134,16 @@ class Lookups(Generic[ValueT]):
     ) -> None:
         self._remote = remote
         self._codec = codec
-        self._policy = policy
-        self._worth = worth
         self._ttl_s = ttl_s
-        # Three connections are reserved: for storing, measuring and sampling.
-        self._max_asking = connections - 3
+        # Two connections are reserved: for storing and probing.
+        self._max_asking = connections - 2
         self._asking = 0
-        self._is_sampling = self._is_closed = False
+        self._is_closed = False
         self._unanswered: set[_Wanted[ValueT]] = set()
         self.breaker = Breaker()
         self._wanted: list[_Wanted[ValueT]] = []
         self._unstored = Unstored(codec)
         self._store_again_s = 0.0
-        self._sample_again_s = 0.0
         self._is_storing = False
         self._is_used, self._has_failed = asyncio.Event(), asyncio.Event()
         self._is_reported = self._is_reached = self._is_fault_logged = False
@@ -167,7 +155,7 @@ class Lookups(Generic[ValueT]):
         """Whether Redis was asked and does not answer."""
         return self._is_reported and not self.breaker.is_closed
 
-    async def find(self, key: bytes, size: int) -> tuple[ValueT | None, bool]:
+    async def find(self, key: bytes) -> tuple[ValueT | None, bool]:
         """Returns the value of a key, if Redis has it, and whether Redis was asked.
 
         All keys of one pass of the event loop are looked up together.
@@ -176,22 +164,17 @@ class Lookups(Generic[ValueT]):
         if not self.breaker.is_closed or self._is_closed:
             return None, False
         loop = asyncio.get_running_loop()
-        wanted = _Wanted(key, size, loop.create_future())
+        wanted = _Wanted(key, loop.create_future())
         if not self._wanted:
             loop.call_soon(self._ask)
         self._wanted.append(wanted)
         self._unanswered.add(wanted)
         return await wanted.answer
 
-    def store(self, key: bytes, value: ValueT, *, is_wanted: bool) -> None:
-        """Stores a value soon, in the background, if it is wanted or if its key is a sampled key."""
+    def store(self, key: bytes, value: ValueT) -> None:
+        """Stores a value soon, in the background."""
         self._is_used.set()
-        if (
-            not self.breaker.is_closed
-            or self._is_closed
-            or time.monotonic() < self._store_again_s
-            or not (is_wanted or _is_sample(key))
-        ):
+        if not self.breaker.is_closed or self._is_closed or time.monotonic() < self._store_again_s:
             return
         self._unstored.add(key, value)
         if not self._is_storing:
@@ -213,28 +196,18 @@ class Lookups(Generic[ValueT]):
         wanted, self._wanted = self._wanted[:_MAX_VALUES], self._wanted[_MAX_VALUES:]
         if self._wanted:
             asyncio.get_running_loop().call_soon(self._ask)
-        chosen = self._choose(wanted)
-        if chosen:
-            self._asking += 1
-            self._start(self._look_up(chosen))
-        are_chosen = set(chosen)
-        others = [entry for entry in wanted if entry not in are_chosen]
-        for entry in others:
-            self._answer(entry, None, was_asked=False)
-        self._sample(others)
-
-    def _choose(self, wanted: list[_Wanted[ValueT]]) -> list[_Wanted[ValueT]]:
         if self._is_closed or not self.breaker.is_closed or self._asking >= self._max_asking:
-            return []
-        if self._policy == "always":
-            return wanted
-        choices = self._worth.choose([entry.size for entry in wanted])
-        return [entry for entry, is_chosen in zip(wanted, choices, strict=True) if is_chosen]
+            for entry in wanted:
+                self._answer(entry, None, was_asked=False)
+        else:
+            self._asking += 1
+            self._start(self._look_up(wanted))
 
     async def _look_up(self, wanted: list[_Wanted[ValueT]]) -> None:
         values: list[ValueT | None] = [None] * len(wanted)
         try:
-            values = await self._get(wanted, self._timed_get)
+            stored = await self._remote.get([entry.key for entry in wanted])
+            values = [self._read(entry.key, value) for entry, value in zip(wanted, stored, strict=True)]
         except RemoteError as error:
             self._fail(error)
         finally:
@@ -247,46 +220,9 @@ class Lookups(Generic[ValueT]):
         if not wanted.answer.done():  # otherwise the caller has left
             wanted.answer.set_result((value, was_asked))
 
-    def _sample(self, others: list[_Wanted[ValueT]]) -> None:
-        now_s = time.monotonic()
-        if (
-            self._policy != "auto"
-            or self._is_sampling
-            or now_s < self._sample_again_s
-            or not self.breaker.is_closed
-            or self._is_closed
-        ):
-            return
-        sample = [entry for entry in others if _is_sample(entry.key) and self._worth.could_save(entry.size)]
-        if sample:
-            self._sample_again_s = now_s + _SAMPLE_EVERY_S
-            self._is_sampling = True
-            self._start(self._look_up_in_background(sample))
-
-    async def _look_up_in_background(self, sample: list[_Wanted[ValueT]]) -> None:
-        try:
-            await self._get(sample, self._remote.get)
-        except RemoteError as error:
-            self._fail(error)
-        finally:
-            self._is_sampling = False
-
-    async def _get(
-        self, wanted: list[_Wanted[ValueT]], get: Callable[[list[bytes]], Awaitable[list[bytes | None]]]
-    ) -> list[ValueT | None]:
-        answers: list[ValueT | None] = []
-        for entry, value in zip(wanted, await get([entry.key for entry in wanted]), strict=True):
-            payload = None if value is None else unseal(entry.key, value)
-            self._worth.found(entry.size, is_hit=payload is not None)
-            answers.append(None if payload is None else self._codec.unpack(payload))
-        return answers
-
-    async def _timed_get(self, keys: list[bytes]) -> list[bytes | None]:
-        began_s, blocked_s = time.perf_counter(), self._worth.blocked_s
-        values = await self._remote.get(keys)
-        # The look-up excludes the time in which the event loop computed meanwhile.
-        self._worth.looked_up(len(keys), time.perf_counter() - began_s - (self._worth.blocked_s - blocked_s))
-        return values
+    def _read(self, key: bytes, stored: bytes | None) -> ValueT | None:
+        payload = None if stored is None else unseal(key, stored)
+        return None if payload is None else self._codec.unpack(payload)
 
     async def _store(self) -> None:
         try:
@@ -306,38 +242,29 @@ class Lookups(Generic[ValueT]):
             self._is_storing = False
 
     async def _watch(self) -> None:
-        """Measures look-ups while the cache is used, which also detects that Redis works again."""
+        """Probes Redis while it does not work and the cache is used."""
         while True:
             await asyncio.sleep(self.breaker.pause_s)
             await self._is_used.wait()
             self._is_used.clear()
+            self._has_failed.clear()
             try:
-                await self._measure()
+                await self._remote.get([_PROBED], limit_s=_PROBE_LIMIT_S)
+                await self._remote.get([_PROBED])  # connected by now, so within the limit of look-ups
             except RemoteError as error:
                 self._fail(error)
                 continue
             except Exception as fault:  # a bug: if this task ended, Redis would never be used again
                 if not self._is_fault_logged:
                     self._is_fault_logged = True
-                    log_fault("measuring Redis failed; it is tried again", fault)
+                    log_fault("probing Redis failed; it is tried again", fault)
                 self._fail(RemoteError(type(fault).__name__))
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_MEASURE_EVERY_S):
-                    await self._has_failed.wait()
-            self._has_failed.clear()
-
-    async def _measure(self) -> None:
-        if not self.breaker.is_closed:
-            await self._remote.get([b"-"], limit_s=_PROBE_LIMIT_S)
-            await self._remote.get([b"-%d" % index for index in range(_MEASURED_VALUES)])
             self.breaker.close()
             if not self._is_reached:
                 self._is_reached = True
                 log("Redis reached")
-        for _ in range(_MEASUREMENTS):
-            await self._timed_get([b"-"])
-            await self._timed_get([b"-%d" % index for index in range(_MEASURED_VALUES)])
+            await self._has_failed.wait()
 
     def _fail(self, error: RemoteError) -> None:
         # One log line for a loss, even if Redis comes and goes before it is stable again.
@@ -356,7 +283,3 @@ class Lookups(Generic[ValueT]):
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):  # a bug: it costs a look-up and fails no request
             log_fault("the cache failed", fault)
-
-
-def _is_sample(key: bytes) -> bool:
-    return key[-1] % _SAMPLED_ONE_IN == 0

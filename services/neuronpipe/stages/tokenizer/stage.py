@@ -1,7 +1,6 @@
 """The pre-process stage: encodes inputs in a thread of each model, and caches encoded inputs."""
 
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from neuronpipe.bundles.served import ServedModels, running_models
 from neuronpipe.core.items import EncodedInput, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
-from neuronpipe.platform.cache.cache import Cache, CacheKind, TimedValue
-from neuronpipe.platform.cache.economics import NO_REDIS, RedisSettings
+from neuronpipe.platform.cache.cache import Cache, CacheKind
+from neuronpipe.platform.cache.settings import NO_REDIS, RedisSettings
 from neuronpipe.platform.process.background import run_apart
-from neuronpipe.platform.process.lanes import Lane, Lanes, is_on_event_loop
+from neuronpipe.platform.process.lanes import Lane, Lanes
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.encoder import PACKING, Encoder
 from neuronpipe.stages.tokenizer.text import LONG_TEXT
@@ -60,16 +59,11 @@ class EncodingModel:
 
     def _check_and_encode(self, item: TokenizeItem) -> EncodedInput:
         self.encoder.check(item.input)
+        return self._encode(item)
+
+    def _encode(self, item: TokenizeItem) -> EncodedInput:
         item.call.check_deadline()
         return self.encoder.encode(item.input)
-
-    def _encode(self, item: TokenizeItem) -> TimedValue[EncodedInput]:
-        item.call.check_deadline()
-        began_s = time.perf_counter()
-        encoded = self.encoder.encode(item.input)
-        seconds = time.perf_counter() - began_s
-        # Encoding in a thread does not block the event loop.
-        return TimedValue(encoded, seconds, blocked_s=seconds if is_on_event_loop() else 0.0)
 
 
 class TokenizerStage:

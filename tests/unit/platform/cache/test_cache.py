@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, Overloaded, Unavailable
-from neuronpipe.platform.cache.cache import Cache, MemoryCache, TimedValue
-from neuronpipe.platform.cache.economics import RedisSettings
+from neuronpipe.platform.cache.cache import Cache, MemoryCache
 from neuronpipe.platform.cache.sealing import ValueCodec
+from neuronpipe.platform.cache.settings import RedisSettings
 
 
 def test_what_was_put_is_found_and_not_driven_out_by_one_large_value() -> None:
@@ -84,10 +84,10 @@ class _Work:
         self.begun = 0
         self.may_end = asyncio.Event()
 
-    async def compute(self) -> TimedValue[bytes]:
+    async def compute(self) -> bytes:
         self.begun += 1
         await self.may_end.wait()
-        return TimedValue(b"value %d" % self.begun, 0.001)
+        return b"value %d" % self.begun
 
 
 @pytest_asyncio.fixture
@@ -102,8 +102,8 @@ def work() -> _Work:
     return _Work()
 
 
-def _failing(error: Exception) -> Callable[[], Awaitable[TimedValue[bytes]]]:
-    async def compute() -> TimedValue[bytes]:
+def _failing(error: Exception) -> Callable[[], Awaitable[bytes]]:
+    async def compute() -> bytes:
         await asyncio.sleep(0)
         raise error
 
@@ -202,8 +202,8 @@ async def test_a_value_that_is_computed_or_found_in_memory_is_not_serialized() -
 
     value = object()
 
-    async def compute() -> TimedValue[object]:
-        return TimedValue(value, 0.001)
+    async def compute() -> object:
+        return value
 
     settings = RedisSettings()
     cache: Cache[object] = Cache("tokens", 1 << 20, settings, "auto", ValueCodec(refuse, refuse, lambda value: 100))

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from neuronpipe.platform.cache.economics import CachePolicy, LookupEconomics
 from neuronpipe.platform.cache.lookups import Breaker, Lookups
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.cache.sealing import ValueCodec, seal
@@ -120,12 +119,10 @@ class _Redis(Remote):
 
 
 @asynccontextmanager
-async def _lookups(
-    redis: _Redis, policy: CachePolicy = "always", worth: LookupEconomics | None = None
-) -> AsyncIterator[Lookups[bytes]]:
-    lookups = Lookups(redis, policy, worth or LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+async def _lookups(redis: _Redis) -> AsyncIterator[Lookups[bytes]]:
+    lookups = Lookups(redis, _BYTES, ttl_s=60, connections=_CONNECTIONS)
     try:
-        await lookups.find(b"first", 1)
+        await lookups.find(b"first")
         await _settle()
         assert lookups.breaker.is_closed
         yield lookups
@@ -138,22 +135,13 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def _unworthy() -> LookupEconomics:
-    """Estimates by which no look-up is worth it, though it could be."""
-    worth = LookupEconomics()
-    worth.computed(100, 100e-6, 0)
-    for _ in range(500):
-        worth.found(100, is_hit=False)
-    return worth
-
-
 @pytest.mark.parametrize(("wanted", "questions"), [(100, [100]), (600, [256, 256, 88])])
 async def test_what_is_wanted_in_one_pass_is_one_question_or_as_few_as_it_fits_into(
     wanted: int, questions: list[int]
 ) -> None:
     redis = _Redis()
     async with _lookups(redis) as lookups:
-        await asyncio.gather(*(lookups.find(b"%d" % number, 1) for number in range(wanted)))
+        await asyncio.gather(*(lookups.find(b"%d" % number) for number in range(wanted)))
     assert [len(keys) for keys in redis.asked] == questions
 
 
@@ -162,65 +150,29 @@ async def test_nobody_waits_for_a_connection() -> None:
     async with _lookups(redis) as lookups:
         redis.answers.clear()
         waiting = []
-        for number in range(_CONNECTIONS - 3):
-            waiting.append(asyncio.create_task(lookups.find(b"%d" % number, 1)))
+        for number in range(_CONNECTIONS - 2):
+            waiting.append(asyncio.create_task(lookups.find(b"%d" % number)))
             await _settle()
-        assert await lookups.find(b"one more", 1) == (None, False)
+        assert await lookups.find(b"one more") == (None, False)
         redis.answers.set()
-        assert await asyncio.gather(*waiting) == [(None, True)] * (_CONNECTIONS - 3)
+        assert await asyncio.gather(*waiting) == [(None, True)] * (_CONNECTIONS - 2)
 
 
 async def test_a_failure_lets_everybody_go_on_and_is_the_last() -> None:
     redis = _Redis()
     async with _lookups(redis) as lookups:
         redis.fails = True
-        assert await asyncio.gather(*(lookups.find(b"%d" % number, 1) for number in range(10))) == [(None, True)] * 10
-        assert await lookups.find(b"later", 1) == (None, False)
+        assert await asyncio.gather(*(lookups.find(b"%d" % number) for number in range(10))) == [(None, True)] * 10
+        assert await lookups.find(b"later") == (None, False)
     assert len(redis.asked) == 1
-
-
-async def test_what_is_not_worth_asking_for_is_sampled_by_its_key_in_the_background() -> None:
-    redis = _Redis()
-    async with _lookups(redis, "auto", _unworthy()) as lookups:
-        redis.answers.clear()  # nobody waits for a sample
-        keys = [bytes([number]) for number in range(256)]
-        assert await asyncio.gather(*(lookups.find(key, 100) for key in keys)) == [(None, False)] * 256
-        await _settle()
-        assert redis.asked == [[bytes([number]) for number in (0, 64, 128, 192)]]
-        await asyncio.gather(*(lookups.find(key, 100) for key in keys))
-        await asyncio.sleep(0.05)
-        await asyncio.gather(*(lookups.find(key, 100) for key in keys))
-        await _settle()
-        assert len(redis.asked) == 1  # one at a time
-
-
-async def test_samples_are_stored_though_nobody_asked() -> None:
-    redis = _Redis()
-    async with _lookups(redis, "auto", _unworthy()) as lookups:
-        for number in range(256):
-            lookups.store(bytes([number]), b"value", is_wanted=False)
-        await _settle()
-    assert redis.values == {bytes([number]): seal(bytes([number]), b"value") for number in (0, 64, 128, 192)}
-
-
-async def test_hits_of_samples_make_look_ups_worth_it_again() -> None:
-    redis, worth = _Redis(), _unworthy()
-    async with _lookups(redis, "auto", worth) as lookups:
-        redis.values = {bytes([number]): seal(bytes([number]), b"value") for number in range(256)}
-        async with asyncio.timeout(20):
-            while await lookups.find(b"\1", 100) == (None, False):
-                worth.computed(100, 1.0, 0)
-                await asyncio.gather(*(lookups.find(bytes([number]), 100) for number in (0, 64, 128, 192)))
-                await asyncio.sleep(0.002)
-        assert await lookups.find(b"\1", 100) == (b"value", True)
 
 
 async def test_what_is_stored_without_being_looked_up_before_connects() -> None:
     redis = _Redis()
-    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
-    lookups.store(b"key", b"value", is_wanted=True)
+    lookups = Lookups(redis, _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    lookups.store(b"key", b"value")
     await _settle()
-    lookups.store(b"key", b"value", is_wanted=True)
+    lookups.store(b"key", b"value")
     await _settle()
     await lookups.close()
     assert redis.values == {b"key": seal(b"key", b"value")}
@@ -230,7 +182,7 @@ async def test_who_waits_is_let_go_at_the_end() -> None:
     redis = _Redis()
     async with _lookups(redis) as lookups:
         redis.answers.clear()
-        waiting = [asyncio.create_task(lookups.find(b"%d" % number, 1)) for number in range(3)]
+        waiting = [asyncio.create_task(lookups.find(b"%d" % number)) for number in range(3)]
         await asyncio.sleep(0)
     assert [asked for _, asked in await asyncio.wait_for(asyncio.gather(*waiting), 5)] in ([False] * 3, [True] * 3)
 
@@ -239,8 +191,8 @@ async def test_too_much_to_store_is_dropped() -> None:
     redis = _Redis()
     async with _lookups(redis) as lookups:
         for number in range(20):
-            lookups.store(b"%d" % number, bytes(1 << 20), is_wanted=True)
-        lookups.store(b"too large by itself", bytes((1 << 20) + 1), is_wanted=True)
+            lookups.store(b"%d" % number, bytes(1 << 20))
+        lookups.store(b"too large by itself", bytes((1 << 20) + 1))
         await _settle()
     assert len(redis.values) == 8
 
@@ -248,14 +200,14 @@ async def test_too_much_to_store_is_dropped() -> None:
 async def test_a_fault_while_measuring_does_not_end_the_use_of_redis(caplog: pytest.LogCaptureFixture) -> None:
     redis = _Redis()
     redis.fault = ZeroDivisionError("unexpected")
-    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    lookups = Lookups(redis, _BYTES, ttl_s=60, connections=_CONNECTIONS)
     with caplog.at_level(logging.ERROR, "neuronpipe"):
         async with asyncio.timeout(10):
             while not lookups.breaker.is_closed:
-                await lookups.find(b"key", 1)
+                await lookups.find(b"key")
                 await asyncio.sleep(0.01)
         redis.values[b"key"] = seal(b"key", b"value")
-        assert await lookups.find(b"key", 1) == (b"value", True)
+        assert await lookups.find(b"key") == (b"value", True)
     await lookups.close()
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
@@ -269,11 +221,11 @@ async def test_faults_while_measuring_are_logged_once_with_pauses_between_them(
             raise ZeroDivisionError
 
     redis = Faulty()
-    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    lookups = Lookups(redis, _BYTES, ttl_s=60, connections=_CONNECTIONS)
     with caplog.at_level(logging.ERROR, "neuronpipe"):
         async with asyncio.timeout(10):
             while redis.measured < 2:
-                assert await lookups.find(b"key", 1) == (None, False)
+                assert await lookups.find(b"key") == (None, False)
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.05)  # the next one is due after 0.2 s
         assert redis.measured == 2
@@ -291,9 +243,9 @@ async def test_what_is_packed_in_one_pass_of_the_event_loop_is_limited() -> None
     stored: list[int] = []
     async with _lookups(Counting()) as lookups:
         for number in range(8):
-            lookups.store(b"%d" % number, bytes(100_000), is_wanted=True)
+            lookups.store(b"%d" % number, bytes(100_000))
         for number in range(300):
-            lookups.store(b"small %d" % number, b"value", is_wanted=True)
+            lookups.store(b"small %d" % number, b"value")
         await _settle()
     # 256 KiB or 256 values at a time.
     assert stored == [3, 3, 256, 46]
@@ -301,11 +253,11 @@ async def test_what_is_packed_in_one_pass_of_the_event_loop_is_limited() -> None
 
 async def test_a_redis_that_was_not_asked_yet_is_not_away() -> None:
     redis = _Redis()
-    lookups = Lookups(redis, "always", LookupEconomics(), _BYTES, ttl_s=60, connections=_CONNECTIONS)
+    lookups = Lookups(redis, _BYTES, ttl_s=60, connections=_CONNECTIONS)
     found = [lookups.is_away]
     redis.fails = True
     redis.fault = RemoteError("refused")
-    await lookups.find(b"first", 1)
+    await lookups.find(b"first")
     await _settle()
     assert [*found, lookups.is_away] == [False, True]
     await lookups.close()
