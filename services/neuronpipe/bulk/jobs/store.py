@@ -27,7 +27,7 @@ from neuronpipe.bulk.jobs.job import (
 from neuronpipe.bulk.jobs.settings import JobStoreSettings
 from neuronpipe.core.errors import InternalError, NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
-from neuronpipe.platform.cache.remote import open_client
+from neuronpipe.platform.cache.remote import ask_apart, open_client
 
 ReadT = TypeVar("ReadT")
 
@@ -363,10 +363,7 @@ class JobStore:
 
     async def _read_reply(self, reply: Any, read: Callable[[Any], ReadT]) -> ReadT:
         """Reads a reply. For a reply that Redis would not give, redis-py and `read` raise various exceptions."""
-        # A task of its own: while redis-py sends a command, Python 3.11 may swallow a cancellation (bpo-42130).
-        asking = asyncio.ensure_future(reply)
-        self._asking.add(asking)
-        asking.add_done_callback(self._answered)
+        asking = ask_apart(reply, self._asking)
         try:
             await asyncio.wait({asking})
             return read(asking.result())
@@ -385,11 +382,6 @@ class JobStore:
             raise Unavailable(f"the Redis of jobs does not answer ({type(error).__name__})") from error
         finally:
             asking.cancel()
-
-    def _answered(self, asking: "asyncio.Future[Any]") -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # marks the exception as retrieved; the caller has it already, or has left
 
 
 def _faults(information: Mapping[str, Any]) -> list[str]:

@@ -129,10 +129,7 @@ class Remote:
             await client.aclose()
 
     async def _within_limit(self, call: Awaitable[ReplyT], limit_s: float | None = None) -> ReplyT:
-        # A task of its own: when redis-py is cancelled, it may take long to clean up, or swallow the cancellation.
-        asking = asyncio.ensure_future(call)
-        self._asking.add(asking)
-        asking.add_done_callback(self._end)
+        asking = ask_apart(call, self._asking)
         try:
             await asyncio.wait({asking}, timeout=limit_s or self._timeout_s)
         finally:
@@ -144,10 +141,21 @@ class Remote:
             raise RemoteError(_reason(error)) from error
         return asking.result()
 
-    def _end(self, asking: "asyncio.Future[Any]") -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # marks the exception as retrieved; the caller has it already
+
+def ask_apart(call: Awaitable[ReplyT], asking: "set[asyncio.Future[Any]]") -> "asyncio.Future[ReplyT]":
+    """Sends a command in a task of its own, which is in `asking` until it ends: when redis-py is cancelled, it may take
+    long to clean up, or swallow the cancellation (also bpo-42130, in Python 3.11).
+    """
+
+    def end(ended: "asyncio.Future[ReplyT]") -> None:
+        asking.discard(ended)
+        if not ended.cancelled():
+            ended.exception()  # marks the exception as retrieved; the caller has it already, or has left
+
+    reply = asyncio.ensure_future(call)
+    asking.add(reply)
+    reply.add_done_callback(end)
+    return reply
 
 
 def open_client(url: str, options: Mapping[str, Any]) -> "tuple[Redis | RedisCluster, Sequence[Redis]]":
