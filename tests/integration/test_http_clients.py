@@ -16,6 +16,7 @@ import openai
 import pytest
 from PIL import Image
 
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
 from neuronpipe.client import Client
 from tests.systems.http_server import HttpServer, running_http_server
 
@@ -121,6 +122,24 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
     ]
 
 
+def test_coheres_vectors(http_server: HttpServer, ours: Client) -> None:
+    asked: dict[str, Any] = {"model": "minilm", "texts": [_TEXT, "Another."], "input_type": "search_query"}
+    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
+        default = client.embed(**asked)
+        short = client.embed(**asked, embedding_types=["float", "ubinary"], output_dimension=16)
+        with pytest.raises(cohere.BadRequestError, match="output_dimension: 999, the model has 384"):
+            client.embed(**asked, output_dimension=999)
+
+    def vectors(**options: Any) -> list[Any]:
+        return [ours.embed("minilm", text, **options) for text in asked["texts"]]
+
+    np.testing.assert_allclose(default.embeddings.float_, vectors(), atol=_TOLERANCE)
+    np.testing.assert_allclose(short.embeddings.float_, vectors(dimensions=16), atol=_TOLERANCE)
+    packed = vectors(dimensions=16, precision=EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY)
+    np.testing.assert_array_equal(short.embeddings.ubinary, packed)
+    assert short.meta.billed_units.input_tokens > len(asked["texts"])
+
+
 def test_what_clients_expect_and_do_not_get(
     http_server: HttpServer, hub: Callable[[str], Any], openai_client: Any
 ) -> None:
@@ -131,7 +150,7 @@ def test_what_clients_expect_and_do_not_get(
         openai_client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
         with pytest.raises(cohere.NotFoundError):
-            client.embed(model="minilm", texts=["a"], input_type="search_query", embedding_types=["float"])
+            client.chat(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
         with pytest.raises(cohere.BadRequestError):
             client.rerank(model="reranker", query="Who sat?", documents=["a"], max_tokens_per_doc=9)
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is none of the model's prompts"):

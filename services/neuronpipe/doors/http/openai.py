@@ -1,6 +1,5 @@
 """OpenAI's embeddings and list of models."""
 
-from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -15,12 +14,12 @@ from neuronpipe.doors.http.bodies import Count, KeptTokens, ModelBody, TextsOrTo
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
-from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
+from neuronpipe.doors.vectors import PRECISIONS, base64_of, embedding_input, listed, numbers, prompt_of_word
 
 
 @with_fields(
-    fixed(add_special_tokens=True, output_dtype="float", embedding_type="float", embed_dtype="float32")
-    | fixed(late_chunking=False, return_multivector=False, modality="text")
+    fixed(add_special_tokens=True, embed_dtype="float32", late_chunking=False, return_multivector=False)
+    | fixed(modality="text")
 )
 class EmbeddingsRequest(ModelBody):
     """OpenAI's fields, and fields of vLLM, Voyage and Jina."""
@@ -49,10 +48,15 @@ class EmbeddingsRequest(ModelBody):
     prompt_name: str | None = Field(None, description="a prompt of the model instead of its default prompt")
     input_type: str | None = Field(None, description="Voyage's, Cohere's word for a prompt of the model")
     task: str | None = Field(None, description="Jina's word for a prompt of the model")
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
+        "float",
+        validation_alias=AliasChoices("output_dtype", "embedding_type"),
+        description="Voyage's, Jina's: the numbers of the vectors; binary: eight dimensions in a byte",
+    )
     endianness: Annotated[Any, only("native", "little")] = None
 
 
-_VECTOR = Annotated[list[float] | str, Field(description="numbers, or float32 little-endian in Base64")]
+_VECTOR = Annotated[list[float] | str, Field(description="numbers, or their bytes, little-endian, in Base64")]
 _EMBEDDING: Any = named("Embedding", object=Literal["embedding"], index=int, embedding=_VECTOR)
 _USAGE = named("EmbeddingsUsage", prompt_tokens=int, total_tokens=int)
 _LIST = Literal["list"]
@@ -63,11 +67,7 @@ EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", Embeddi
 _get = partial(Route, "GET", error_form=OPENAI_ERROR)
 MODELS = _get("/v1/models", "OpenAI: the models", gives=named("ModelList", object=_LIST, data=list[_MODEL]))
 MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
-_FIELDS = {"text": "input…", "token_ids": "input…", "truncation": "truncate"}
-# The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
-_QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
-_DOCUMENT = ("document", "passage", "corpus")
-_FOUND = (*_DOCUMENT, "search_document", "retrieval.passage")
+_FIELDS = {"text": "input…", "token_ids": "input…", "truncation": "truncate", "precision": "output_dtype"}
 
 
 async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -112,28 +112,18 @@ def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> l
 def _options(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> dict[str, Any]:
     max_tokens = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
     options = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
+    options["precision"] = PRECISIONS[body.output_dtype]
     return options | {"prompt_name": _prompt_name(body, prompt_names)} | kept_tokens(max_tokens, body.truncation_side)
 
 
 def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
-    """Returns the name of the prompt that a request asks for; empty for the model's default prompt.
-
-    As with sentence-transformers, a document gets the default prompt of a model that has a prompt for queries alone.
-    Raises InvalidInput.
-    """
+    """Returns the name of the prompt that a request asks for; empty for the default prompt. Raises InvalidInput."""
     named_fields = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
     if not named_fields or named_fields == ["prompt_name"]:
         return body.prompt_name or ""
     if named_fields[1:]:
         raise InvalidInput(named_fields[1], f"says the same as {named_fields[0]}; send one of them")
-    word = getattr(body, named_fields[0])
-    names_in_lower_case = {name.lower(): name for name in names}
-    for candidate in (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),))):
-        if candidate.lower() in names_in_lower_case:
-            return names_in_lower_case[candidate.lower()]
-    if word in _FOUND and any("query" in name for name in names_in_lower_case):
-        return ""
-    raise InvalidInput(named_fields[0], f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
+    return prompt_of_word(named_fields[0], getattr(body, named_fields[0]), names)
 
 
 def embeddings_answer(
@@ -142,7 +132,7 @@ def embeddings_answer(
     """Returns the answer for write_body. `model`: the caller's name of the model. `tokens`: tokens of all inputs."""
 
     def written(result: SentenceEmbeddingResult) -> Any:
-        return b64encode(float32_bytes(result)).decode() if body.encoding_format == "base64" else vector(result)
+        return base64_of(result) if body.encoding_format == "base64" else numbers(result)
 
     return {
         "object": "list",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
+    EmbeddingPrecision,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
@@ -65,7 +66,6 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
         ("instruction", "Find."),
         ("messages", [{"role": "user", "content": "a"}]),
         ("foo", 1),
-        ("output_dtype", "int8"),
         ("late_chunking", True),
         ("add_special_tokens", False),
     ],
@@ -125,7 +125,7 @@ async def test_a_prompt_that_the_model_does_not_have_is_refused(
 
 
 async def test_the_words_of_other_clients_are_understood_and_their_defaults_change_nothing(browser: Browser) -> None:
-    defaults = {"output_dtype": "float", "embedding_type": "float", "late_chunking": False, "modality": "text"}
+    defaults = {"embedding_type": "float", "late_chunking": False, "modality": "text"}
     defaults |= {"priority": 0, "embed_dtype": "float32", "endianness": "native", "metadata": {"a": "b"}}
     asked = {"output_dimension": 7, "truncation": True, "normalized": False, "truncation_side": "left"}
     status, _ = await browser.post("/v1/embeddings", {"model": "small", "input": "a", **defaults, **asked})
@@ -138,6 +138,28 @@ async def test_the_words_of_other_clients_are_understood_and_their_defaults_chan
 async def test_base64_is_of_float32_in_little_endian(browser: Browser) -> None:
     _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc", "encoding_format": "base64"})
     assert np.frombuffer(b64decode(body["data"][0]["embedding"]), "<f4").tolist() == [3, -3]
+
+
+@pytest.mark.parametrize(
+    ("word", "precision", "dtype"),
+    [
+        ("output_dtype", EmbeddingPrecision.EMBEDDING_PRECISION_INT8, "int8"),
+        ("output_dtype", EmbeddingPrecision.EMBEDDING_PRECISION_UINT8, "uint8"),
+        ("embedding_type", EmbeddingPrecision.EMBEDDING_PRECISION_BINARY, "binary"),
+        ("embedding_type", EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY, "ubinary"),
+    ],
+)
+async def test_voyage_and_jina_name_the_numbers_of_a_vector(
+    word: str, precision: "EmbeddingPrecision.ValueType", dtype: str
+) -> None:
+    result = SentenceEmbeddingResult(packed=b"\x01\xff", precision=precision)
+    browser = Browser(_SPECS, lambda _: TaskResult(sentence_embedding=result))
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", word: dtype})
+    assert body["data"][0]["embedding"] == ([1, 255] if dtype.startswith("u") else [1, -1])
+    assert browser.inputs[0].sentence_embedding.precision == precision
+    asked = {"model": "small", "input": "a", word: dtype, "encoding_format": "base64"}
+    _, body = await browser.post("/v1/embeddings", asked)
+    assert b64decode(body["data"][0]["embedding"]) == b"\x01\xff"
 
 
 async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
