@@ -97,6 +97,17 @@ def test_openai_models(openai_client: Any, ours: Client) -> None:
     assert openai_client.models.retrieve("minilm").id == "minilm"
 
 
+def test_openai_moderations(openai_client: Any, ours: Client) -> None:
+    texts = [_TEXT, "Another."]
+    answer = openai_client.moderations.create(model="classifier", input=texts)
+    for result, text in zip(answer.results, texts, strict=True):
+        scores = _labels(ours.classify("classifier", text, top_k=4))
+        assert result.category_scores.to_dict() == scores
+        assert result.flagged == any(label.score >= 0.5 for label in ours.classify("classifier", text))
+    with pytest.raises(openai.BadRequestError):
+        openai_client.moderations.create(model="minilm", input=_TEXT)
+
+
 def test_openai_errors(openai_client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         openai_client.embeddings.create(model="unknown", input="a")

@@ -8,6 +8,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.http import (
     cohere,
     huggingface,
+    moderations,
     native,
     oip,
     openai,
@@ -32,6 +33,7 @@ _PROTOCOLS = (
     openai_text,
     openai_responses,
     cohere,
+    moderations,
     rerank,
     tei,
     tgi,
