@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.vectors import VECTOR_OPTIONS
 
 _NO_PLACE = (None, None)
 # The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
@@ -60,18 +61,26 @@ def text_input(task: str, text: str, **options: Any) -> tasks.TaskInput:
     return tasks.TaskInput(**{task: fields})
 
 
-def embedding_input(text: str | list[int], **options: Any) -> tasks.TaskInput:
-    """Returns the input of a sentence embedding for a text, or for its token ids."""
-    if isinstance(text, str):
-        return text_input("sentence_embedding", text, **options)
-    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=text, **options))
+def embedding_input(value: str | list[int] | bytes, **options: Any) -> tasks.TaskInput:
+    """Returns the input of an embedding of a text, its token ids, or an image, which takes only options of vectors."""
+    if isinstance(value, str):
+        return text_input("sentence_embedding", value, **options)
+    if isinstance(value, bytes):
+        of_vectors = {name: options[name] for name in VECTOR_OPTIONS if name in options}
+        return tasks.TaskInput(image_embedding=tasks.ImageEmbeddingInput(image=value, **of_vectors))
+    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=value, **options))
 
 
-def listed(inputs: str | list[str] | list[int] | list[list[int]]) -> tuple[Sequence[str | list[int]], bool]:
-    """Returns the inputs, and whether they are a list. A text or a list of token ids is a single input."""
-    if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
+def embedding_of(result: tasks.TaskResult) -> tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult:
+    """Returns the vector of a text or an image."""
+    return result.image_embedding if result.HasField("image_embedding") else result.sentence_embedding
+
+
+def listed(inputs: Any) -> tuple[Sequence[Any], bool]:
+    """Returns the inputs, and whether they are a list. A text, an object or a list of token ids is a single input."""
+    if not isinstance(inputs, list) or (inputs and isinstance(inputs[0], int)):
         return [inputs], False
-    return cast(list[str | list[int]], inputs), True
+    return inputs, True
 
 
 def float32_bytes(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> bytes:

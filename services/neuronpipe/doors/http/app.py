@@ -26,7 +26,6 @@ from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import STRICT_FIELD, UnknownFields, read_body, write_body
 from neuronpipe.doors.http.caller import Receive, RequestCaller, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.messages import MessageBody
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
@@ -136,9 +135,7 @@ class App:
         self._routes = RouteTable(handlers)
         for route, _ in handlers:
             if route.takes and not route.is_raw:
-                # Texts in the body of a message may be images in Base64.
-                takes_images = isinstance(route.takes, type) and issubclass(route.takes, MessageBody)
-                limit = sys.maxsize if takes_images else self._max_input_bytes
+                limit = sys.maxsize if route.takes_images else self._max_input_bytes
                 self._readers[route.key] = partial(read_body, TypeAdapter(route.takes), max_text_bytes=limit)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:

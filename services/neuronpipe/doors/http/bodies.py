@@ -9,10 +9,10 @@ import re
 import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -186,6 +186,39 @@ TextsOrTokens = Annotated[
     str | Many[str] | TokenIds | Many[TokenIds],
     Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),
 ]
+
+
+class Address(Body):
+    harmless = HARMLESS | {"detail"}
+
+    url: str
+
+
+class Part(Body):
+    """A text or an image in Base64: `text` or `image` of Jina, or a part of OpenAI's, vLLM's and Cohere's contents."""
+
+    type: Literal["text", "image_url", "input_text", "input_image"] | None = None
+    text: str | None = None
+    image: str | None = None
+    image_url: str | Address | None = None
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        names = [name for name in ("text", "image", "image_url") if name in self.model_fields_set]
+        if len(names) != 1:
+            problem = "a part must have one of text, image and image_url"
+            raise PydanticCustomError(_UNKNOWN, problem, {"field": names[-1] if names else "text"})
+        return self
+
+    @property
+    def value(self) -> str | bytes:
+        """The text, or the bytes of the image. Raises InvalidInput."""
+        if self.text is not None:
+            return self.text
+        image = self.image_url or self.image or ""
+        return read_image(image.url if isinstance(image, Address) else image)
+
+
 _FORMS: Mapping[OptionKind, Any] = {
     "float": float,
     "bool": bool,
@@ -263,6 +296,12 @@ def _longest_list(data: bytes) -> str:
         if end - match.end() > longest:
             longest, name = end - match.end(), match[1].decode()
     return name
+
+
+def embedding_task(inputs: Sequence[Any]) -> str:
+    """Returns the task of a model that makes vectors of these inputs: images alone, or also texts."""
+    is_image = inputs and all(isinstance(part, Part) and part.text is None for part in inputs)
+    return "image_embedding" if is_image else "sentence_embedding"
 
 
 def texts_of(texts: str | list[str]) -> list[str]:
@@ -345,6 +384,16 @@ def read_base64(text: str) -> bytes:
         return b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise ValueError("is no Base64") from None
+
+
+def read_image(text: str) -> bytes:
+    """Returns the bytes of an image in Base64. Raises InvalidInput for the field `image`."""
+    if text.startswith(("http://", "https://")):
+        raise InvalidInput("image", "is an address; send the image itself, in Base64")
+    try:
+        return read_base64(text)
+    except ValueError as error:
+        raise InvalidInput("image", str(error)) from None
 
 
 def write_body(value: Any) -> bytes:

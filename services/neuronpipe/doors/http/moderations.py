@@ -53,9 +53,8 @@ async def _moderations(inference: Inference, request: HttpRequest) -> HttpRespon
     texts = [part if isinstance(part, str) else part.text for part in texts_of(body.input)]  # type: ignore[arg-type]
     make = partial(text_input, "text_classification", **options)
     inputs = Inputs("input", texts, make, _FIELDS, is_list=isinstance(body.input, list))
-    scored = [
-        result.result.message.text_classification.labels for result in await inference.each(request.call, model, inputs)
-    ]
+    answers = await inference.each(request.call, model, inputs)
+    scored = [[*answer.result.message.text_classification.labels] for answer in answers]
     if isinstance(body.input, list) and isinstance(body.input[0], TextPart):
         scored = [[label for labels in scored for label in labels]]
     results = [_result(_category_scores(labels, spec)) for labels in scored]

@@ -8,6 +8,8 @@ import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from neuronpipe.api.v1.tasks_pb2 import (
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
@@ -124,3 +126,38 @@ async def test_long_texts_are_cut_as_cohere_cuts_them(
     await browser.post("/v2/embed", {"texts": ["a"], "input_type": "search_query"} | asked)
     expected = SentenceEmbeddingInput(text="a", skip_normalize=True, truncation=truncation, truncation_tokens=tokens)
     assert browser.inputs == [TaskInput(sentence_embedding=expected)]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"images": ["data:image/png;base64,aW1hZ2U="]},
+        {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,aW1hZ2U="}}]}]},
+    ],
+    ids=str,
+)
+async def test_images_become_vectors(asked: dict[str, Any]) -> None:
+    spec = model_spec("image_embedding", embedding_dimensions=8, lowest=_LOWEST, highest=_HIGHEST)
+    result = TaskResult(image_embedding=ImageEmbeddingResult(embedding=_VECTOR))
+    browser = Browser([spec], lambda _: result)
+    _, answer = await browser.post("/v2/embed", asked | {"input_type": "image", "embedding_types": ["ubinary"]})
+    assert answer["embeddings"] == {"ubinary": [[0b10110110]]}
+    image = ImageEmbeddingInput(image=b"image", skip_normalize=True)
+    assert browser.inputs == [TaskInput(image_embedding=image)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"texts": ["a"], "images": ["aW1hZ2U="]}, "must have one of texts, images and inputs"),
+        ({}, "must have one of texts, images and inputs"),
+        ({"images": ["aW1hZ2U=", "http://a/b"]}, "images[1]: is an address; send the image itself"),
+        ({"inputs": [{"content": 2 * [{"type": "text", "text": "a"}]}]}, "inputs[0].content: list should have at most"),
+    ],
+    ids=str,
+)
+async def test_an_error_names_the_image(asked: dict[str, Any], message: str) -> None:
+    browser = Browser([model_spec("image_embedding")], _answer)
+    status, answer = await browser.post("/v2/embed", asked | {"input_type": "image"})
+    assert (status, browser.inputs) == (400, [])
+    assert message in answer["message"]

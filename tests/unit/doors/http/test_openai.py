@@ -9,6 +9,8 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
     EmbeddingPrecision,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
@@ -64,7 +66,6 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
     [
         ("prompt", "query: "),
         ("instruction", "Find."),
-        ("messages", [{"role": "user", "content": "a"}]),
         ("foo", 1),
         ("late_chunking", True),
         ("add_special_tokens", False),
@@ -291,3 +292,64 @@ async def test_results_that_are_too_large_together_are_refused() -> None:
     assert body["error"]["message"].startswith(
         "input: the results are too large for one response, the limit is 1024 bytes"
     )
+
+
+_IMAGE = {"url": "data:image/png;base64,aW1hZ2U="}
+_PARTS: list[dict[str, Any]] = [
+    {"type": "image_url", "image_url": _IMAGE | {"detail": "auto"}},
+    {"type": "input_image", "image_url": _IMAGE["url"]},
+    {"image": "aW1hZ2U="},
+    {"image": _IMAGE["url"]},
+]
+
+
+def _image_browser() -> Browser:
+    def answer(input: TaskInput) -> TaskResult:
+        if input.HasField("image_embedding"):
+            return TaskResult(image_embedding=ImageEmbeddingResult(embedding=[1, 2]))
+        return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[3, 4]))
+
+    return Browser([model_spec("image_embedding", also_answers=("sentence_embedding",))], answer, max_input_bytes=64)
+
+
+async def test_images_of_every_form_become_vectors_among_those_of_texts() -> None:
+    browser = _image_browser()
+    parts = [*_PARTS, {"type": "text", "text": "a"}, {"text": "b"}, "c"]
+    _, body = await browser.post("/v1/embeddings", {"input": parts, "dimensions": 2, "normalize": False})
+    assert [one["embedding"] for one in body["data"]] == [*4 * [[1, 2]], *3 * [[3, 4]]]
+    image = ImageEmbeddingInput(image=b"image", dimensions=2, skip_normalize=True)
+    assert browser.inputs[:4] == 4 * [TaskInput(image_embedding=image)]
+    assert [input.sentence_embedding.text for input in browser.inputs[4:]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", [[_PARTS[0]], [{"type": "text", "text": "a"}], "a"], ids=str)
+async def test_vllms_messages_are_a_text_or_an_image(content: object) -> None:
+    browser = _image_browser()
+    _, body = await browser.post("/v1/embeddings", {"messages": [{"role": "user", "content": content}]})
+    assert body["data"][0]["embedding"] == ([1, 2] if content == [_PARTS[0]] else [3, 4])
+
+
+async def test_an_image_may_be_larger_than_a_text() -> None:
+    browser = _image_browser()
+    status, _ = await browser.post("/v1/embeddings", {"input": {"image": 400 * "aaaa"}})
+    assert (status, len(browser.inputs[0].image_embedding.image)) == (200, 1200)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "problem"),
+    [
+        ({"input": ["a", {"image": "https://example.com/a.png"}]}, "input[1]", "is an address; send the image itself"),
+        ({"input": [{"image": ""}, {"image": "é"}]}, "input[1]", "is no Base64"),
+        ({"input": {"image": "a", "text": "b"}}, "input.image", "must have one of text, image and image_url"),
+        ({"input": {"type": "text"}}, "input", "must have one of text, image and image_url"),
+        ({"input": [{"type": "audio", "text": "b"}]}, "input[0].type", "input should be 'text'"),
+        ({"messages": [{"role": "user", "content": _PARTS[:2]}]}, "messages[0].content", "at most 1 item"),
+        ({"messages": [{"role": "user", "content": "a"}], "input": "a"}, "input", "is not supported"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_part_is_named(body: dict[str, Any], field: str, problem: str) -> None:
+    browser = _image_browser()
+    status, answer = await browser.post("/v1/embeddings", body)
+    assert (status, answer["error"]["param"], browser.inputs) == (400, field, [])
+    assert problem in answer["error"]["message"]
