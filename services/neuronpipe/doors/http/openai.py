@@ -76,7 +76,7 @@ class EmbeddingOptions(ModelBody):
     endianness: Annotated[Any, only("native", "little")] = None
 
 
-# Texts among parts are parts, too.
+# A text in a list of parts counts as a part.
 _PartOrText = Annotated[Part, BeforeValidator(lambda value: {"text": value} if isinstance(value, str) else value)]
 
 
