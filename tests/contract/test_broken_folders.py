@@ -276,6 +276,8 @@ _CONFIGS: tuple[dict[str, Any], ...] = (
     {"dtype": "float17"},
     {"pruned_heads": {"0": [1]}},
     {"problem_type": "guessing"},
+    {"moderation_categories": {"no such label": "hate"}},
+    {"moderation_categories": ["hate"]},
 )
 _MODULES: tuple[tuple[str, Any], ...] = (
     ("modules.json", {"a": 1}),

@@ -14,6 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
 from neuronpipe.client import Client
 from tests.integration.frameworks.calls import CHAT, DOCUMENTS, MANY, MAX_TOKENS, QUERY, SCHEMA, TEXTS
 from tests.systems.http_server import HttpServer, running_http_server
@@ -164,6 +165,19 @@ def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> No
     )
     ranked = ours.rerank("reranker", QUERY, DOCUMENTS)
     _check(found["rerank"], [[one.index, one.score] for one in ranked])
+
+
+def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
+    found = _ask("voyage", http_server, tmp_path)
+    _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])
+    binary = EmbeddingPrecision.EMBEDDING_PRECISION_BINARY
+    packed = [ours.embed("minilm", text, precision=binary, dimensions=16).tolist() for text in TEXTS]
+    assert found["binary"] == packed
+    assert found["tokens"] > len(TEXTS)
+    [best] = ours.rerank("reranker", QUERY, DOCUMENTS, top_n=1)
+    assert found["rerank"] == [[best.index, DOCUMENTS[best.index], pytest.approx(best.score, abs=_TOLERANCE)]]
+    assert found["all"] == len(DOCUMENTS)
+    assert "input_type: is none of the model's prompts; they are: none" in found["refused"]
 
 
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

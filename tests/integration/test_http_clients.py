@@ -1,6 +1,7 @@
 """The clients that people have, against the HTTP door: they read out of our answers what our own client gets."""
 
 import asyncio
+import base64
 import io
 import json
 import shutil
@@ -14,9 +15,14 @@ import huggingface_hub
 import numpy as np
 import openai
 import pytest
+import torch
+import transformers
 from PIL import Image
 
+from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
 from neuronpipe.client import Client
+from tests.models.compiling import compile_model
+from tests.models.images import make_image_text_source
 from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -96,6 +102,17 @@ def test_openai_models(openai_client: Any, ours: Client) -> None:
     assert openai_client.models.retrieve("minilm").id == "minilm"
 
 
+def test_openai_moderations(openai_client: Any, ours: Client) -> None:
+    texts = [_TEXT, "Another."]
+    answer = openai_client.moderations.create(model="classifier", input=texts)
+    for result, text in zip(answer.results, texts, strict=True):
+        scores = _labels(ours.classify("classifier", text, top_k=4))
+        assert result.category_scores.to_dict() == scores
+        assert result.flagged == any(label.score >= 0.5 for label in ours.classify("classifier", text))
+    with pytest.raises(openai.BadRequestError):
+        openai_client.moderations.create(model="minilm", input=_TEXT)
+
+
 def test_openai_errors(openai_client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         openai_client.embeddings.create(model="unknown", input="a")
@@ -121,6 +138,49 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
     ]
 
 
+def test_coheres_vectors(http_server: HttpServer, ours: Client) -> None:
+    asked: dict[str, Any] = {"model": "minilm", "texts": [_TEXT, "Another."], "input_type": "search_query"}
+    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
+        default = client.embed(**asked)
+        short = client.embed(**asked, embedding_types=["float", "ubinary"], output_dimension=16)
+        with pytest.raises(cohere.BadRequestError, match="output_dimension: 999, the model has 384"):
+            client.embed(**asked, output_dimension=999)
+
+    def vectors(**options: Any) -> list[Any]:
+        return [ours.embed("minilm", text, **options) for text in asked["texts"]]
+
+    np.testing.assert_allclose(default.embeddings.float_, vectors(), atol=_TOLERANCE)
+    np.testing.assert_allclose(short.embeddings.float_, vectors(dimensions=16), atol=_TOLERANCE)
+    packed = vectors(dimensions=16, precision=EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY)
+    np.testing.assert_array_equal(short.embeddings.ubinary, packed)
+    assert short.meta.billed_units.input_tokens > len(asked["texts"])
+
+
+@pytest.mark.parametrize("family", ["CLIP", "SigLIP"])
+def test_vectors_of_images_by_the_protocols_of_texts(family: str, image: bytes, tmp_path: Path) -> None:
+    source = make_image_text_source(tmp_path / "source", family)
+    compile_model(source, tmp_path / "repository", "", name="matcher")
+    model, encoded = transformers.AutoModel.from_pretrained(source), base64.b64encode(image).decode()
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+    with torch.no_grad():
+        outputs = model.get_image_features(**processor(Image.open(io.BytesIO(image)), return_tensors="pt"))
+    features = getattr(outputs, "pooler_output", outputs)[0].numpy()
+    expected = features / np.linalg.norm(features)
+    url = f"data:image/png;base64,{encoded}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    messages = {"messages": [{"role": "user", "content": content}], "input": None}
+    with running_http_server(tmp_path / "repository") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            answer = client.embeddings.create(model="matcher", input=[{"image": encoded}, {"image": url}, content[0]])
+            chat = client.embeddings.create(model="matcher", input="", extra_body=messages)
+        with cohere.ClientV2(api_key="none", base_url=server.url) as other:
+            asked = {"model": "matcher", "input_type": "image", "embedding_types": ["float"]}
+            vectors = other.embed(**asked, images=[url]).embeddings.float_
+            vectors += other.embed(**asked, inputs=[{"content": content}]).embeddings.float_
+    for vector in (*(one.embedding for one in (*answer.data, *chat.data)), *vectors):
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
 def test_what_clients_expect_and_do_not_get(
     http_server: HttpServer, hub: Callable[[str], Any], openai_client: Any
 ) -> None:
@@ -131,7 +191,7 @@ def test_what_clients_expect_and_do_not_get(
         openai_client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
         with pytest.raises(cohere.NotFoundError):
-            client.embed(model="minilm", texts=["a"], input_type="search_query", embedding_types=["float"])
+            client.chat(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
         with pytest.raises(cohere.BadRequestError):
             client.rerank(model="reranker", query="Who sat?", documents=["a"], max_tokens_per_doc=9)
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is none of the model's prompts"):

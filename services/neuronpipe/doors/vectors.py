@@ -1,8 +1,9 @@
 """Parts of inputs and results that several protocols share: texts or token ids, vectors, and the places of tokens."""
 
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import Message
@@ -10,8 +11,38 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.tasks.vectors import VECTOR_OPTIONS
 
 _NO_PLACE = (None, None)
+# The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
+_QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
+_DOCUMENT = ("document", "passage", "corpus")
+_FOUND = (*_DOCUMENT, "search_document", "retrieval.passage")
+# The words of Voyage, Cohere and Jina for precisions. base64 is float32 in another form.
+PRECISIONS: Mapping[str, "tasks.EmbeddingPrecision.ValueType"] = {
+    "float": tasks.EMBEDDING_PRECISION_UNSPECIFIED,
+    "int8": tasks.EMBEDDING_PRECISION_INT8,
+    "uint8": tasks.EMBEDDING_PRECISION_UINT8,
+    "binary": tasks.EMBEDDING_PRECISION_BINARY,
+    "ubinary": tasks.EMBEDDING_PRECISION_UBINARY,
+}
+_SIGNED = (PRECISIONS["int8"], PRECISIONS["binary"])
+
+
+def prompt_of_word(field: str, word: str, names: Sequence[str]) -> str:
+    """Returns the name of the model's prompt that a caller's word in a field stands for; empty for the default prompt.
+
+    As with sentence-transformers, a document gets the default prompt of a model that has a prompt for queries alone.
+    Raises InvalidInput.
+    """
+    names_in_lower_case = {name.lower(): name for name in names}
+    for candidate in (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),))):
+        if candidate.lower() in names_in_lower_case:
+            return names_in_lower_case[candidate.lower()]
+    if word in _FOUND and any("query" in name for name in names_in_lower_case):
+        return ""
+    raise InvalidInput(field, f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
 
 
 def token_places(text: str, tokens: Sequence[tasks.Token]) -> list[tuple[int, int] | tuple[None, None]]:
@@ -30,18 +61,26 @@ def text_input(task: str, text: str, **options: Any) -> tasks.TaskInput:
     return tasks.TaskInput(**{task: fields})
 
 
-def embedding_input(text: str | list[int], **options: Any) -> tasks.TaskInput:
-    """Returns the input of a sentence embedding for a text, or for its token ids."""
-    if isinstance(text, str):
-        return text_input("sentence_embedding", text, **options)
-    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=text, **options))
+def embedding_input(value: str | list[int] | bytes, **options: Any) -> tasks.TaskInput:
+    """Returns the input of an embedding of a text, its token ids, or an image, which takes only options of vectors."""
+    if isinstance(value, str):
+        return text_input("sentence_embedding", value, **options)
+    if isinstance(value, bytes):
+        of_vectors = {name: options[name] for name in VECTOR_OPTIONS if name in options}
+        return tasks.TaskInput(image_embedding=tasks.ImageEmbeddingInput(image=value, **of_vectors))
+    return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=value, **options))
 
 
-def listed(inputs: str | list[str] | list[int] | list[list[int]]) -> tuple[Sequence[str | list[int]], bool]:
-    """Returns the inputs, and whether they are a list. A text or a list of token ids is a single input."""
-    if isinstance(inputs, str) or (inputs and isinstance(inputs[0], int)):
+def embedding_of(result: tasks.TaskResult) -> tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult:
+    """Returns the vector of a text or an image."""
+    return result.image_embedding if result.HasField("image_embedding") else result.sentence_embedding
+
+
+def listed(inputs: Any) -> tuple[Sequence[Any], bool]:
+    """Returns the inputs, and whether they are a list. A text, an object or a list of token ids is a single input."""
+    if not isinstance(inputs, list) or (inputs and isinstance(inputs[0], int)):
         return [inputs], False
-    return cast(list[str | list[int]], inputs), True
+    return inputs, True
 
 
 def float32_bytes(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> bytes:
@@ -62,6 +101,18 @@ def write_numbers(numbers: bytes, message: Message) -> None:
 def vector(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> NDArray[np.float32]:
     """Returns the vector, float32 [dimensions]."""
     return np.frombuffer(float32_bytes(result), "<f4")
+
+
+def numbers(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> NDArray[Any]:
+    """Returns the numbers of a vector of any precision: float32, int8 or uint8."""
+    if not result.packed:
+        return vector(result)
+    return np.frombuffer(result.packed, np.int8 if result.precision in _SIGNED else np.uint8)
+
+
+def base64_of(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> str:
+    """Returns the bytes of a vector's numbers, little-endian, in Base64."""
+    return b64encode(result.packed or float32_bytes(result)).decode()
 
 
 def token_vectors(result: tasks.FeatureExtractionResult | tasks.MultiVectorEmbeddingResult) -> NDArray[np.float32]:

@@ -1,9 +1,11 @@
 """Converts logits to scores, and chooses the best labels."""
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction
 from neuronpipe.core.errors import InvalidInput
@@ -26,6 +28,9 @@ class ClassifierFacts(TaskFacts):
     """Facts about a classifier of whole inputs."""
 
     score_function: ScoreFunctionName = "softmax"
+    moderation_categories: Mapping[str, str] = Field(
+        {}, description="category of each label that tells harm, for OpenAI's moderations; empty: the labels themselves"
+    )
 
 
 def check_function(function: "ScoreFunction.ValueType") -> None:

@@ -60,6 +60,10 @@ _MODEL_DEFAULTS = {
 }
 
 
+# Texts before and behind the reasoning of a model, where they are no special tokens: Qwen, DeepSeek; Magistral.
+REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
 @with_fields(_MODEL_DEFAULTS)
 class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
@@ -93,6 +97,15 @@ class GenerationFacts(TaskFacts):
     )
     prefix: str = Field("", description="text that is put before every text, in a model with an encoder")
     max_text_tokens: int = Field(0, description="maximum number of tokens of a text, in a model with an encoder")
+
+    opens_reasoning: tuple[Literal["default", "on", "off"], ...] = Field(
+        (), description="settings of a template's thinking with which the prompt ends in the model's reasoning"
+    )
+
+    @property
+    def reasoning_marks(self) -> tuple[str, str] | None:
+        """The texts before and behind the reasoning of a model, by its template; None for a model without."""
+        return next((marks for marks in REASONING_MARKS if marks[1] in self.chat_template), None)
 
     @property
     def has_chat_template(self) -> bool:

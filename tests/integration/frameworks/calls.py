@@ -1,6 +1,6 @@
 """Calls the HTTP door with the clients of a framework, and prints as JSON what they read out of its answers.
 
-Run in .venv-frameworks: calls.py {litellm,langchain,llama_index,haystack,tei_client,sagemaker} URL WRITER_URL
+Run in .venv-frameworks: calls.py {litellm,langchain,llama_index,haystack,tei_client,voyage,sagemaker} URL WRITER_URL
 """
 
 import asyncio
@@ -211,6 +211,26 @@ def tei_client(url: str, writer: str) -> dict[str, Any]:
         "decode": embedder.decode([tokens.get_ids()]),
         "classify": [[[one.label, one.score] for one in labels.scores] for labels in classifier.classify(TEXTS)],
         "rerank": [[one.index, one.score] for one in reranker.rerank(QUERY, DOCUMENTS).ranks],
+    }
+
+
+def voyage(url: str, writer: str) -> dict[str, Any]:
+    """Voyage's own client."""
+    import voyageai
+
+    client = voyageai.Client(api_key="none", base_url=f"{url}/v1")
+    ranked = client.rerank(QUERY, DOCUMENTS, "reranker", top_k=1)
+    try:
+        client.embed(TEXTS, "minilm", input_type="query")
+    except voyageai.error.InvalidRequestError as error:
+        refused = str(error)
+    return {
+        "embed": client.embed(TEXTS, "minilm").embeddings,
+        "binary": client.embed(TEXTS, "minilm", output_dtype="binary", output_dimension=16).embeddings,
+        "tokens": client.embed(TEXTS, "minilm").total_tokens,
+        "rerank": [[one.index, one.document, one.relevance_score] for one in ranked.results],
+        "all": len(client.rerank(QUERY, DOCUMENTS, "reranker").results),
+        "refused": refused,
     }
 
 

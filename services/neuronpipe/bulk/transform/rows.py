@@ -21,7 +21,7 @@ from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
 from neuronpipe.doors.http.bodies import check_body, read_base64
 from neuronpipe.doors.http.openai import EMBEDDINGS, EmbeddingsRequest, embeddings_answer, embeddings_inputs
 from neuronpipe.doors.http.problems import OPENAI_ERROR, problem_of
-from neuronpipe.doors.vectors import vector
+from neuronpipe.doors.vectors import embedding_of, vector
 from neuronpipe.tasks import ANSWERED_TASKS
 
 TASK = "sentence_embedding"
@@ -53,7 +53,7 @@ class OpenAiRows:
             status, body = problem.codes.status, OPENAI_ERROR.write(problem)
         else:
             answers = [outcome for outcome in outcomes if isinstance(outcome, InputAnswer)]
-            vectors = [answer.result.sentence_embedding for answer in answers]
+            vectors = [embedding_of(answer.result) for answer in answers]
             status = 200
             body = embeddings_answer(self._body(row), self._model, vectors, sum(answer.tokens for answer in answers))
         response = {"status_code": status, "request_id": f"req_{mark}", "body": body}

@@ -106,13 +106,20 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    """The facts of a classifier, whose score function is the default of the pipelines of texts and images."""
+    """The facts of a classifier, whose score function is the default of the pipelines of texts and images.
+
+    Raises SetupError for categories of labels that the model does not have.
+    """
     function: ScoreFunctionName = "softmax"
     if config.problem_type == "regression":
         function = "none"
     elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
         function = "sigmoid"
-    return ClassifierFacts(score_function=function)
+    categories: Any = getattr(config, "moderation_categories", None) or {}
+    if not isinstance(categories, dict) or not set(categories) <= set(labels_of(config)):
+        raise SetupError("config.json: moderation_categories must be an object of the model's labels")
+    categories = {label: str(category) for label, category in categories.items()}
+    return ClassifierFacts(score_function=function, moderation_categories=categories)
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:

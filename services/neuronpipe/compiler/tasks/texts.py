@@ -20,7 +20,7 @@ from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
-from neuronpipe.tasks.text_generation import GenerationFacts, check_options, complete_options
+from neuronpipe.tasks.text_generation import REASONING_MARKS, GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
 FactsT = TypeVar("FactsT", bound=GenerationFacts)
@@ -33,7 +33,7 @@ def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     check_kinds(type(model).__name__, model.config)
     limit = rotary_limit(model.config)
-    chat = _chat(folder, tokenizer.transformers_tokenizer)
+    chat = chat_facts(folder, tokenizer.transformers_tokenizer)
     described: dict[str, Any] = {"facts": generation_facts(folder, model, GenerationFacts, **chat), "per_token": True}
     if limit:
         positions = f"longrope, whose factors of short texts hold up to {limit} tokens"
@@ -94,7 +94,15 @@ def checked(folder: Path, module: SourceModule) -> SourceModule:
     return module
 
 
-def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
+# Settings of a template's thinking → its variables; see GenerationFacts.opens_reasoning.
+_THINKING: Mapping[str, Mapping[str, bool]] = {
+    "default": {},
+    "on": {"enable_thinking": True, "thinking": True},
+    "off": {"enable_thinking": False, "thinking": False},
+}
+
+
+def chat_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     """The chat template, and the special tokens that it may name; empty for a tokenizer without a template."""
     try:
         template = tokenizer.get_chat_template()
@@ -106,7 +114,18 @@ def _chat(folder: Path, tokenizer: Any) -> dict[str, Any]:
     return {
         "chat_template": template,
         "template_variables": {name: token for name, token in special_tokens if isinstance(token, str)},
+        "opens_reasoning": [word for word, variables in _THINKING.items() if _opens_reasoning(tokenizer, variables)],
     }
+
+
+def _opens_reasoning(tokenizer: Any, variables: Mapping[str, bool]) -> bool:
+    """Tells whether the template's prompt ends in the model's reasoning, with these variables."""
+    chat = [{"role": "user", "content": "a"}]
+    try:
+        prompt: str = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **variables)
+    except Exception:  # a template may raise any error, also for a chat that it does not take
+        return False
+    return any(prompt.rfind(opening) > prompt.rfind(closing) for opening, closing in REASONING_MARKS)
 
 
 def first_text(module: SourceModule, texts: Sequence[str]) -> SampleBatch:

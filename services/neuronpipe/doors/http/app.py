@@ -23,10 +23,9 @@ from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeErr
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
-from neuronpipe.doors.http.bodies import read_body, write_body
+from neuronpipe.doors.http.bodies import STRICT_FIELD, UnknownFields, read_body, write_body
 from neuronpipe.doors.http.caller import Receive, RequestCaller, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
-from neuronpipe.doors.http.messages import MessageBody
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
@@ -34,6 +33,7 @@ from neuronpipe.platform.process.in_flight import InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 REQUEST_ID_HEADER = b"x-request-id"
+IGNORED_HEADER = b"x-neuronpipe-ignored"
 # Smaller answers cost more to compress than to send.
 _GZIP_FROM_BYTES = 64 << 10
 _GZIP_LEVEL = 1
@@ -54,6 +54,7 @@ _OTHER_SITES = (b"cross-site", b"same-site")
 _PREFLIGHT = b"access-control-request-method"
 _PRIORITY = PRIORITY_FIELD.encode()
 _ROUTE_KEY = ROUTE_KEY.encode()
+_STRICT = STRICT_FIELD.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
@@ -134,9 +135,7 @@ class App:
         self._routes = RouteTable(handlers)
         for route, _ in handlers:
             if route.takes and not route.is_raw:
-                # Texts in the body of a message may be images in Base64.
-                takes_images = isinstance(route.takes, type) and issubclass(route.takes, MessageBody)
-                limit = sys.maxsize if takes_images else self._max_input_bytes
+                limit = sys.maxsize if route.takes_images else self._max_input_bytes
                 self._readers[route.key] = partial(read_body, TypeAdapter(route.takes), max_text_bytes=limit)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
@@ -145,6 +144,7 @@ class App:
         request_id = _request_id(headers)
         caller = RequestCaller(receive, f"{scope['client']}")
         error_form: ErrorForm = UNKNOWN_PATH
+        UnknownFields.enter()
         with ExitStack() as streaming:  # resources that a stream holds until its end
             try:
                 response = self._preflight(scope["method"], headers)
@@ -210,6 +210,7 @@ class App:
         with ExitStack() as counted:
             counted.enter_context(self._in_flight)
             call = _call(headers, request_id)
+            UnknownFields.enter(headers.get(_STRICT, b"").decode("latin-1"))
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             body: Any = b""
             if route.method == "POST":
@@ -285,6 +286,8 @@ class App:
             (REQUEST_ID_HEADER, request_id.encode()),
             *response.headers,
         ]
+        if ignored := UnknownFields.header():
+            fields.append((IGNORED_HEADER, ignored))
         if self._cors_origins:
             fields.append((b"vary", b"origin"))
             if _is_origin_of(headers, self._cors_origins):

@@ -9,9 +9,11 @@ import re
 import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 import orjson
@@ -44,11 +46,58 @@ HARMLESS = frozenset(
 )
 
 
+# Most names in the header of ignored fields, and most characters of a name.
+_MAX_IGNORED, _MAX_IGNORED_CHARS = 32, 64
+_STRICTNESS = {"": None, "true": True, "false": False}
+
+
+class UnknownFields(NamedTuple):
+    """Rule of a request for fields that its body does not have, and the names of the ignored fields.
+
+    `is_strict`: True: all are refused; False: all are ignored; None: harmless fields are ignored, others are refused.
+    """
+
+    is_strict: bool | None
+    ignored: dict[str, None]
+
+    @classmethod
+    def enter(cls, strict: str = "") -> None:
+        """Sets the rule of the running task by the request's word for `is_strict`. Raises InvalidInput."""
+        if strict not in _STRICTNESS:
+            raise InvalidInput(STRICT_FIELD, "must be true or false")
+        _UNKNOWN_FIELDS.set(cls(_STRICTNESS[strict], {}))
+
+    @classmethod
+    def header(cls) -> bytes:
+        """Returns the names of the ignored fields, percent-encoded, with commas between; empty if none was ignored."""
+        names = [quote(name[:_MAX_IGNORED_CHARS], safe="") for name in cls.current().ignored]
+        if len(names) > _MAX_IGNORED:
+            names[_MAX_IGNORED:] = ["..."]
+        return ", ".join(names).encode()
+
+    @classmethod
+    def current(cls) -> "UnknownFields":
+        """Returns the rule of the running task."""
+        return _UNKNOWN_FIELDS.get(None) or cls(None, {})
+
+    def ignore(self, name: str, *, is_harmless: bool) -> bool:
+        """Tells whether the body may ignore a field, whose name the header then has."""
+        if self.is_strict or not (is_harmless or self.is_strict is False):
+            return False
+        if len(self.ignored) <= _MAX_IGNORED:
+            self.ignored[name] = None
+        return True
+
+
+STRICT_FIELD = "neuronpipe-strict"
+_UNKNOWN_FIELDS: ContextVar[UnknownFields] = ContextVar("neuronpipe_unknown_fields")
+
+
 class Body(BaseModel):
     """The base of all bodies of requests, and of their parts.
 
     A field that the body does not have is refused by its name, unless it is among `harmless`: to ignore it would
-    mislead the caller. A field that is null counts as missing.
+    mislead the caller. The request may ask for another rule. A field that is null counts as missing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -68,12 +117,16 @@ class Body(BaseModel):
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         value = without_nulls(value)
-        if not isinstance(value, dict) or value.keys() <= cls._known or cls.model_config["extra"] != "forbid":
+        extra = cls.model_config["extra"]
+        if not isinstance(value, dict) or value.keys() <= cls._known or extra == "allow":
             return value
         known_fields = {name: inner for name, inner in value.items() if name in cls._known}
+        unknown_fields = UnknownFields.current()
         for name in value:
+            if name in known_fields:
+                continue
             # The first unknown field is the only error: the errors of all unknown fields could take gigabytes.
-            if name not in known_fields and name not in cls.harmless:
+            if not unknown_fields.ignore(name, is_harmless=extra == "ignore" or name in cls.harmless):
                 raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": name})
         return known_fields
 
@@ -133,6 +186,39 @@ TextsOrTokens = Annotated[
     str | Many[str] | TokenIds | Many[TokenIds],
     Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),
 ]
+
+
+class Address(Body):
+    harmless = HARMLESS | {"detail"}
+
+    url: str
+
+
+class Part(Body):
+    """A text or an image in Base64: `text` or `image` of Jina, or a part of OpenAI's, vLLM's and Cohere's contents."""
+
+    type: Literal["text", "image_url", "input_text", "input_image"] | None = None
+    text: str | None = None
+    image: str | None = None
+    image_url: str | Address | None = None
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        names = [name for name in ("text", "image", "image_url") if name in self.model_fields_set]
+        if len(names) != 1:
+            problem = "a part must have one of text, image and image_url"
+            raise PydanticCustomError(_UNKNOWN, problem, {"field": names[-1] if names else "text"})
+        return self
+
+    @property
+    def value(self) -> str | bytes:
+        """The text, or the bytes of the image. Raises InvalidInput."""
+        if self.text is not None:
+            return self.text
+        image = self.image_url or self.image or ""
+        return read_image(image.url if isinstance(image, Address) else image)
+
+
 _FORMS: Mapping[OptionKind, Any] = {
     "float": float,
     "bool": bool,
@@ -210,6 +296,12 @@ def _longest_list(data: bytes) -> str:
         if end - match.end() > longest:
             longest, name = end - match.end(), match[1].decode()
     return name
+
+
+def embedding_task(inputs: Sequence[Any]) -> str:
+    """Returns the task of a model that makes vectors of these inputs: images alone, or also texts."""
+    is_image = inputs and all(isinstance(part, Part) and part.text is None for part in inputs)
+    return "image_embedding" if is_image else "sentence_embedding"
 
 
 def texts_of(texts: str | list[str]) -> list[str]:
@@ -292,6 +384,16 @@ def read_base64(text: str) -> bytes:
         return b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise ValueError("is no Base64") from None
+
+
+def read_image(text: str) -> bytes:
+    """Returns the bytes of an image in Base64. Raises InvalidInput for the field `image`."""
+    if text.startswith(("http://", "https://")):
+        raise InvalidInput("image", "is an address; send the image itself, in Base64")
+    try:
+        return read_base64(text)
+    except ValueError as error:
+        raise InvalidInput("image", str(error)) from None
 
 
 def write_body(value: Any) -> bytes:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.http import (
+    cohere,
     huggingface,
+    moderations,
     native,
     oip,
     openai,
@@ -25,7 +27,21 @@ from neuronpipe.doors.oip.service import TensorService
 
 METRICS = Route("GET", "/metrics", "the metrics, for Prometheus", is_counted=False, service="metrics")
 # The protocols whose handlers need the inference.
-_PROTOCOLS = (native, openai, openai_text, openai_responses, rerank, tei, tgi, tokens, vllm, huggingface, sagemaker)
+_PROTOCOLS = (
+    native,
+    openai,
+    openai_text,
+    openai_responses,
+    cohere,
+    moderations,
+    rerank,
+    tei,
+    tgi,
+    tokens,
+    vllm,
+    huggingface,
+    sagemaker,
+)
 
 
 def http_handlers(inference: Inference, tensors: TensorService, telemetry: Telemetry) -> HttpHandlers:

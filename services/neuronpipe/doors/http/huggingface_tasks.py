@@ -16,7 +16,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http import huggingface_bodies as bodies
 from neuronpipe.doors.http import huggingface_texts as texts
-from neuronpipe.doors.http.bodies import Body, read_base64
+from neuronpipe.doors.http.bodies import Body, read_image
 from neuronpipe.doors.inference import check_second, truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
@@ -73,18 +73,7 @@ def _value(ours: str, theirs: str, input_value: Any, body: Any) -> Any:
         return _PREFIXES[ours] + value.upper()
     if ours == "truncation":
         return truncation_of(value, None)
-    return _image(value) if ours == "image" else value
-
-
-def _image(value: str | bytes) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if value.startswith(("http://", "https://")):
-        raise InvalidInput("inputs", "is an address; send the image itself, in Base64 or as the body")
-    try:
-        return read_base64(value)
-    except ValueError as error:
-        raise InvalidInput("inputs", str(error)) from None
+    return read_image(value) if ours == "image" and isinstance(value, str) else value
 
 
 def _pair(value: str | bodies.Pair, body: bodies.TextClassification, model: ModelSpec) -> Mapping[str, Any]:

@@ -1,31 +1,50 @@
 """OpenAI's embeddings and list of models."""
 
-from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput
+from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingResult, SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Count, KeptTokens, ModelBody, TextsOrTokens, fixed, only, write_body
+from neuronpipe.doors.http.bodies import (
+    Body,
+    Count,
+    KeptTokens,
+    Many,
+    ModelBody,
+    Part,
+    TokenIds,
+    either,
+    embedding_task,
+    fixed,
+    only,
+    write_body,
+)
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
-from neuronpipe.doors.vectors import embedding_input, float32_bytes, listed, vector
+from neuronpipe.doors.vectors import (
+    PRECISIONS,
+    base64_of,
+    embedding_input,
+    embedding_of,
+    listed,
+    numbers,
+    prompt_of_word,
+)
 
 
 @with_fields(
-    fixed(add_special_tokens=True, output_dtype="float", embedding_type="float", embed_dtype="float32")
-    | fixed(late_chunking=False, return_multivector=False, modality="text")
+    fixed(add_special_tokens=True, embed_dtype="float32", late_chunking=False, return_multivector=False)
+    | fixed(modality="text")
 )
-class EmbeddingsRequest(ModelBody):
+class EmbeddingOptions(ModelBody):
     """OpenAI's fields, and fields of vLLM, Voyage and Jina."""
 
-    input: TextsOrTokens
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Count | None = Field(
         None,
@@ -49,38 +68,72 @@ class EmbeddingsRequest(ModelBody):
     prompt_name: str | None = Field(None, description="a prompt of the model instead of its default prompt")
     input_type: str | None = Field(None, description="Voyage's, Cohere's word for a prompt of the model")
     task: str | None = Field(None, description="Jina's word for a prompt of the model")
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
+        "float",
+        validation_alias=AliasChoices("output_dtype", "embedding_type"),
+        description="Voyage's, Jina's: the numbers of the vectors; binary: eight dimensions in a byte",
+    )
     endianness: Annotated[Any, only("native", "little")] = None
 
 
-_VECTOR = Annotated[list[float] | str, Field(description="numbers, or float32 little-endian in Base64")]
+# A text in a list of parts counts as a part.
+_PartOrText = Annotated[Part, BeforeValidator(lambda value: {"text": value} if isinstance(value, str) else value)]
+
+
+class EmbeddingsRequest(EmbeddingOptions):
+    input: str | Part | Many[str] | TokenIds | Many[TokenIds] | Many[_PartOrText] = Field(
+        description="a text, its token ids, an image, or several"
+    )
+
+
+class EmbeddedMessage(Body):
+    role: Literal["user"]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=1)]
+
+
+class EmbeddedChat(EmbeddingOptions):
+    """vLLM's: a message of a text or an image instead of `input`."""
+
+    messages: Annotated[list[EmbeddedMessage], Field(min_length=1, max_length=1)]
+
+    @property
+    def input(self) -> Any:
+        """The text, or the part."""
+        content = self.messages[0].content
+        return content if isinstance(content, str) else content[0]
+
+
+_VECTOR = Annotated[list[float] | str, Field(description="numbers, or their bytes, little-endian, in Base64")]
 _EMBEDDING: Any = named("Embedding", object=Literal["embedding"], index=int, embedding=_VECTOR)
 _USAGE = named("EmbeddingsUsage", prompt_tokens=int, total_tokens=int)
 _LIST = Literal["list"]
 _EMBEDDINGS = named("EmbeddingsResponse", object=_LIST, data=list[_EMBEDDING], model=str, usage=_USAGE)
 _ROOT = "`root`: the model that an alias stands for."
 _MODEL: Any = named("ModelEntry", _ROOT, id=str, root=str, object=Literal["model"], created=int, owned_by=str)
-EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts", EmbeddingsRequest, _EMBEDDINGS, OPENAI_ERROR)
+_EITHER = either(EmbeddingsRequest, EmbeddedChat, {"messages"}, "OpenAI's with `input`, vLLM's with `messages`")
+_post = partial(Route, "POST", error_form=OPENAI_ERROR, takes_images=True)
+EMBEDDINGS = _post("/v1/embeddings", "OpenAI: vectors of texts and images", _EITHER, _EMBEDDINGS)
 _get = partial(Route, "GET", error_form=OPENAI_ERROR)
 MODELS = _get("/v1/models", "OpenAI: the models", gives=named("ModelList", object=_LIST, data=list[_MODEL]))
 MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
-_FIELDS = {"text": "input…", "token_ids": "input…", "truncation": "truncate"}
-# The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
-_QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
-_DOCUMENT = ("document", "passage", "corpus")
-_FOUND = (*_DOCUMENT, "search_document", "retrieval.passage")
+_FIELDS = {
+    **dict.fromkeys(("text", "token_ids", "image"), "input…"),
+    "truncation": "truncate",
+    "precision": "output_dtype",
+}
 
 
 async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /v1/embeddings."""
-    body: EmbeddingsRequest = request.body
-    model = inference.choose(request.model(body.model), "sentence_embedding")
+    body: EmbeddingsRequest | EmbeddedChat = request.body
     values, is_list = listed(body.input)
+    model = inference.choose(request.model(body.model), embedding_task(values))
     options = _options(body, inference.catalog.spec(*model).public_facts.get("prompt_names", ()))
-    inputs = Inputs("input", values, partial(embedding_input, **options), _FIELDS, is_list)
+    inputs = Inputs("input", values, partial(_input, **options), _FIELDS, is_list)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:
-        vectors = [result.result.message.sentence_embedding for result in results]
+        vectors = [embedding_of(result.result.message) for result in results]
         tokens = sum(result.usage.tokens for result in results)
         return write_body(embeddings_answer(body, model.name, vectors, tokens))
 
@@ -106,43 +159,37 @@ ANSWERS: Answers[Inference] = [(EMBEDDINGS, embeddings), (MODELS, _models), (MOD
 def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> list[TaskInput]:
     """Returns the inputs of a request to a model with these prompts. Raises InvalidInput."""
     options = _options(body, prompt_names)
-    return [embedding_input(text, **options) for text in listed(body.input)[0]]
+    return [_input(value, **options) for value in listed(body.input)[0]]
 
 
-def _options(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> dict[str, Any]:
+def _input(value: str | list[int] | Part, **options: Any) -> TaskInput:
+    return embedding_input(value.value if isinstance(value, Part) else value, **options)
+
+
+def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, Any]:
     max_tokens = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
     options = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
+    options["precision"] = PRECISIONS[body.output_dtype]
     return options | {"prompt_name": _prompt_name(body, prompt_names)} | kept_tokens(max_tokens, body.truncation_side)
 
 
-def _prompt_name(body: EmbeddingsRequest, names: Sequence[str]) -> str:
-    """Returns the name of the prompt that a request asks for; empty for the model's default prompt.
-
-    As with sentence-transformers, a document gets the default prompt of a model that has a prompt for queries alone.
-    Raises InvalidInput.
-    """
+def _prompt_name(body: EmbeddingOptions, names: Sequence[str]) -> str:
+    """Returns the name of the prompt that a request asks for; empty for the default prompt. Raises InvalidInput."""
     named_fields = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
     if not named_fields or named_fields == ["prompt_name"]:
         return body.prompt_name or ""
     if named_fields[1:]:
         raise InvalidInput(named_fields[1], f"says the same as {named_fields[0]}; send one of them")
-    word = getattr(body, named_fields[0])
-    names_in_lower_case = {name.lower(): name for name in names}
-    for candidate in (word, *(_DOCUMENT if word in _FOUND else (_QUERY.get(word, word),))):
-        if candidate.lower() in names_in_lower_case:
-            return names_in_lower_case[candidate.lower()]
-    if word in _FOUND and any("query" in name for name in names_in_lower_case):
-        return ""
-    raise InvalidInput(named_fields[0], f"is none of the model's prompts; they are: {', '.join(names) or 'none'}")
+    return prompt_of_word(named_fields[0], getattr(body, named_fields[0]), names)
 
 
 def embeddings_answer(
-    body: EmbeddingsRequest, model: str, vectors: Sequence[SentenceEmbeddingResult], tokens: int
+    body: EmbeddingOptions, model: str, vectors: Sequence[SentenceEmbeddingResult | ImageEmbeddingResult], tokens: int
 ) -> dict[str, Any]:
     """Returns the answer for write_body. `model`: the caller's name of the model. `tokens`: tokens of all inputs."""
 
-    def written(result: SentenceEmbeddingResult) -> Any:
-        return b64encode(float32_bytes(result)).decode() if body.encoding_format == "base64" else vector(result)
+    def written(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> Any:
+        return base64_of(result) if body.encoding_format == "base64" else numbers(result)
 
     return {
         "object": "list",

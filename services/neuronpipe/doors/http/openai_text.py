@@ -20,11 +20,12 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.doors.http.reasoning import AnswerReader, Reasoning
+from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
 from neuronpipe.gateway.inference import GeneratedPart, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # OpenAI's default for completions.
 _MAX_TOKENS = 16
@@ -34,6 +35,8 @@ _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
 _NO_TOOLS = ToolUse(())
 # Fields of a chat that are variables of the model's template.
 _VARIABLES = ("add_generation_prompt", "reasoning_effort", "verbosity")
+# Variables of templates that say whether the model reasons: of Qwen and others, and of DeepSeek.
+_SWITCHES = ("enable_thinking", "thinking")
 # vLLM's names of forms of a text → our options.
 _FORM_OPTIONS = {"json": "json_schema", "choice": "choices"}
 
@@ -41,7 +44,10 @@ _OBJECT = dict[str, Any]
 _CACHED = named("CachedTokens", cached_tokens=int)
 _USAGE = named("TextUsage", prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=_CACHED)
 _CALLS = NotRequired[list[_OBJECT] | None]
-_MESSAGE = named("Answered", role=Literal["assistant"], content=str | None, refusal=None, tool_calls=_CALLS)
+_REASONED: Any = {"reasoning_content": NotRequired[str]}
+_MESSAGE = named(
+    "Answered", role=Literal["assistant"], content=str | None, refusal=None, tool_calls=_CALLS, **_REASONED
+)
 
 
 def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
@@ -163,7 +169,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     tools = _tool_use(body)
     tools.force(options)
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
-    variables |= body.chat_template_kwargs or {}
+    variables |= _switched(body)
 
     def make(messages: Sequence[bodies.SaidMessage]) -> TaskInput:
         input = tasks.TextGenerationInput(
@@ -177,7 +183,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     fields = _fields(body) | tools.fields("function.parameters")
     inputs = Inputs("messages", [body.messages], make, fields, is_list=False)
-    return await _answer_texts(inference, request, _CHAT, inputs, tools)
+    return await _answer_texts(inference, request, _CHAT, inputs, tools, has_form=bool(form_of(options)))
 
 
 async def completions(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -214,7 +220,7 @@ ANSWERS: Answers[Inference] = [
 
 
 async def _answer_texts(
-    inference: Inference, request: HttpRequest, form: _Form, inputs: Inputs, tools: ToolUse
+    inference: Inference, request: HttpRequest, form: _Form, inputs: Inputs, tools: ToolUse, *, has_form: bool = False
 ) -> HttpResponse:
     body: bodies.CompletionOptions = request.body
     model = inference.choose(request.model(request.names.get("name") or body.model), "text_generation")
@@ -222,9 +228,12 @@ async def _answer_texts(
     echoes = isinstance(body, bodies.CompletionRequest) and body.echo
     begins = [value if echoes and isinstance(value, str) else "" for value in inputs.values]
 
-    def new_reader() -> CallReader:
-        template = GenerationFacts.of(inference.catalog.spec(*model)).chat_template if tools.tools else ""
-        return tools.reader(template)
+    def new_reader() -> AnswerReader:
+        facts = GenerationFacts.of(inference.catalog.spec(*model))
+        calls = tools.reader(facts.chat_template if tools.tools else "")
+        if not isinstance(body, bodies.ChatRequest) or has_form:  # the form holds from the first token on
+            return AnswerReader(calls)
+        return AnswerReader(calls, facts.reasoning_marks, is_open=_is_reasoning_open(body, facts))
 
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
@@ -242,14 +251,18 @@ async def _answer_texts(
 
 
 def _whole_choice(
-    index: int, begin: str, text: GeneratedText, form: _Form, body: bodies.CompletionOptions, reader: CallReader
+    index: int, begin: str, text: GeneratedText, form: _Form, body: bodies.CompletionOptions, reader: AnswerReader
 ) -> dict[str, Any]:
     """Returns the choice of a text that has ended, behind the text `begin`."""
-    said, calls = reader.whole(text.text)
+    reasoning, said, calls = reader.whole(text.text)
     said = (begin or b"".join(token.utf8 for token in text.prompt_logprobs).decode(errors="replace")) + said
     choice = form.whole(said)
+    if calls or reasoning:
+        choice["message"]["content"] = said or None
+    if reasoning:
+        choice["message"]["reasoning_content"] = reasoning
     if calls:
-        choice["message"] |= {"content": said or None, "tool_calls": calls}
+        choice["message"]["tool_calls"] = calls
     tokens = [*text.prompt_logprobs, *text.logprobs]
     logprobs = form.logprobs(tokens, _Offsets()) if tokens else None
     if logprobs and text.prompt_logprobs:  # the first token follows no other token
@@ -265,7 +278,7 @@ async def _chunks(
     head: dict[str, Any],
     body: bodies.CompletionOptions,
     begins: Sequence[str],
-    new_reader: Callable[[], CallReader],
+    new_reader: Callable[[], AnswerReader],
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yields the chunks of a stream. `begins`: the beginning of each input's texts, which comes before the events.
 
@@ -273,7 +286,7 @@ async def _chunks(
     """
     options, texts = body.stream_options or bodies.StreamOptions(), body.n or 1
     head |= {"object": form.part_object} | ({"usage": None} if options.include_usage else {})
-    readers = defaultdict[int, CallReader](new_reader)
+    readers = defaultdict[int, AnswerReader](new_reader)
     offsets = defaultdict[int, _Offsets](_Offsets)
     # Tokens of each input's prompt, and of each choice's text up to now.
     prompt_tokens, text_tokens = Counter[int](), Counter[int]()
@@ -287,6 +300,8 @@ async def _chunks(
         return head | {"choices": choices, "usage": _usage([usage])}
 
     def written(part: str | dict[str, Any]) -> dict[str, Any]:
+        if isinstance(part, Reasoning):
+            return {"delta": {"reasoning_content": part}}
         return form.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
 
     async with aclosing(events):
@@ -319,10 +334,26 @@ def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: A
     return {"index": index, **text, "logprobs": logprobs or None, "finish_reason": reason}
 
 
-def _reason(text: GeneratedText, reader: CallReader) -> str:
+def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     """Returns the reason for the end of a text that the reader has read."""
     reason = _REASONS.get(text.finish_reason, "stop")
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _switched(body: bodies.ChatRequest) -> dict[str, Any]:
+    """Returns the variables of the template that the request names. No effort switches the reasoning off."""
+    variables = body.chat_template_kwargs or {}
+    if body.reasoning_effort != "none" or not variables.keys().isdisjoint(_SWITCHES):
+        return variables
+    return dict.fromkeys(_SWITCHES, False) | variables
+
+
+def _is_reasoning_open(body: bodies.ChatRequest, facts: GenerationFacts) -> bool:
+    """Tells whether the prompt ends in the model's reasoning."""
+    if body.continue_final_message or body.add_generation_prompt is False:
+        return False
+    switches = [bool(value) for name, value in _switched(body).items() if name in _SWITCHES]
+    return ("default" if not switches else "on" if switches[-1] else "off") in facts.opens_reasoning
 
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:

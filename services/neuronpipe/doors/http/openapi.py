@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from neuronpipe import __version__
 from neuronpipe.core.names import ROUTE_KEY
-from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.bodies import STRICT_FIELD, write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
 
@@ -25,6 +25,11 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     VERSION_FIELD: (_TEXT, "the model's version, a number or an alias; default: as the model's route says"),
     ROUTE_KEY: (_TEXT, "requests with the same key get the same version; default: each by its id"),
     PRIORITY_FIELD: ({"enum": ["interactive", "bulk"]}, "bulk is for work that may wait; default: interactive"),
+    STRICT_FIELD: (
+        {"enum": ["true", "false"]},
+        "true: every field that the body does not have is an error; false: such fields are ignored, and the header "
+        "x-neuronpipe-ignored of the answer lists them; default: those that change no answer are ignored",
+    ),
 }
 
 

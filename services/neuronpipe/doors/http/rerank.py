@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, NotRequired
 
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
 from neuronpipe.core.model import with_fields
@@ -30,16 +30,18 @@ class CohereRerank(ModelBody):
 
     query: str
     documents: Many[str | Document]
-    top_n: Whole | None = Field(
-        None,
-        validation_alias=AliasChoices("top_n", "top_k"),
-        description="number of results, Voyage's top_k (default, also for 0: all documents)",
-    )
+    top_n: Whole | None = Field(None, description="number of results (default, also for 0: all documents)")
+    top_k: Whole | None = Field(None, description="Voyage's top_n")
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="vLLM's: tokens that are kept of the query and a document"
     )
     truncation: bool | None = Field(None, description="Voyage's; false: a pair that is too long is an error")
+
+    @property
+    def is_voyages(self) -> bool:
+        """Whether the request has a field of Voyage, whose clients read `data`."""
+        return self.truncation is not None or self.top_k is not None
 
 
 class TeiRerank(ModelBody):
@@ -53,7 +55,9 @@ class TeiRerank(ModelBody):
 
 _USAGE = named("RerankUsage", prompt_tokens=int, total_tokens=int, truncated_tokens=int)
 _RANK: Any = named("CohereRank", index=int, relevance_score=float, document=NotRequired[Document | None])
-_COHERE: Any = named("CohereRanks", id=str, model=str, results=list[_RANK], usage=_USAGE, meta=dict[str, Any])
+_COHERE: Any = named(
+    "CohereRanks", id=str, model=str, results=NotRequired[list[_RANK]], usage=_USAGE, meta=dict[str, Any]
+)
 _TEI_RANK: Any = named("TeiRank", index=int, score=float, text=NotRequired[str | None])
 _EITHER = either(TeiRerank, CohereRerank, {"documents"}, "TEI's with `texts`, Jina's with `documents`")
 _post = partial(Route, "POST")
@@ -67,7 +71,7 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: CohereRerank = request.body
     model = inference.choose(request.model(body.model), "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    top_n = min(body.top_n or 0, len(texts))  # a client may ask for more than there are
+    top_n = min(body.top_n or body.top_k or 0, len(texts))  # a client may ask for more than there are
     cuts = kept_tokens(None if body.truncation is False else body.truncate_prompt_tokens or -1, None)
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
     result = await inference.infer_one(request.call, model, input, {"texts": "documents"})
@@ -81,7 +85,7 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     answer = {
         "id": request.call.request_id,
         "model": model.name,
-        "results": results,
+        "data" if body.is_voyages else "results": results,
         "usage": usage | {"truncated_tokens": result.usage.truncated_tokens},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }

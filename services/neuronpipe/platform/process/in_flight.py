@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -146,7 +147,7 @@ class InFlight:
         self._makers = self._makers or ThreadPoolExecutor(1, "messages")
         try:
             if not refusals:
-                result = await asyncio.get_running_loop().run_in_executor(self._makers, work)
+                result = await asyncio.get_running_loop().run_in_executor(self._makers, copy_context().run, work)
         finally:
             self.budget.end(claim)
         if refusals:

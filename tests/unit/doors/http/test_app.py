@@ -11,7 +11,15 @@ from typing import Any
 import orjson
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, SentenceSimilarityResult, TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    FeatureExtractionResult,
+    RankedText,
+    RerankResult,
+    SentenceEmbeddingResult,
+    SentenceSimilarityResult,
+    TaskInput,
+    TaskResult,
+)
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse, Route
@@ -703,3 +711,63 @@ async def test_without_the_setting_no_page_of_another_origin_may_read_an_answer(
 async def test_a_prefix_is_left_out_of_paths(browser: Browser, path: str, status: int) -> None:
     _with(browser, path_prefix="/a/b")
     assert (await browser.get(path))[0] == status
+
+
+_IGNORED = "x-neuronpipe-ignored"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/embeddings", {"input": "a", "user": "u", "metadata": {}}, "user, metadata"),
+        ("/embed", {"inputs": "a", "session_id": "1"}, "session_id"),
+        ("/models/small", {"inputs": "a", "parameters": {"padding": True}}, "padding"),
+        ("/pipeline/feature-extraction/small", {"inputs": "a", "user": "u"}, "user"),
+        ("/invocations", {"inputs": "a", "user": "u"}, "user"),
+        ("/invocations", {"input": "a", "user": "u"}, "user"),
+        ("/v1/rerank", {"query": "q", "documents": [{"text": "a", "Größe": 1}]}, "Gr%C3%B6%C3%9Fe"),
+    ],
+)
+async def test_an_answer_names_the_fields_that_were_ignored_and_strict_makes_them_errors(
+    path: str, body: dict[str, Any], ignored: str
+) -> None:
+    results: dict[str, Any] = {
+        "sentence_embedding": SentenceEmbeddingResult(embedding=[1.0]),
+        "feature_extraction": FeatureExtractionResult(shape=[1, 1], data=bytes(4)),
+        "rerank": RerankResult(texts=[RankedText(index=0, score=1.0)]),
+    }
+
+    def answer(input: TaskInput) -> TaskResult:
+        task: Any = input.WhichOneof("task")
+        return TaskResult(**{task: results[task]})
+
+    embedder = model_spec("sentence_embedding", also_answers=("feature_extraction",))
+    browser = Browser([embedder, model_spec("rerank", name="ranker")], answer, "small,ranker")
+    assert (await browser.post(path, body))[0] == 200
+    assert browser.headers[_IGNORED] == ignored
+    asked = len(browser.inputs)
+    assert (await browser.post(path, body, neuronpipe_strict="true"))[0] == 400
+    assert len(browser.inputs) == asked
+    await browser.post("/v1/embeddings", {"input": "a"})
+    assert _IGNORED not in browser.headers
+
+
+async def test_a_caller_may_have_every_unknown_field_ignored_and_named() -> None:
+    result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1.0]))
+    browser = Browser([model_spec("sentence_embedding")], lambda _: result)
+    body = {"input": "a", "foo\r\nbar": 1, "é" * 100: 2}
+    assert (await browser.post("/v1/embeddings", body))[0] == 400
+    assert (await browser.post("/v1/embeddings", body, neuronpipe_strict="false"))[0] == 200
+    assert browser.headers[_IGNORED] == "foo%0D%0Abar, " + 64 * "%C3%A9"
+    many = {"input": "a"} | {f"f{number}": 1 for number in range(100)}
+    assert (await browser.post("/v1/embeddings", many, neuronpipe_strict="false"))[0] == 200
+    assert browser.headers[_IGNORED].split(", ") == [*(f"f{number}" for number in range(32)), "..."]
+    status, answer = await browser.post("/v1/embeddings", body, neuronpipe_strict="1")
+    assert (status, answer["error"]["param"]) == (400, "neuronpipe-strict")
+
+
+async def test_ignored_fields_of_a_body_that_a_thread_reads_are_named() -> None:
+    result = TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[1.0]))
+    browser = Browser([model_spec("sentence_embedding")], lambda _: result)
+    assert (await browser.post("/v1/embeddings", {"input": "a" * 600_000, "user": "u"}))[0] == 200
+    assert browser.headers[_IGNORED] == "user"

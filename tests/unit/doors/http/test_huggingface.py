@@ -455,4 +455,4 @@ async def test_a_name_of_the_hub_has_a_slash(path: str) -> None:
 
 async def test_an_image_by_its_address_is_refused_by_name(browser: Browser) -> None:
     _, answer = await browser.post("/models/viewer", {"inputs": "https://example.com/cat.jpg"})
-    assert answer["error"] == "inputs: is an address; send the image itself, in Base64 or as the body"
+    assert answer["error"] == "inputs: is an address; send the image itself, in Base64"

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
+    EmbeddingPrecision,
+    ImageEmbeddingInput,
+    ImageEmbeddingResult,
     SentenceEmbeddingInput,
     SentenceEmbeddingResult,
     TaskInput,
@@ -63,9 +66,7 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
     [
         ("prompt", "query: "),
         ("instruction", "Find."),
-        ("messages", [{"role": "user", "content": "a"}]),
         ("foo", 1),
-        ("output_dtype", "int8"),
         ("late_chunking", True),
         ("add_special_tokens", False),
     ],
@@ -125,7 +126,7 @@ async def test_a_prompt_that_the_model_does_not_have_is_refused(
 
 
 async def test_the_words_of_other_clients_are_understood_and_their_defaults_change_nothing(browser: Browser) -> None:
-    defaults = {"output_dtype": "float", "embedding_type": "float", "late_chunking": False, "modality": "text"}
+    defaults = {"embedding_type": "float", "late_chunking": False, "modality": "text"}
     defaults |= {"priority": 0, "embed_dtype": "float32", "endianness": "native", "metadata": {"a": "b"}}
     asked = {"output_dimension": 7, "truncation": True, "normalized": False, "truncation_side": "left"}
     status, _ = await browser.post("/v1/embeddings", {"model": "small", "input": "a", **defaults, **asked})
@@ -138,6 +139,28 @@ async def test_the_words_of_other_clients_are_understood_and_their_defaults_chan
 async def test_base64_is_of_float32_in_little_endian(browser: Browser) -> None:
     _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc", "encoding_format": "base64"})
     assert np.frombuffer(b64decode(body["data"][0]["embedding"]), "<f4").tolist() == [3, -3]
+
+
+@pytest.mark.parametrize(
+    ("word", "precision", "dtype"),
+    [
+        ("output_dtype", EmbeddingPrecision.EMBEDDING_PRECISION_INT8, "int8"),
+        ("output_dtype", EmbeddingPrecision.EMBEDDING_PRECISION_UINT8, "uint8"),
+        ("embedding_type", EmbeddingPrecision.EMBEDDING_PRECISION_BINARY, "binary"),
+        ("embedding_type", EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY, "ubinary"),
+    ],
+)
+async def test_voyage_and_jina_name_the_numbers_of_a_vector(
+    word: str, precision: "EmbeddingPrecision.ValueType", dtype: str
+) -> None:
+    result = SentenceEmbeddingResult(packed=b"\x01\xff", precision=precision)
+    browser = Browser(_SPECS, lambda _: TaskResult(sentence_embedding=result))
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", word: dtype})
+    assert body["data"][0]["embedding"] == ([1, 255] if dtype.startswith("u") else [1, -1])
+    assert browser.inputs[0].sentence_embedding.precision == precision
+    asked = {"model": "small", "input": "a", word: dtype, "encoding_format": "base64"}
+    _, body = await browser.post("/v1/embeddings", asked)
+    assert b64decode(body["data"][0]["embedding"]) == b"\x01\xff"
 
 
 async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
@@ -269,3 +292,64 @@ async def test_results_that_are_too_large_together_are_refused() -> None:
     assert body["error"]["message"].startswith(
         "input: the results are too large for one response, the limit is 1024 bytes"
     )
+
+
+_IMAGE = {"url": "data:image/png;base64,aW1hZ2U="}
+_PARTS: list[dict[str, Any]] = [
+    {"type": "image_url", "image_url": _IMAGE | {"detail": "auto"}},
+    {"type": "input_image", "image_url": _IMAGE["url"]},
+    {"image": "aW1hZ2U="},
+    {"image": _IMAGE["url"]},
+]
+
+
+def _image_browser() -> Browser:
+    def answer(input: TaskInput) -> TaskResult:
+        if input.HasField("image_embedding"):
+            return TaskResult(image_embedding=ImageEmbeddingResult(embedding=[1, 2]))
+        return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[3, 4]))
+
+    return Browser([model_spec("image_embedding", also_answers=("sentence_embedding",))], answer, max_input_bytes=64)
+
+
+async def test_images_of_every_form_become_vectors_among_those_of_texts() -> None:
+    browser = _image_browser()
+    parts = [*_PARTS, {"type": "text", "text": "a"}, {"text": "b"}, "c"]
+    _, body = await browser.post("/v1/embeddings", {"input": parts, "dimensions": 2, "normalize": False})
+    assert [one["embedding"] for one in body["data"]] == [*4 * [[1, 2]], *3 * [[3, 4]]]
+    image = ImageEmbeddingInput(image=b"image", dimensions=2, skip_normalize=True)
+    assert browser.inputs[:4] == 4 * [TaskInput(image_embedding=image)]
+    assert [input.sentence_embedding.text for input in browser.inputs[4:]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", [[_PARTS[0]], [{"type": "text", "text": "a"}], "a"], ids=str)
+async def test_vllms_messages_are_a_text_or_an_image(content: object) -> None:
+    browser = _image_browser()
+    _, body = await browser.post("/v1/embeddings", {"messages": [{"role": "user", "content": content}]})
+    assert body["data"][0]["embedding"] == ([1, 2] if content == [_PARTS[0]] else [3, 4])
+
+
+async def test_an_image_may_be_larger_than_a_text() -> None:
+    browser = _image_browser()
+    status, _ = await browser.post("/v1/embeddings", {"input": {"image": 400 * "aaaa"}})
+    assert (status, len(browser.inputs[0].image_embedding.image)) == (200, 1200)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "problem"),
+    [
+        ({"input": ["a", {"image": "https://example.com/a.png"}]}, "input[1]", "is an address; send the image itself"),
+        ({"input": [{"image": ""}, {"image": "é"}]}, "input[1]", "is no Base64"),
+        ({"input": {"image": "a", "text": "b"}}, "input.image", "must have one of text, image and image_url"),
+        ({"input": {"type": "text"}}, "input", "must have one of text, image and image_url"),
+        ({"input": [{"type": "audio", "text": "b"}]}, "input[0].type", "input should be 'text'"),
+        ({"messages": [{"role": "user", "content": _PARTS[:2]}]}, "messages[0].content", "at most 1 item"),
+        ({"messages": [{"role": "user", "content": "a"}], "input": "a"}, "input", "is not supported"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_part_is_named(body: dict[str, Any], field: str, problem: str) -> None:
+    browser = _image_browser()
+    status, answer = await browser.post("/v1/embeddings", body)
+    assert (status, answer["error"]["param"], browser.inputs) == (400, field, [])
+    assert problem in answer["error"]["message"]

@@ -1,5 +1,7 @@
 """doors/http/rerank.py."""
 
+from typing import Any
+
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -70,6 +72,13 @@ async def test_voyages_words_are_understood(browser: Browser) -> None:
     assert [one.rerank.top_n for one in browser.inputs] == [1, 0]
     cuts = [one.rerank.truncation for one in browser.inputs]
     assert cuts == [Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT]
+
+
+@pytest.mark.parametrize("asked", [{"top_k": 2}, {"truncation": True}], ids=str)
+async def test_voyages_clients_find_the_ranks_in_data(browser: Browser, asked: dict[str, Any]) -> None:
+    _, answer = await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b", "c"], **asked})
+    assert [rank["index"] for rank in answer["data"][:2]] == [2, 1]
+    assert "results" not in answer
 
 
 @pytest.mark.parametrize("given", [{"texts": ["a"]}, {"documents": ["a"]}], ids=str)

@@ -1,0 +1,144 @@
+"""Cohere's vectors of texts and images, in several precisions at once. Cohere's reranking is in rerank.py."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput
+from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.doors.http.bodies import Body, Count, Many, ModelBody, Part, UnknownFields, embedding_task, write_body
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
+from neuronpipe.doors.http.problems import COHERE_ERROR
+from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
+from neuronpipe.doors.vectors import (
+    PRECISIONS,
+    base64_of,
+    embedding_input,
+    embedding_of,
+    numbers,
+    prompt_of_word,
+    vector,
+)
+from neuronpipe.tasks.vectors import check_vector_options, vector_fields
+
+_Type = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+_SIDES = {"NONE": None, "START": "left", "END": "right"}
+
+
+class Mixed(Body):
+    """Cohere also joins texts and images to one vector; models here take one of them."""
+
+    content: Annotated[list[Part], Field(min_length=1, max_length=1)]
+
+
+class CohereEmbed(ModelBody):
+    """Has one of `texts`, `images` and `inputs`. Long texts lose their ends, as with Cohere."""
+
+    texts: Many[str] | None = None
+    images: Many[str] | None = Field(None, description="images in Base64, or as data: URLs")
+    inputs: Many[Mixed] | None = Field(None, description="objects with a text or an image")
+    input_type: Literal["search_query", "search_document", "classification", "clustering", "image"] = Field(
+        description="the prompt of the model; ignored by a model without prompts"
+    )
+    embedding_types: Many[_Type] = Field(["float"], min_length=1)
+    output_dimension: Count | None = None
+    truncate: Literal["NONE", "START", "END"] = Field("END", description="the end of a long text that is dropped")
+    max_tokens: Count | None = Field(
+        None, description="tokens that are kept of a text; default: all that the model takes"
+    )
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        if len({"texts", "images", "inputs"} & self.model_fields_set) != 1:
+            raise ValueError("must have one of texts, images and inputs")
+        return self
+
+    @property
+    def parts(self) -> tuple[str, list[Part]]:
+        """The name of the field with the inputs, and the inputs."""
+        if self.texts is not None:
+            return "texts", [Part(text=text) for text in self.texts]
+        if self.images is not None:
+            return "images", [Part(image=image) for image in self.images]
+        return "inputs", [mixed.content[0] for mixed in self.inputs or ()]
+
+
+_VECTORS: Any = dict[str, list[list[float]] | list[list[int]] | list[str]]
+_ANSWER = named(
+    "CohereEmbeddings", id=str, embeddings=_VECTORS, texts=list[str], response_type=str, meta=dict[str, Any]
+)
+EMBED = Route(
+    "POST", "/v2/embed", "Cohere: vectors of texts and images", CohereEmbed, _ANSWER, COHERE_ERROR, takes_images=True
+)
+_FIELDS = {
+    "truncation": "truncate",
+    "truncation_tokens": "max_tokens",
+    "dimensions": "output_dimension",
+    "precision": "embedding_types",
+}
+
+
+async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
+    body: CohereEmbed = request.body
+    name, parts = body.parts
+    task = embedding_task(parts)
+    model = inference.choose(request.model(body.model), task)
+    spec = inference.catalog.spec(*model)
+    spec.check_answers(task)
+    prompt_name, cuts = _prompt_name(body, spec), _cuts(body)
+    conversions = {word: _conversion(body, word) for word in body.embedding_types}
+
+    def make(part: Part) -> TaskInput:
+        for conversion in conversions.values():
+            check_vector_options(conversion, spec)
+        # The whole vector, not scaled: each type is made of it.
+        return embedding_input(part.value, skip_normalize=True, prompt_name=prompt_name, **cuts)
+
+    inputs = Inputs(name, parts, make, _FIELDS | dict.fromkeys(("text", "image"), f"{name}…"))
+    results = await inference.each(request.call, model, inputs)
+
+    def write() -> bytes:
+        vectors = [vector(embedding_of(result.result.message)) for result in results]
+        embeddings: dict[str, list[Any]] = {}
+        for word, conversion in conversions.items():
+            converted = (SentenceEmbeddingResult(**vector_fields(each, conversion, spec)) for each in vectors)
+            embeddings[word] = list(map(base64_of if word == "base64" else numbers, converted))
+        tokens = sum(result.usage.tokens for result in results)
+        answer = {"id": request.call.request_id, "response_type": "embeddings_by_type", "embeddings": embeddings}
+        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+        return write_body(answer | {"texts": body.texts or [], "meta": meta})
+
+    return HttpResponse(await of_results(results, write))
+
+
+ANSWERS: Answers[Inference] = [(EMBED, _embed)]
+
+
+def _conversion(body: CohereEmbed, word: str) -> SentenceEmbeddingInput:
+    """Returns the options of a vector of an embedding type."""
+    return SentenceEmbeddingInput(
+        dimensions=body.output_dimension or 0, precision=PRECISIONS["float" if word == "base64" else word]
+    )
+
+
+def _prompt_name(body: CohereEmbed, spec: ModelSpec) -> str:
+    """Returns the name of the prompt. Cohere's clients must send a word for it, also for a model without prompts.
+
+    Raises InvalidInput.
+    """
+    if body.input_type == "image":
+        return ""
+    names = spec.public_facts.get("prompt_names", ())
+    if not names and UnknownFields.current().ignore("input_type", is_harmless=True):
+        return ""
+    return prompt_of_word("input_type", body.input_type, names)
+
+
+def _cuts(body: CohereEmbed) -> Mapping[str, Any]:
+    """Returns the fields of a TaskInput that cut a text. Raises InvalidInput."""
+    side = _SIDES[body.truncate]
+    if body.max_tokens and not side:
+        raise InvalidInput("max_tokens", "is for truncate START or END")
+    return kept_tokens((body.max_tokens or -1) if side else None, side)

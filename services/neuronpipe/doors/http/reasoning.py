@@ -1,0 +1,88 @@
+"""The reasoning of a model before its answer, in texts that come in parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from neuronpipe.doors.http.tool_calls import CallReader
+
+
+class Reasoning(str):
+    """A part of a text before the answer."""
+
+    __slots__ = ()
+
+
+class AnswerReader:
+    """Divides a text that comes in parts into the model's reasoning, words and calls. The parts may be cut anywhere.
+
+    White space around the marks belongs to neither the reasoning nor the answer.
+
+    - `calls`: divides the answer behind the reasoning.
+    - `marks`: texts before and behind the reasoning; None: the text has no reasoning.
+    - `is_open`: whether the prompt already has the first mark.
+    """
+
+    def __init__(self, calls: CallReader, marks: tuple[str, str] | None = None, *, is_open: bool = False) -> None:
+        self._calls, (self._opening, self._closing) = calls, marks or ("", "")
+        self._may_open, self._is_open = bool(marks) and not is_open, bool(marks) and is_open
+        self._rest = ""  # text that is not divided yet
+        self._skips_space = self._is_open  # whether white space at the beginning of the rest is left out
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the model chose to call."""
+        return self._calls.ends_with_calls
+
+    def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
+        """Yields the known parts of the reasoning, the words and the calls; see CallReader.read."""
+        for part in self._divided(text, is_last=is_last):
+            if isinstance(part, Reasoning):
+                yield part
+            else:
+                yield from self._calls.read(part)
+        if is_last:
+            yield from self._calls.read("", is_last=True)
+
+    def whole(self, text: str) -> tuple[str, str, list[dict[str, Any]]]:
+        """Returns the reasoning, the words and the calls of a whole text."""
+        parts = [*self._divided(text, is_last=True)]
+        said, calls = self._calls.whole("".join(part for part in parts if not isinstance(part, Reasoning)))
+        return "".join(part for part in parts if isinstance(part, Reasoning)), said, calls
+
+    def _divided(self, text: str, *, is_last: bool) -> Iterator[str]:
+        """Yields the known parts of the reasoning, and of the text behind it."""
+        self._rest += text
+        if self._may_open:
+            begin = self._rest.lstrip()
+            if not is_last and begin != self._opening and self._opening.startswith(begin):
+                return  # the rest may become the mark
+            self._may_open, self._is_open = False, begin.startswith(self._opening)
+            if self._is_open:
+                self._rest, self._skips_space = begin.removeprefix(self._opening), True
+        if self._is_open:
+            yield from self._reasoning(is_last=is_last)
+        if self._is_open:
+            return
+        if self._skips_space:
+            self._rest = self._rest.lstrip()
+            self._skips_space = not self._rest
+        if self._rest:
+            answer, self._rest = self._rest, ""
+            yield answer
+
+    def _reasoning(self, *, is_last: bool) -> Iterator[Reasoning]:
+        """Yields the reasoning in the rest, without white space at its end and what may become the mark."""
+        said, closing, behind = self._rest.partition(self._closing)
+        if self._skips_space:
+            said = said.lstrip()
+        end = len(said)
+        if not closing and not is_last:
+            sizes = range(min(len(self._closing) - 1, end), 0, -1)
+            end -= next((size for size in sizes if said.endswith(self._closing[:size])), 0)
+        end = len(said[:end].rstrip())
+        self._rest = behind if closing or is_last else said[end:]
+        if end:
+            self._skips_space = False
+            yield Reasoning(said[:end])
+        if closing or is_last:
+            self._is_open, self._skips_space = False, True

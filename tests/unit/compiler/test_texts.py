@@ -1,0 +1,33 @@
+"""compiler/tasks/texts.py: what a template says of a model's reasoning."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from neuronpipe.compiler.tasks.texts import chat_facts
+
+_BEGIN = "{% for message in messages %}{{ message.content }}</think>{% endfor %}{% if add_generation_prompt %}A: "
+_QWEN_3 = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+_QWEN_35 = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% else %}<think>{% endif %}"
+_DEEPSEEK_31 = "{% if not thinking %}</think>{% else %}<think>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("end", "opens"),
+    [
+        ("<think>\n", ["default", "on", "off"]),  # DeepSeek R1, Qwen3 2507
+        (_QWEN_3, []),
+        (_QWEN_35, ["default", "on"]),
+        (_DEEPSEEK_31, ["on"]),
+        ("", []),
+        ("{{ raise_exception('no') }}<think>", []),
+    ],
+    ids=repr,
+)
+def test_the_template_says_when_it_opens_the_reasoning(end: str, opens: list[str], tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
+    tokenizer.chat_template = f"{_BEGIN}{end}{{% endif %}}"
+    assert chat_facts(tmp_path, tokenizer)["opens_reasoning"] == opens

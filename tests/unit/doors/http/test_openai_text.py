@@ -1,0 +1,83 @@
+"""doors/http/openai_text.py: the reasoning of chats. Its other rules are in the tests of the forms of generation."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TextGenerationResult
+from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
+from tests.unit.doors.http.doubles import Browser
+from tests.unit.model_specs import model_spec
+
+_TEMPLATE = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{%- endif %}"
+_THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
+_CHAT = {"messages": [{"role": "user", "content": "a"}]}
+
+
+def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = ()) -> Browser:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text)]))
+
+    def answer(input: TaskInput) -> TaskResult:
+        return result
+
+    browser = Browser([model_spec("text_generation", chat_template=template, opens_reasoning=opens)], answer)
+    whole = browser.pipeline.generate
+
+    async def generate(request: InferenceRequest, *given: Any) -> AsyncGenerator[TextEvent, None]:
+        for at in range(0, len(text), 3):
+            yield GeneratedPart(text[at : at + 3], [1])
+        async for event in whole(request, *given):
+            yield event
+
+    browser.pipeline.generate = generate  # type: ignore[method-assign]
+    return browser
+
+
+async def _said(browser: Browser, **fields: Any) -> tuple[str | None, str | None]:
+    """The reasoning and the content of an answer, which are the same whole and as events."""
+    status, answer = await browser.post("/v1/chat/completions", _CHAT | fields)
+    assert status == 200
+    message = answer["choices"][0]["message"]
+    _, events = await browser.post("/v1/chat/completions", _CHAT | fields | {"stream": True})
+    chunks = [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    for name in ("reasoning_content", "content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == (message.get(name) or "")
+    return message.get("reasoning_content"), message["content"]
+
+
+async def test_a_chat_has_its_reasoning_beside_the_answer() -> None:
+    assert await _said(_browser()) == ("Two and two.", "Four.")
+    assert await _said(_browser("Four.")) == (None, "Four.")
+    assert await _said(_browser(template="no marks")) == (None, _THOUGHT)
+    assert await _said(_browser("<think>\nTwo")) == ("Two", None)
+
+
+@pytest.mark.parametrize(
+    ("opens", "fields", "is_open"),
+    [
+        (("default", "on"), {}, True),
+        (("default", "on"), {"chat_template_kwargs": {"enable_thinking": False}}, False),
+        (("default", "on"), {"reasoning_effort": "none"}, False),
+        (("default", "on"), {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        (("default", "on"), {"reasoning_effort": "high"}, True),
+        (("default", "on"), {"continue_final_message": True, "add_generation_prompt": False}, False),
+        (("on",), {}, False),
+        (("on",), {"chat_template_kwargs": {"thinking": True}}, True),
+        (("default", "on", "off"), {"response_format": {"type": "json_object"}}, False),
+    ],
+    ids=str,
+)
+async def test_a_template_may_open_the_reasoning(opens: tuple[str, ...], fields: dict[str, Any], is_open: bool) -> None:
+    text = "Two and two.\n</think>\n\nFour."
+    expected = ("Two and two.", "Four.") if is_open else (None, text)
+    assert await _said(_browser(text, opens=opens), **fields) == expected
+
+
+async def test_no_effort_turns_the_thinking_of_templates_off() -> None:
+    browser = _browser()
+    await browser.post("/v1/chat/completions", _CHAT | {"reasoning_effort": "none"})
+    arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
+    assert arguments == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
