@@ -174,6 +174,8 @@ class PooledModule(torch.nn.Module):
         prompt_tokens: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        if (skipped := getattr(self.model.model.config, "skipped_token_id", None)) is not None:
+            attention_mask = attention_mask * (input_ids != skipped)
         return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
 
 

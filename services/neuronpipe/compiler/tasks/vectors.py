@@ -58,11 +58,15 @@ def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> Source
 
 
 def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
-    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0."""
+    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0.
+
+    Two vectors without direction agree.
+    """
     first, second = first.astype(np.float64), second.astype(np.float64)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    cosines: Measured = (first * second).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return np.clip(cosines, 0, 1)
+    cosines = (first * second).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    are_empty = ~first.any(axis=-1) & ~second.any(axis=-1)
+    return np.where(are_empty, 1.0, np.clip(cosines, 0, 1))
 
 
 def _smallest(name: str, are_kept: NDArray[Any], outputs: Outputs, reference: Outputs) -> Measured:
@@ -181,14 +185,12 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
     return read_object(modules[1][1] / "config.json") if modules else {}
 
 
-def _weights_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    first, second = outputs[_WEIGHTS], reference[_WEIGHTS]
-    are_empty = ~first.any(axis=1) & ~second.any(axis=1)
-    return np.where(are_empty, 1.0, _cosines(first, second))
-
-
 SPARSE_EMBEDDING = SourceTask(
-    _load_sparse_embedding, encode_texts, _weights_similarity, np.min, "smallest cosine similarity of a text's weights"
+    _load_sparse_embedding,
+    encode_texts,
+    lambda outputs, reference, batch: _cosines(outputs[_WEIGHTS], reference[_WEIGHTS]),
+    np.min,
+    "smallest cosine similarity of a text's weights",
 )
 
 
