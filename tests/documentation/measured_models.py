@@ -202,6 +202,8 @@ _TAIL = """
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`; other modules of sparse models are refused by name.
+- **bge-m3** with `sparse_linear.pt` and `colbert_linear.pt` is one bundle for sentence-embedding, sparse-embedding,
+  multi-vector-embedding and rerank (by its token vectors), whose graph computes all outputs at once.
 - **Static embeddings** are folders of sentence-transformers' `StaticEmbedding` and of model2vec (potion), as model2vec
   and sentence-transformers read each: model2vec leaves out unknown tokens.
 - **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.

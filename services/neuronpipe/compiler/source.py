@@ -239,7 +239,7 @@ def check_labels(folder: Path, config: Any) -> None:
         )
 
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*_linear.pt")  # for linear layers see m3.py
 _GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.

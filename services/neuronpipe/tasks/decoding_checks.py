@@ -12,7 +12,12 @@ from neuronpipe.tasks.base import Task
 # The length of an annotation's array: "tokens", "any", or a number.
 AnnotationSizes = Mapping[str, str | int]
 # The least value of annotations that are not places of tokens, and the limit of the largest value. Places begin at -1.
-_RANGES = {"place": (0, None), "target_ids": (0, "vocabulary"), "window": (0, "vocabulary")}
+_RANGES = {
+    "place": (0, None),
+    "token_ids": (0, "vocabulary"),
+    "target_ids": (0, "vocabulary"),
+    "window": (0, "vocabulary"),
+}
 
 
 def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:

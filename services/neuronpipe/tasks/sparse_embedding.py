@@ -8,10 +8,22 @@ import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingResult, TokenWeight
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.tasks.base import (
+    Encoded,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    encode_text,
+    traits_of,
+)
 from neuronpipe.tasks.vectors import PromptFacts, check_prompt
+
+# An output of graphs that weigh the tokens of a text, float32 [tokens], instead of the vocabulary.
+TEXT_WEIGHTS = "token_weights"
 
 
 class SparseFacts(PromptFacts):
@@ -27,26 +39,54 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the text, behind its prompt."""
+    """Returns one sequence of the text behind its prompt; `token_ids` int32 [tokens], for weights of its tokens."""
     prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
-    return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
+    encoded = encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
+    if all(output.name != TEXT_WEIGHTS for output in model.outputs):
+        return encoded
+    return encoded._replace(annotations=[{"token_ids": encoded.sequences[0]["input_ids"]}])
 
 
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """Returns the largest numbers above zero of `sparse_embedding`, float32 [vocabulary]; see decoding_spec."""
-    weights = outputs[0]["sparse_embedding"]
-    places = np.flatnonzero(weights > 0)
+    """Returns the largest weights above zero, with `tokens` of decoding_spec."""
+    token_ids, weights = _positive_weights(annotations, outputs[0])
     # If weights are equal, the smaller id is first.
-    best = places[np.argsort(-weights[places], kind="stable")][: input.top_k or SparseFacts.of(model).top_k or None]
+    best = np.argsort(-weights, kind="stable")[: input.top_k or SparseFacts.of(model).top_k or None]
     return SparseEmbeddingResult(
         weights=[
             TokenWeight(token_id=token_id, weight=weight, token=model.tokens[token_id])
-            for token_id, weight in zip(best.tolist(), weights[best].tolist(), strict=True)
+            for token_id, weight in zip(token_ids[best].tolist(), weights[best].tolist(), strict=True)
         ]
     )
 
 
+def _positive_weights(annotations: ArraySets, output: Arrays) -> tuple[Array, Array]:
+    """Returns ids, ascending, and weights: of `sparse_embedding`, float32 [vocabulary], or of a text's tokens, of which
+    the largest weight of each token counts.
+    """
+    weights = output.get(TEXT_WEIGHTS)
+    if weights is None:
+        token_ids = np.flatnonzero(output["sparse_embedding"] > 0)
+        return token_ids, output["sparse_embedding"][token_ids]
+    if not annotations:
+        raise InvalidInput("annotations", "are missing")
+    token_ids, places = np.unique(annotations[0]["token_ids"], return_inverse=True)
+    largest = np.zeros(len(token_ids), np.float32)
+    np.maximum.at(largest, places, weights)
+    return token_ids[largest > 0], largest[largest > 0]
+
+
 traits = traits_of("text", "prompt_name", "truncation")
-TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts)
+TASK = Task(
+    "sparse_embedding",
+    check,
+    traits,
+    encode,
+    decode,
+    ("top_k",),
+    SparseFacts,
+    annotations={"token_ids": "tokens"},
+    may_lack_annotations=True,
+)

@@ -16,6 +16,7 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
+from neuronpipe.compiler.m3 import has_heads, refuse_heads, with_heads
 from neuronpipe.compiler.modules import (
     Named,
     Outputs,
@@ -42,7 +43,8 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.base import PROMPT_TOKENS
 from neuronpipe.tasks.feature_extraction import FeatureFacts
-from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
+from neuronpipe.tasks.multi_vector_embedding import KEPT, ROLE, SEEN, SEEN_AND_KEPT, MultiVectorFacts
+from neuronpipe.tasks.multi_vector_embedding import OUTPUT as _OUTPUT
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.sparse_embedding import SparseFacts
 from neuronpipe.tasks.vectors import EmbeddingFacts, vector_of
@@ -99,7 +101,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     shared = EmbeddingFacts(
         embedding_dimensions=example[_EMBEDDING].shape[1], prompt=parts.prompt, prompts=dict(parts.prompts)
     )
-    return source_module(
+    embedder = source_module(
         module,
         model,
         task,
@@ -110,6 +112,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
         remarks={"pooling": parts.head.describe()},
         further_inputs=() if parts.head.pooling.pools_prompt else (PROMPT_TOKENS,),
     )
+    return with_heads(folder, embedder) if has_heads(folder) else embedder
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
@@ -154,6 +157,7 @@ class _Splade(torch.nn.Module):
 
 
 def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    refuse_heads(folder)
     pooling = _read_pooling(folder)
     strategy = str(pooling.get("pooling_strategy", "max"))
     activation = str(pooling.get("activation_function", "relu"))
@@ -194,9 +198,6 @@ SPARSE_EMBEDDING = SourceTask(
 )
 
 
-_OUTPUT, _ROLE = "token_embeddings", "token_role"
-
-
 class _TokenVectors(torch.nn.Module):
     """Vectors [batch, tokens, width] of tokens by their `token_role` (tasks/multi_vector_embedding.py), or zeros."""
 
@@ -221,6 +222,7 @@ class _TokenVectors(torch.nn.Module):
 
 
 def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    refuse_heads(folder)
     parts = read_late_interaction(folder)
     model = load_weights(transformers.AutoModel, parts.model_folder)
     module = source_module(
@@ -232,7 +234,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         outputs=(_OUTPUT,),
         per_token=True,
         saved_limit=parts.max_tokens,
-        further_inputs=(_ROLE,),
+        further_inputs=(ROLE,),
     )
     linear = [layer for layer in module.module.modules() if isinstance(layer, torch.nn.Linear)]
     facts = MultiVectorFacts(
@@ -261,14 +263,14 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
     # Every fifth token has no vector, and every seventh is not seen, so that both are compared.
     places = np.arange(mask.shape[1])
     roles = np.where(places % 7 == 6, KEPT, np.where(places % 5 == 4, SEEN, SEEN_AND_KEPT))
-    return {**batch, _ROLE: mask * roles}
+    return {**batch, ROLE: mask * roles}
 
 
 MULTI_VECTOR_EMBEDDING = SourceTask(
     _load_multi_vector_embedding,
     _encode_multi_vector_embedding,
     lambda outputs, reference, batch: _smallest(
-        _OUTPUT, np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
+        _OUTPUT, np.isin(batch[ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
     ),
     np.min,
     "smallest cosine similarity of a token's vectors",
