@@ -103,7 +103,7 @@ async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(
         dense, sparse, vectors = next(answers), next(answers), next(answers)
         ours = np.array(dense.sentence_embedding.embedding)
         np.testing.assert_allclose(ours, expected["dense_vecs"][number], rtol=0, atol=_TOLERANCE)
-        weights = {one.token_id: one.weight for one in sparse.sparse_embedding.weights}
+        weights = {token.token_id: token.weight for token in sparse.sparse_embedding.weights}
         assert weights == pytest.approx(expected["lexical_weights"][number], abs=_TOLERANCE)
         assert len(weights) >= 1
         ours = to_array(vectors.multi_vector_embedding)
@@ -118,7 +118,7 @@ async def test_texts_are_ranked_by_the_mean_of_the_best_products(tmp_path: Path)
     expected = [(query @ text.T).max(-1).sum() / len(query) for text in texts]
     rerank = RerankInput(query=_TEXTS[0], texts=_TEXTS[1:], truncation=_RIGHT)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=rerank)])
-    scores = {one.index: one.score for one in result.rerank.texts}
+    scores = {text.index: text.score for text in result.rerank.texts}
     np.testing.assert_allclose([scores[number] for number in range(len(texts))], expected, rtol=0, atol=1e-4)
 
 

@@ -25,6 +25,7 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
+from neuronpipe.compiler.routers import read_router, write_document_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
@@ -89,6 +90,10 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     if static := static_folder(source.folder):
         folder = _linked(source.folder, scratch)
         write_encoder(source.folder, static, folder)
+        return dataclasses.replace(source, folder=folder)
+    if router := read_router(source.folder):
+        folder = _linked(source.folder, scratch)
+        write_document_side(source.folder, router, folder)
         return dataclasses.replace(source, folder=folder)
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from neuronpipe.compiler.m3 import HEADS, has_heads
+from neuronpipe.compiler.routers import read_router
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
 
@@ -33,6 +34,8 @@ def unused_files(folder: Path, task: str, names: Iterable[str] = ()) -> list[str
     """
     modules = read_modules(folder)
     used = [transformer_folder(folder), *(path for _, path in modules if task in _WITH_MODULES)]
+    if router := read_router(folder):
+        used += [path for side in router.modules.values() for _, path in side]
     unused = [
         f"module {kind}"
         for kind, path in modules[1:]

@@ -17,6 +17,7 @@ from neuronpipe.tasks.base import (
     TextTokenizer,
     check_text,
     check_truncation,
+    cut_tokens,
     encode_text,
     traits_of,
 )
@@ -29,7 +30,13 @@ TEXT_WEIGHTS = "token_weights"
 class SparseFacts(PromptFacts):
     """Facts about a model that weighs tokens."""
 
+    encoded = ("prompt", "prompts", "query_prompts")
+
     top_k: int = Field(0, ge=0, description="maximum number of tokens of a text, as the model was saved; 0: all")
+    query_weights: tuple[float, ...] = Field(
+        (), repr=False, description="weight of each token in queries, which are not computed by the model"
+    )
+    query_prompts: tuple[str, ...] = Field((), description="names of the prompts of such queries; '': the default")
 
 
 def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
@@ -39,8 +46,16 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the text behind its prompt; `token_ids` int32 [tokens], for weights of its tokens."""
-    prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
+    """Returns one sequence of the text behind its prompt; `token_ids` int32 [tokens], for weights of its tokens.
+
+    A query with `query_weights` has token ids alone.
+    """
+    facts = SparseFacts.of(model)
+    prompt = facts.prompt_of(input.prompt_name)
+    if input.prompt_name in facts.query_prompts:
+        token_ids = tokenizer.tokens(prompt + input.text, special_tokens=False).token_ids
+        cut_ids = cut_tokens("text", token_ids, model, input.truncation)
+        return Encoded([], [{"token_ids": np.unique(cut_ids)}], len(token_ids) - len(cut_ids))
     encoded = encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
     if all(output.name != TEXT_WEIGHTS for output in model.outputs):
         return encoded
@@ -51,7 +66,9 @@ def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
     """Returns the largest weights above zero, with `tokens` of decoding_spec."""
-    token_ids, weights = _positive_weights(annotations, outputs[0])
+    token_ids, weights = (
+        _positive_weights(annotations, outputs[0]) if outputs else _query_weights(annotations[0]["token_ids"], model)
+    )
     # If weights are equal, the smaller id is first.
     best = np.argsort(-weights, kind="stable")[: input.top_k or SparseFacts.of(model).top_k or None]
     return SparseEmbeddingResult(
@@ -60,6 +77,15 @@ def decode(
             for token_id, weight in zip(token_ids[best].tolist(), weights[best].tolist(), strict=True)
         ]
     )
+
+
+def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
+    """Returns the distinct ids and the weights above zero of a query's tokens. Raises InvalidInput."""
+    table = SparseFacts.of(model).query_weights
+    if not table:
+        raise InvalidInput("outputs", "are missing")
+    weights = np.array([table[token_id] for token_id in token_ids.tolist()], np.float32)
+    return token_ids[weights > 0], weights[weights > 0]
 
 
 def _positive_weights(annotations: ArraySets, output: Arrays) -> tuple[Array, Array]:
@@ -89,4 +115,5 @@ TASK = Task(
     SparseFacts,
     annotations={"token_ids": "tokens"},
     may_lack_annotations=True,
+    may_lack_outputs=True,
 )

@@ -26,6 +26,7 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
+from neuronpipe.compiler.routers import SIDES, read_query_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
@@ -165,10 +166,12 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         advice = f"supported are {' and '.join(_STRATEGIES)} of {' and '.join(_ACTIVATIONS)}"
         raise SetupError(f"{folder}: SpladePooling by {strategy} and {activation}; {advice}")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
+    query_side = read_query_side(folder, tokenizer, model.config.vocab_size)
     facts = SparseFacts(
         prompt=default_prompt(folder),
-        prompts=read_prompts(folder),
+        prompts={**dict.fromkeys(SIDES if query_side else (), ""), **read_prompts(folder)},
         top_k=applied_settings(folder).get("max_active_dims") or 0,
+        **query_side,
     )
     described: dict[str, Any] = {
         "saved_limit": read_limits(transformer_folder(folder)).get("max_seq_length"),
