@@ -97,8 +97,8 @@ async def test_vectors_equal_those_of_static_embedding(
     backend: str, tmp_path: Path, neuron_double: Mapping[str, str]
 ) -> None:
     source = _sentence_transformer(tmp_path, unigram, Dense(_WIDTH, 16), Normalize())
-    options = for_neuron(tmp_path, "4x256") if backend == "neuronx" else {}
-    bundle = compile_model(source, tmp_path / "repository", name="model", backend=backend, **options)
+    options = for_neuron(tmp_path, "4x256") if backend == "neuronx" else {"backend": backend}
+    bundle = compile_model(source, tmp_path / "repository", name="model", **options)
     reference = SentenceTransformer(str(source), device="cpu")
     texts = list(_TEXTS)
     expected = reference.encode(texts)

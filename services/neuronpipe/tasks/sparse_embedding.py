@@ -89,8 +89,8 @@ def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
 
 
 def _positive_weights(annotations: ArraySets, output: Arrays) -> tuple[Array, Array]:
-    """Returns ids, ascending, and weights: of `sparse_embedding`, float32 [vocabulary], or of a text's tokens, of which
-    the largest weight of each token counts.
+    """Returns the ids, ascending, and the weights from `sparse_embedding`, float32 [vocabulary], or from the weights of
+    a text's tokens, where the largest weight of each token counts.
     """
     weights = output.get(TEXT_WEIGHTS)
     if weights is None:
