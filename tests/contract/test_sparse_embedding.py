@@ -1,18 +1,21 @@
 """Sparse vectors equal those of sentence-transformers' SparseEncoder."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from sentence_transformers import SparseEncoder
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler.detection import read_configuration
+from neuronpipe.compiler.unused_files import unused_files
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
@@ -42,11 +45,11 @@ def _reference(source: Path) -> SparseEncoder:
     return SparseEncoder(str(source), device="cpu", processor_kwargs={"split_special_tokens": True})
 
 
-async def _assert_same(folder: Path, expected: torch.Tensor, **options: Any) -> None:
+async def _assert_same(folder: Path, expected: torch.Tensor, least_tokens: int = 6, **options: Any) -> None:
     names = transformers.AutoTokenizer.from_pretrained(folder.parents[2] / "base")
     for result, vector in zip(await infer_all(folder, _inputs(**options)), expected.to_dense().numpy(), strict=True):
         weights = result.sparse_embedding.weights
-        assert len(weights) > 5
+        assert len(weights) >= least_tokens
         ours = np.zeros_like(vector)
         ours[[one.token_id for one in weights]] = [one.weight for one in weights]
         np.testing.assert_allclose(ours, vector, rtol=0, atol=_TOLERANCE)
@@ -110,12 +113,9 @@ async def test_the_number_of_tokens_that_a_model_was_saved_with_is_its_default(t
             ("Transformer", "Pooling", "SparseAutoEncoder"),
             "by the modules Transformer, Pooling, SparseAutoEncoder; supp",
         ),
-        (
-            ("Router", "SpladePooling"),
-            "makes sparse vectors by the modules Router, SpladePooling; supported is a trans",
-        ),
+        (("Transformer", "SparseStaticEmbedding"), "by the modules Transformer, SparseStaticEmbedding; supported is a"),
     ],
-    ids=["autoencoder", "router"],
+    ids=["autoencoder", "static"],
 )
 def test_other_sparse_models_are_refused_by_their_modules(
     modules: tuple[str, ...], message: str, tmp_path: Path
@@ -124,4 +124,87 @@ def test_other_sparse_models_are_refused_by_their_modules(
     written = ", ".join(f'{{"type": "sentence_transformers.models.{name}", "path": ""}}' for name in modules)
     (source / "modules.json").write_text(f"[{written}]")
     with pytest.raises(SetupError, match=message):
+        compile_model(source, tmp_path / "repository", name="model")
+
+
+def _router(folder: Path, default_side: str = "document", **prompts: str) -> Path:
+    """Documents by SPLADE, and queries by a weight for each token, as opensearch-neural-sparse-encoding-doc-v3 is."""
+    encoder = Transformer(str(make_source(folder / "base", "BERT", "fill_mask")), transformer_task="fill-mask")
+    weights = torch.rand(len(encoder.tokenizer), generator=torch.Generator().manual_seed(20261129))
+    weights[::7] = 0
+    router = Router.for_query_document(
+        [SparseStaticEmbedding(encoder.tokenizer, weights, frozen=True)],
+        [encoder, SpladePooling("max", "log1p_relu")],
+        default_route=default_side,
+    )
+    SparseEncoder(modules=[router], device="cpu", prompts=prompts).save(str(folder / "model"))
+    return folder / "model"
+
+
+async def _assert_sides(bundle: Path, reference: SparseEncoder) -> None:
+    for side, encode in (("query", reference.encode_query), ("document", reference.encode_document)):
+        for name in (side, "") if side == reference[0].default_route and not reference.prompts[side] else (side,):
+            await _assert_same(bundle, encode(list(_TEXTS)), prompt_name=name, least_tokens=1)
+    best = reference.encode_query(list(_TEXTS), max_active_dims=2)
+    await _assert_same(bundle, best, prompt_name="query", top_k=2, least_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("default_side", "backend"),
+    [("document", "openvino"), pytest.param("query", "torch", marks=pytest.mark.sampled)],
+)
+async def test_queries_and_documents_of_a_router_equal_those_of_sentence_transformers(
+    default_side: str, backend: str, tmp_path: Path
+) -> None:
+    source = _router(tmp_path, default_side, document="passage: ")
+    assert unused_files(source, "sparse_embedding") == []
+    bundle = compile_model(source, tmp_path / "repository", name="model", backend=backend)
+    assert bundle.spec.task == "sparse_embedding"
+    await _assert_sides(bundle.folder, _reference(source))
+
+
+async def test_a_router_whose_documents_are_at_its_root_has_weights_by_token(tmp_path: Path) -> None:
+    source = _router(tmp_path)
+    document, query = source / "document_0_Transformer", source / "query_0_SparseStaticEmbedding"
+    written = json.loads((source / "router_config.json").read_text())
+    written["types"][""] = written["types"].pop(document.name)
+    written["structure"]["document"][0] = ""
+    (source / "router_config.json").write_text(json.dumps(written))
+    for path in document.iterdir():
+        path.rename(source / path.name)
+    weights = safetensors.torch.load_file(query / "model.safetensors")["weight"].tolist()
+    names = transformers.AutoTokenizer.from_pretrained(source).convert_ids_to_tokens(range(len(weights)))
+    idf = {name: weight for name, weight in zip(names, weights, strict=True) if weight}
+    (query / "idf.json").write_text(json.dumps(idf))
+    (query / "config.json").write_text(json.dumps({"frozen": True, "path": str(query / "idf.json")}))
+    (query / "model.safetensors").unlink()
+    bundle = compile_model(source, tmp_path / "repository", name="model")
+    await _assert_sides(bundle.folder, _reference(source))
+
+
+async def test_long_queries_are_cut_only_if_their_caller_allows_it(tmp_path: Path) -> None:
+    bundle = compile_model(_router(tmp_path), tmp_path / "repository", name="model")
+    long = SparseEmbeddingInput(text="word " * 90, prompt_name="query")
+    with pytest.raises(InvalidInput, match=r"text: \d+ tokens, the model takes 64"):
+        await infer_all(bundle.folder, [TaskInput(sparse_embedding=long)])
+    empty = SparseEmbeddingInput(text="", prompt_name="query")
+    (result,) = await infer_all(bundle.folder, [TaskInput(sparse_embedding=empty)])
+    assert len(result.sparse_embedding.weights) == 0
+
+
+def test_other_routers_are_refused_by_their_modules(tmp_path: Path) -> None:
+    source = _router(tmp_path)
+    path = source / "router_config.json"
+    written = path.read_text()
+    path.write_text(written.replace('"query"', '"image"'))
+    problem = "is a Router of image by SparseStaticEmbedding; document by Transformer, SpladePooling; supported are"
+    with pytest.raises(SetupError, match=problem):
+        compile_model(source, tmp_path / "repository", name="model")
+    path.write_text(written.replace('"route_mappings": {}', '"route_mappings": {"(None, None)": "query"}'))
+    with pytest.raises(SetupError, match="is a Router with route_mappings, which is not supported"):
+        compile_model(source, tmp_path / "repository", name="model")
+    path.write_text(written)
+    other = source / "query_0_SparseStaticEmbedding" / "tokenizer.json"
+    other.write_text(other.read_text().replace('"lowercase": true', '"lowercase": false'))
+    with pytest.raises(SetupError, match=r"its tokenizer.json has another normalizer than that of documents"):
         compile_model(source, tmp_path / "repository", name="model")

@@ -208,7 +208,13 @@ _TAIL = """
   our own, which transformers does not have. Its attention adds a number for each pair of tokens and each head.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
-- **SPLADE** is any masked language model with `SpladePooling`; other modules of sparse models are refused by name.
+- **SPLADE** is any masked language model with `SpladePooling`, also as the document side of a `Router` whose queries
+  have `SparseStaticEmbedding` (opensearch-neural-sparse doc-v3): `prompt_name` chooses the side, and the tokenizer
+  alone answers queries. Other modules of sparse models, and other Routers, are refused by name.
+- **bge-m3** with `sparse_linear.pt` and `colbert_linear.pt` is one bundle for sentence-embedding, sparse-embedding,
+  multi-vector-embedding and rerank (by its token vectors), whose graph computes all outputs at once.
+- **Static embeddings** are folders of sentence-transformers' `StaticEmbedding` and of model2vec (potion), as model2vec
+  and sentence-transformers read each: model2vec leaves out unknown tokens.
 - **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
 - **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
   attention.

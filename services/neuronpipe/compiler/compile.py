@@ -49,7 +49,7 @@ TOKENS_FILE = "tokens.json"
 _MERGED = "merged"
 _COMPARE = "compare with PyTorch on samples"
 # The results of these tasks contain tokens of the vocabulary.
-_TASKS_WITH_TOKENS = ("fill_mask", "sparse_embedding")
+_TASKS_WITH_TOKENS = frozenset(("fill_mask", "sparse_embedding"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +306,8 @@ def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: 
 def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, spec: ModelSpec) -> None:
     if tokenizer.json:
         (folder / TOKENIZER_FILE).write_text(serving_json(tokenizer, mask_token), encoding="utf-8")
-    if spec.task in _TASKS_WITH_TOKENS:
-        tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique=spec.task == "sparse_embedding")
+    if not _TASKS_WITH_TOKENS.isdisjoint(spec.tasks):
+        tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique="sparse_embedding" in spec.tasks)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
 
 

@@ -185,6 +185,14 @@ class PooledModule(torch.nn.Module):
         prompt_tokens: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
+        if (skipped := getattr(self.model.model.config, "skipped_token_id", None)) is not None:
+            attention_mask = attention_mask * (input_ids != skipped)
+        return self.pool(token_vectors, attention_mask, prompt_tokens)
+
+    def pool(
+        self, token_vectors: torch.Tensor, attention_mask: torch.Tensor, prompt_tokens: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The output, from vectors of tokens [batch, tokens, width]."""
         return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
 
 

@@ -25,9 +25,11 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
+from neuronpipe.compiler.routers import read_router, write_document_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
+from neuronpipe.compiler.static_embeddings import register_static_embeddings, static_folder, write_encoder
 from neuronpipe.core.errors import SetupError
 
 # The names of Nomic's own code → the names of transformers. Source: configuration_hf_nomic_bert.py.
@@ -84,6 +86,15 @@ KNOWN_FORM = "known_form"
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
+    register_static_embeddings()
+    if static := static_folder(source.folder):
+        folder = _linked(source.folder, scratch)
+        write_encoder(source.folder, static, folder)
+        return dataclasses.replace(source, folder=folder)
+    if router := read_router(source.folder):
+        folder = _linked(source.folder, scratch)
+        write_document_side(source.folder, router, folder)
+        return dataclasses.replace(source, folder=folder)
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
     model_folder = transformer_folder(source.folder)
@@ -91,13 +102,19 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     known_form = _known_configuration(source.folder, model_folder, content) if isinstance(content, dict) else None
     if known_form is None:
         return source
-    folder = scratch / KNOWN_FORM
-    ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
-    shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
+    folder = _linked(source.folder, scratch)
     config = folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
     return dataclasses.replace(source, folder=folder)
+
+
+def _linked(source: Path, scratch: Path) -> Path:
+    """A folder in `scratch` with links to the files of a model."""
+    folder = scratch / KNOWN_FORM
+    ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
+    shutil.copytree(source.resolve(), folder, copy_function=os.symlink, ignore=ignored)
+    return folder
 
 
 def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -17,8 +17,10 @@ from transformers.models.auto import modeling_auto
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.bundles.writing import check_is_there
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
+from neuronpipe.compiler.routers import read_router
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
+from neuronpipe.compiler.static_embeddings import static_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -232,7 +234,7 @@ def check_labels(folder: Path, config: Any) -> None:
         )
 
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*_linear.pt")  # for linear layers see m3.py
 _GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
@@ -301,6 +303,8 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
+        if static_folder(folder) or read_router(folder):
+            return
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
         begins = f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"

@@ -4,6 +4,8 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from neuronpipe.compiler.m3 import HEADS, has_heads
+from neuronpipe.compiler.routers import read_router
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
 
@@ -32,12 +34,16 @@ def unused_files(folder: Path, task: str, names: Iterable[str] = ()) -> list[str
     """
     modules = read_modules(folder)
     used = [transformer_folder(folder), *(path for _, path in modules if task in _WITH_MODULES)]
+    if router := read_router(folder):
+        used += [path for side in router.modules.values() for _, path in side]
     unused = [
         f"module {kind}"
         for kind, path in modules[1:]
         if path not in used and kind not in _WITHOUT_TRACE and task not in _WITH_MODULES
     ]
     loaded = {name for used_folder in used for name in _loaded(folder, used_folder)}
+    if task in _WITH_MODULES and has_heads(folder):
+        loaded.update(HEADS)
     present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     other_files = sorted(
         name for name in present.union(names) if _is_other(PurePosixPath(name), {*present, *names}, loaded)

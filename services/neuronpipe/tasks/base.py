@@ -196,7 +196,8 @@ class Task:
       (tasks/generated_text.py). `tokens`: the number of tokens of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
     - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With
-      `may_lack_annotations`, encode leaves them out if decode needs none.
+      `may_lack_annotations`, encode leaves them out if decode needs none. With `may_lack_outputs`, encode may make
+      annotations and no sequence, and decode then gets no outputs.
     - `has_graph`: models are compiled for the task. Without a graph, encode makes the result.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
@@ -214,6 +215,7 @@ class Task:
     complete: Callable[[Any, ModelSpec, int], GenerationOptions] | None = None
     reads: Reads = "texts"
     may_lack_annotations: bool = False
+    may_lack_outputs: bool = False
     has_graph: bool = True
 
     @property
@@ -354,11 +356,16 @@ def encode_text(
 def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Truncation.ValueType") -> Encoded:
     """Encodes checked ids as one sequence, cut only if the caller allows it. Raises InvalidInput."""
     ids = np.fromiter(token_ids, np.int32, len(token_ids))
-    excess = max(len(ids) - model.max_tokens, 0)
+    cut_ids = cut_tokens("token_ids", ids, model, truncation)
+    return Encoded([{"input_ids": cut_ids}], truncated_tokens=len(ids) - len(cut_ids))
+
+
+def cut_tokens(field_name: str, token_ids: TokenIds, model: ModelSpec, truncation: "Truncation.ValueType") -> TokenIds:
+    """Cuts tokens to the model's limit, if the caller allows it. Raises InvalidInput."""
+    excess = max(len(token_ids) - model.max_tokens, 0)
     if excess and or_default(truncation) == _ERROR:
-        raise too_long("token_ids", len(ids), model)
-    remaining_ids = ids[excess:] if side_of(truncation) == "left" else ids[: model.max_tokens]
-    return Encoded([{"input_ids": remaining_ids}], truncated_tokens=excess)
+        raise too_long(field_name, len(token_ids), model)
+    return token_ids[excess:] if side_of(truncation) == "left" else token_ids[: model.max_tokens]
 
 
 def cut_located(

@@ -12,11 +12,20 @@ from neuronpipe.tasks.base import Task
 # The length of an annotation's array: "tokens", "any", or a number.
 AnnotationSizes = Mapping[str, str | int]
 # The least value of annotations that are not places of tokens, and the limit of the largest value. Places begin at -1.
-_RANGES = {"place": (0, None), "target_ids": (0, "vocabulary"), "window": (0, "vocabulary")}
+_RANGES = {
+    "place": (0, None),
+    "token_ids": (0, "vocabulary"),
+    "target_ids": (0, "vocabulary"),
+    "window": (0, "vocabulary"),
+}
 
 
 def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:
     """Checks a graph's outputs, and the annotations that point into texts and vocabularies. Raises InvalidInput."""
+    if not outputs and task.may_lack_outputs and len(annotations) == 1:
+        any_size = dict.fromkeys(task.annotations, "any")
+        _check_annotations(any_size, annotations[0], 0, model, "annotations[0]")
+        return
     if not outputs:
         raise InvalidInput("outputs", "are missing")
     is_annotated = task.annotations and (annotations or not task.may_lack_annotations)

@@ -12,6 +12,7 @@ from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
+OUTPUT, ROLE = "token_embeddings", "token_role"
 # Roles of a token: seen by other tokens or not, with a vector in the result or not. Role 0 is padding.
 SEEN_AND_KEPT, SEEN, KEPT = 1, 2, 3
 
@@ -48,7 +49,7 @@ def check(input: MultiVectorEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: MultiVectorEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence, with `token_role` int32 [tokens]."""
+    """Returns one sequence, with `token_role` int32 [tokens] if the model takes it."""
     encoded = encode_kind(input.text, tokenizer, model, input.truncation, is_query=input.is_query)
     check_vectors_size(len(encoded.sequences[0]["input_ids"]), MultiVectorFacts.of(model).embedding_dimensions)
     return encoded
@@ -72,10 +73,10 @@ def encode_kind(
     token_ids = np.insert(token_ids, min(kind.prefix_at, len(token_ids)), kind.prefix_ids).astype(np.int32)
     roles = np.where(np.isin(token_ids, kind.skipped_ids), SEEN, SEEN_AND_KEPT)
     missing = max(min(kind.expanded_to, model.max_tokens) - len(token_ids), 0)
-    sequence: Arrays = {
-        "input_ids": np.append(token_ids, [kind.expansion_id] * missing).astype(np.int32),
-        "token_role": np.append(roles, [SEEN_AND_KEPT if kind.sees_expansion else KEPT] * missing).astype(np.int32),
-    }
+    sequence: Arrays = {"input_ids": np.append(token_ids, [kind.expansion_id] * missing).astype(np.int32)}
+    if ROLE in model.inputs:
+        expansion_role = SEEN_AND_KEPT if kind.sees_expansion else KEPT
+        sequence[ROLE] = np.append(roles, [expansion_role] * missing).astype(np.int32)
     return Encoded([sequence], truncated_tokens=encoded.truncated_tokens)
 
 
@@ -88,7 +89,7 @@ def decode(
 
 def kept_vectors(output: Arrays) -> Array:
     """Returns the vectors of an output that are not left out: float32 [vectors, embedding_dimensions]."""
-    vectors = output["token_embeddings"]
+    vectors = output[OUTPUT]
     selected: Array = vectors[vectors.any(axis=1)]
     return selected
 

@@ -8,16 +8,35 @@ import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingResult, TokenWeight
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
+from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.tasks.base import (
+    Encoded,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    cut_tokens,
+    encode_text,
+    traits_of,
+)
 from neuronpipe.tasks.vectors import PromptFacts, check_prompt
+
+# An output of graphs that weigh the tokens of a text, float32 [tokens], instead of the vocabulary.
+TEXT_WEIGHTS = "token_weights"
 
 
 class SparseFacts(PromptFacts):
     """Facts about a model that weighs tokens."""
 
+    encoded = ("prompt", "prompts", "query_prompts")
+
     top_k: int = Field(0, ge=0, description="maximum number of tokens of a text, as the model was saved; 0: all")
+    query_weights: tuple[float, ...] = Field(
+        (), repr=False, description="weight of each token in queries, which are not computed by the model"
+    )
+    query_prompts: tuple[str, ...] = Field((), description="names of the prompts of such queries; '': the default")
 
 
 def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
@@ -27,26 +46,74 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
 
 
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the text, behind its prompt."""
-    prompt = SparseFacts.of(model).prompt_of(input.prompt_name)
-    return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
+    """Returns one sequence of the text behind its prompt; `token_ids` int32 [tokens], for weights of its tokens.
+
+    A query with `query_weights` has token ids alone.
+    """
+    facts = SparseFacts.of(model)
+    prompt = facts.prompt_of(input.prompt_name)
+    if input.prompt_name in facts.query_prompts:
+        token_ids = tokenizer.tokens(prompt + input.text, special_tokens=False).token_ids
+        cut_ids = cut_tokens("text", token_ids, model, input.truncation)
+        return Encoded([], [{"token_ids": np.unique(cut_ids)}], len(token_ids) - len(cut_ids))
+    encoded = encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
+    if all(output.name != TEXT_WEIGHTS for output in model.outputs):
+        return encoded
+    return encoded._replace(annotations=[{"token_ids": encoded.sequences[0]["input_ids"]}])
 
 
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """Returns the largest numbers above zero of `sparse_embedding`, float32 [vocabulary]; see decoding_spec."""
-    weights = outputs[0]["sparse_embedding"]
-    places = np.flatnonzero(weights > 0)
+    """Returns the largest weights above zero, with `tokens` of decoding_spec."""
+    token_ids, weights = (
+        _positive_weights(annotations, outputs[0]) if outputs else _query_weights(annotations[0]["token_ids"], model)
+    )
     # If weights are equal, the smaller id is first.
-    best = places[np.argsort(-weights[places], kind="stable")][: input.top_k or SparseFacts.of(model).top_k or None]
+    best = np.argsort(-weights, kind="stable")[: input.top_k or SparseFacts.of(model).top_k or None]
     return SparseEmbeddingResult(
         weights=[
             TokenWeight(token_id=token_id, weight=weight, token=model.tokens[token_id])
-            for token_id, weight in zip(best.tolist(), weights[best].tolist(), strict=True)
+            for token_id, weight in zip(token_ids[best].tolist(), weights[best].tolist(), strict=True)
         ]
     )
 
 
+def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
+    """Returns the distinct ids and the weights above zero of a query's tokens. Raises InvalidInput."""
+    table = SparseFacts.of(model).query_weights
+    if not table:
+        raise InvalidInput("outputs", "are missing")
+    weights = np.array([table[token_id] for token_id in token_ids.tolist()], np.float32)
+    return token_ids[weights > 0], weights[weights > 0]
+
+
+def _positive_weights(annotations: ArraySets, output: Arrays) -> tuple[Array, Array]:
+    """Returns the ids, ascending, and the weights from `sparse_embedding`, float32 [vocabulary], or from the weights of
+    a text's tokens, where the largest weight of each token counts.
+    """
+    weights = output.get(TEXT_WEIGHTS)
+    if weights is None:
+        token_ids = np.flatnonzero(output["sparse_embedding"] > 0)
+        return token_ids, output["sparse_embedding"][token_ids]
+    if not annotations:
+        raise InvalidInput("annotations", "are missing")
+    token_ids, places = np.unique(annotations[0]["token_ids"], return_inverse=True)
+    largest = np.zeros(len(token_ids), np.float32)
+    np.maximum.at(largest, places, weights)
+    return token_ids[largest > 0], largest[largest > 0]
+
+
 traits = traits_of("text", "prompt_name", "truncation")
-TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts)
+TASK = Task(
+    "sparse_embedding",
+    check,
+    traits,
+    encode,
+    decode,
+    ("top_k",),
+    SparseFacts,
+    annotations={"token_ids": "tokens"},
+    may_lack_annotations=True,
+    may_lack_outputs=True,
+)

@@ -83,9 +83,8 @@ def check_vector_options(input: Any, model: ModelSpec) -> None:
 
 
 def vector_of(outputs: Arrays) -> Array:
-    """Returns the only output of a graph for one sequence, float32 [embedding_dimensions]."""
-    (vector,) = outputs.values()
-    return vector
+    """Returns the vector among the outputs of a graph for one sequence, float32 [embedding_dimensions]."""
+    return outputs["sentence_embedding"] if len(outputs) > 1 else next(iter(outputs.values()))
 
 
 def normalized(vectors: Array) -> Array:

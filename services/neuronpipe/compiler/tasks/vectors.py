@@ -16,6 +16,7 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.compiler.late_interaction import read_late_interaction
+from neuronpipe.compiler.m3 import has_heads, refuse_heads, with_heads
 from neuronpipe.compiler.modules import (
     Named,
     Outputs,
@@ -26,6 +27,7 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
+from neuronpipe.compiler.routers import SIDES, read_query_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     TOKENS,
@@ -43,7 +45,8 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.base import PROMPT_TOKENS
 from neuronpipe.tasks.feature_extraction import FeatureFacts
-from neuronpipe.tasks.multi_vector_embedding import KEPT, SEEN, SEEN_AND_KEPT, MultiVectorFacts
+from neuronpipe.tasks.multi_vector_embedding import KEPT, ROLE, SEEN, SEEN_AND_KEPT, MultiVectorFacts
+from neuronpipe.tasks.multi_vector_embedding import OUTPUT as _OUTPUT
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.sparse_embedding import SparseFacts
 from neuronpipe.tasks.vectors import EmbeddingFacts, vector_of
@@ -59,11 +62,15 @@ def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> Source
 
 
 def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
-    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0."""
+    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0.
+
+    Two vectors without direction agree.
+    """
     first, second = first.astype(np.float64), second.astype(np.float64)
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-    cosines: Measured = (first * second).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
-    return np.clip(cosines, 0, 1)
+    cosines = (first * second).sum(axis=-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
+    are_empty = ~first.any(axis=-1) & ~second.any(axis=-1)
+    return np.where(are_empty, 1.0, np.clip(cosines, 0, 1))
 
 
 def _smallest(name: str, are_kept: NDArray[Any], outputs: Outputs, reference: Outputs) -> Measured:
@@ -96,7 +103,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
     shared = EmbeddingFacts(
         embedding_dimensions=example[_EMBEDDING].shape[1], prompt=parts.prompt, prompts=dict(parts.prompts)
     )
-    return source_module(
+    embedder = source_module(
         module,
         model,
         task,
@@ -107,6 +114,7 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
         remarks={"pooling": parts.head.describe()},
         further_inputs=() if parts.head.pooling.pools_prompt else (PROMPT_TOKENS,),
     )
+    return with_heads(folder, embedder) if has_heads(folder) else embedder
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
@@ -151,6 +159,7 @@ class _Splade(torch.nn.Module):
 
 
 def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    refuse_heads(folder)
     pooling = _read_pooling(folder)
     strategy = str(pooling.get("pooling_strategy", "max"))
     activation = str(pooling.get("activation_function", "relu"))
@@ -158,10 +167,12 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
         advice = f"supported are {' and '.join(_STRATEGIES)} of {' and '.join(_ACTIVATIONS)}"
         raise SetupError(f"{folder}: SpladePooling by {strategy} and {activation}; {advice}")
     model = load_weights(transformers.AutoModelForMaskedLM, folder)
+    query_side = read_query_side(folder, tokenizer, model.config.vocab_size)
     facts = SparseFacts(
         prompt=default_prompt(folder),
-        prompts=read_prompts(folder),
+        prompts={**dict.fromkeys(SIDES if query_side else (), ""), **read_prompts(folder)},
         top_k=applied_settings(folder).get("max_active_dims") or 0,
+        **query_side,
     )
     described: dict[str, Any] = {
         "saved_limit": read_limits(transformer_folder(folder)).get("max_seq_length"),
@@ -182,18 +193,13 @@ def _read_pooling(folder: Path) -> dict[str, Any]:
     return read_object(modules[1][1] / "config.json") if modules else {}
 
 
-def _weights_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    first, second = outputs[_WEIGHTS], reference[_WEIGHTS]
-    are_empty = ~first.any(axis=1) & ~second.any(axis=1)
-    return np.where(are_empty, 1.0, _cosines(first, second))
-
-
 SPARSE_EMBEDDING = SourceTask(
-    _load_sparse_embedding, encode_texts, _weights_similarity, np.min, "smallest cosine similarity of a text's weights"
+    _load_sparse_embedding,
+    encode_texts,
+    lambda outputs, reference, batch: _cosines(outputs[_WEIGHTS], reference[_WEIGHTS]),
+    np.min,
+    "smallest cosine similarity of a text's weights",
 )
-
-
-_OUTPUT, _ROLE = "token_embeddings", "token_role"
 
 
 class _TokenVectors(torch.nn.Module):
@@ -220,6 +226,7 @@ class _TokenVectors(torch.nn.Module):
 
 
 def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    refuse_heads(folder)
     parts = read_late_interaction(folder)
     model = load_encoder(parts.model_folder)
     module = source_module(
@@ -231,7 +238,7 @@ def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> So
         outputs=(_OUTPUT,),
         per_token=True,
         saved_limit=parts.max_tokens,
-        further_inputs=(_ROLE,),
+        further_inputs=(ROLE,),
     )
     linear = [layer for layer in module.module.modules() if isinstance(layer, torch.nn.Linear)]
     facts = MultiVectorFacts(
@@ -260,14 +267,14 @@ def _encode_multi_vector_embedding(module: SourceModule, texts: Sequence[str]) -
     # Every fifth token has no vector, and every seventh is not seen, so that both are compared.
     places = np.arange(mask.shape[1])
     roles = np.where(places % 7 == 6, KEPT, np.where(places % 5 == 4, SEEN, SEEN_AND_KEPT))
-    return {**batch, _ROLE: mask * roles}
+    return {**batch, ROLE: mask * roles}
 
 
 MULTI_VECTOR_EMBEDDING = SourceTask(
     _load_multi_vector_embedding,
     _encode_multi_vector_embedding,
     lambda outputs, reference, batch: _smallest(
-        _OUTPUT, np.isin(batch[_ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
+        _OUTPUT, np.isin(batch[ROLE], (KEPT, SEEN_AND_KEPT)), outputs, reference
     ),
     np.min,
     "smallest cosine similarity of a token's vectors",
