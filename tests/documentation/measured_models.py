@@ -189,7 +189,7 @@ _TAIL = """
   and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
   and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no (`Qwen3ForCausalLM`) have two
-  rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card. Decoders of other kinds are
+  rows of the head and [their template](compiling.md#decoders-that-rank). Decoders of other kinds are
   refused by name. Samples have up to 4,096 tokens, where a model takes more.
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.

@@ -94,10 +94,18 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     folder = scratch / KNOWN_FORM
     ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
     shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
-    config = folder / model_folder.relative_to(source.folder) / "config.json"
+    linked = with_links(source, scratch)
+    config = linked.folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
+    return linked
+
+
+def with_links(source: ModelSource, scratch: Path) -> ModelSource:
+    """The model as a folder in `scratch` with links to its files; the model itself if it is there."""
     return dataclasses.replace(source, folder=folder)
+    if source.folder == folder:
+        return source
 
 
 def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -242,7 +242,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
-_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
+_DOWNLOADS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 

@@ -26,7 +26,15 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
-from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking, score_function
+from neuronpipe.compiler.rerankers import (
+    encode_written,
+    entailing,
+    load_decoder_reranker,
+    ranking,
+    read_options,
+    score_function,
+    written_template,
+)
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     SCORES,
@@ -159,7 +167,12 @@ def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     (architecture, *_) = read_object(transformer_folder(folder) / "config.json").get("architectures") or ("",)
     if str(architecture).endswith("ForCausalLM"):
         return load_decoder_reranker(folder, tokenizer)
-    return load_classifier(folder, tokenizer, "rerank")
+    module = load_classifier(folder, tokenizer, "rerank")
+    if not (options := read_options(folder)).template:
+        return module
+    template = written_template(folder, tokenizer, options)
+    facts = module.facts["rerank"].model_copy(update={"template": template})
+    return replace(module, facts={**module.facts, "rerank": facts})
 
 
 def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
