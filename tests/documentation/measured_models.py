@@ -42,6 +42,7 @@ GRAPHS: Mapping[str, tuple[str, ...]] = {
     "image_classification": ("image_classification",),
     "image_embedding": ("image_embedding",),
     "zero_shot_image_classification": ("zero_shot_image_classification",),
+    "zero_shot_token_classification": ("zero_shot_token_classification",),
 }
 _BACKENDS: Mapping[str, str] = {"openvino": "OpenVINO", "torch": "torch", "neuronx": "Neuron (double)"}
 
@@ -188,9 +189,8 @@ _TAIL = """
   some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
   and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
-  and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no (`Qwen3ForCausalLM`) have two
-  rows of the head and [their template](compiling.md#decoders-that-rank). Decoders of other kinds are
-  refused by name. Samples have up to 4,096 tokens, where a model takes more.
+  and changes nothing, whatever side the tokenizer names. [Rerankers](compiling.md#decoders-that-rank) have one
+  or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model takes more.
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.
 - **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not

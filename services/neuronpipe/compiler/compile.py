@@ -164,6 +164,7 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     module = load_module(source.folder, request.task, tokenizer)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
+    _refuse(_refusals_of_layers(request, module))
     report("\n".join([describe(module, detected.reason, request.dtype, configuration.weights_dtype), *notes]))
     if buckets := _choose_buckets(request, module, report):
         module = module.within(BucketPlan(buckets))
@@ -384,9 +385,9 @@ def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:
 def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
     """The faults of a request whose task and dtype are known."""
     backend, dtype, reads = request.backend, request.dtype, TASKS[request.task].reads
-    if TASKS[request.task].generates:
     if request.reranker != NO_OPTIONS and request.task != "rerank":
         yield f"--rerank-template, --rerank-instruction and --rerank-answers are for --task rerank, not {request.task}"
+    if TASKS[request.task].generates:
         dtypes = decoders.DTYPES.get(backend)
         if dtypes is None:
             yield f"--backend {backend}: does not generate text; {', '.join(decoders.DTYPES)} do"
@@ -415,6 +416,14 @@ def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator
         yield f"{only}, which the back end openvino takes; leave out --backend {request.backend}"
     if request.pipeline.cores != 1:
         yield f"{only}, which is not cut into parts; leave out --pipeline-cores"
+
+
+def _refusals_of_layers(request: CompileRequest, module: SourceModule) -> Iterator[str]:
+    if module.is_recurrent and request.backend in ("torch", "neuronx"):
+        yield (
+            f"{request.source}: has a recurrent layer (LSTM), which --backend {request.backend} cannot compile for "
+            "texts of several lengths; use --backend openvino, or a model without one (num_rnn_layers 0)"
+        )
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Reporter) -> tuple[Bucket, ...]:

@@ -17,6 +17,7 @@ import safetensors
 import torch
 import transformers
 
+from neuronpipe.compiler import gliner
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import (
@@ -84,6 +85,11 @@ KNOWN_FORM = "known_form"
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
+    if (source.folder / gliner.CONFIG_FILE).is_file():
+        linked, content = with_links(source, scratch), gliner.encoder_configuration(source.folder)
+        (linked.folder / "config.json").unlink(missing_ok=True)
+        (linked.folder / "config.json").write_text(json.dumps(content))
+        return linked
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
     model_folder = transformer_folder(source.folder)
@@ -91,9 +97,6 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     known_form = _known_configuration(source.folder, model_folder, content) if isinstance(content, dict) else None
     if known_form is None:
         return source
-    folder = scratch / KNOWN_FORM
-    ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
-    shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
     linked = with_links(source, scratch)
     config = linked.folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
@@ -103,9 +106,12 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
 
 def with_links(source: ModelSource, scratch: Path) -> ModelSource:
     """The model as a folder in `scratch` with links to its files; the model itself if it is there."""
-    return dataclasses.replace(source, folder=folder)
+    folder = scratch / KNOWN_FORM
     if source.folder == folder:
         return source
+    ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
+    shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
+    return dataclasses.replace(source, folder=folder)
 
 
 def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:

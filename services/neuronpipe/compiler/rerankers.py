@@ -112,7 +112,7 @@ NO_OPTIONS = RerankerOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """The form of texts and scores of a published model. `instructed`: the form of an instruction, if there is one."""
+    """The form of texts and scores of a published model. `instructed`: the form of an instruction, if any."""
 
     options: RerankerOptions
     instructed: str = "{}"

@@ -307,6 +307,8 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
+    if not is_adapter and (folder / "gliner_config.json").is_file():
+        return
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
         begins = f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.gliner import encode_samples, load_gliner
 from neuronpipe.compiler.modules import (
     Named,
     Outputs,
@@ -138,6 +139,18 @@ TOKEN_CLASSIFICATION = SourceTask(
     _same_best_labels,
     np.mean,
     "mean share of a text's tokens with the same best label",
+)
+
+
+def _entity_scores(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
+    """The share of a text's spans whose best label is the same."""
+    is_word = batch["attention_mask"] == 1
+    same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
+    return (same.mean(axis=-1) * is_word).sum(axis=1) / is_word.sum(axis=1)
+
+
+ZERO_SHOT_TOKEN_CLASSIFICATION = SourceTask(
+    load_gliner, encode_samples, _entity_scores, np.mean, "mean share of a text's spans with the same best label"
 )
 
 
