@@ -190,7 +190,8 @@ _TAIL = """
   and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
   and changes nothing, whatever side the tokenizer names. [Rerankers](compiling.md#decoders-that-rank) have one
-  or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model takes more.
+  or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model
+  takes more.
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.
 - **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not
