@@ -108,6 +108,7 @@ endef
 
 .venv/.dev: .venv/.demo
 	$(BIN)/$(PIP) -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP) -c constraints.txt --no-deps gliner
 	touch $@
 
 # The compile step under transformers 4.57, the version of the Neuron SDK's environment.

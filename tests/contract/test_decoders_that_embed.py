@@ -176,32 +176,6 @@ async def test_log_odds_of_yes_and_no_equal_those_of_sentence_transformers(is_sa
             np.testing.assert_allclose([ours[index] for index in known], expected, rtol=0, atol=_TOLERANCE)
 
 
-async def test_the_template_of_the_published_qwen3_reranker_is_used_where_its_own_is_that_of_a_chat(
-    tmp_path: Path,
-) -> None:
-    source = _writer(tmp_path / "source", "{% for one in messages %}{{ one.role }}{% endfor %}")
-    bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
-    (result,) = await infer_all(bundle.folder, [_ranking("a query", function=ScoreFunction.SCORE_FUNCTION_NONE)])
-    # As the card of the model has it.
-    prefix = (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-    )
-    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    instruct = "Given a web search query, retrieve relevant passages that answer the query"
-    for index, ours in enumerate(_scores(result)):
-        if "<|" in _DOCUMENTS[index]:
-            continue
-        text = f"<Instruct>: {instruct}\n<Query>: a query\n<Document>: {_DOCUMENTS[index]}"
-        ids = tokenizer(prefix + text + suffix, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        with torch.inference_mode():
-            logits = model(ids).logits[0, -1]
-        yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
-        assert ours == pytest.approx(float(logits[yes] - logits[no]), abs=_TOLERANCE)
-
-
 async def test_a_text_that_is_too_long_for_the_template_is_an_error_or_loses_its_end(tmp_path: Path) -> None:
     source = _writer(tmp_path / "source", _CHAT)
     bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")

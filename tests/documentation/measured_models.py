@@ -42,6 +42,7 @@ GRAPHS: Mapping[str, tuple[str, ...]] = {
     "image_classification": ("image_classification",),
     "image_embedding": ("image_embedding",),
     "zero_shot_image_classification": ("zero_shot_image_classification",),
+    "zero_shot_token_classification": ("zero_shot_token_classification",),
 }
 _BACKENDS: Mapping[str, str] = {"openvino": "OpenVINO", "torch": "torch", "neuronx": "Neuron (double)"}
 
@@ -188,9 +189,9 @@ _TAIL = """
   some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
   and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
-  and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no (`Qwen3ForCausalLM`) have two
-  rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card. Decoders of other kinds are
-  refused by name. Samples have up to 4,096 tokens, where a model takes more.
+  and changes nothing, whatever side the tokenizer names. [Rerankers](compiling.md#decoders-that-rank) have one
+  or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model
+  takes more.
 - **BART, mBART and T5** classify and answer questions by an encoder and a decoder in one execution. The decoder reads
   the text once more. `facebook/bart-large-mnli`, the default of transformers' zero-shot pipeline, is such a model. They
   are not cut into parts (`--pipeline-cores`).

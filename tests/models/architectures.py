@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 import transformers
 
-from tests.models import jina_bert
+from tests.models import gliner, jina_bert
 from tests.models.images import (
     IMAGE_FAMILIES,
     IMAGE_TEXT_FAMILIES,
@@ -203,6 +203,9 @@ ENCODERS: dict[str, Architecture] = {
         byte_level_bpe,
         tasks=_OF_JINA_2,
         publish=functools.partial(jina_bert.make_source, has_query_norms=True),
+    ),
+    "GLiNER": Architecture(
+        "deberta-v2", unigram_pairs, tasks=("zero_shot_token_classification",), publish=gliner.make_source
     ),
 }
 _READS = (*_SCORES, "question_answering")

@@ -25,6 +25,7 @@ _OUTPUTS = {
     "sparse_embedding": (OutputSpec(name="sparse_embedding", axes=(6,)),),
     "multi_vector_embedding": (OutputSpec(name="token_embeddings", axes=("tokens", 4)),),
     "image_embedding": (OutputSpec(name="image_embedding", axes=(4,)),),
+    "zero_shot_token_classification": (OutputSpec(name="logits", axes=("tokens", 2, 64)),),
     "zero_shot_image_classification": (OutputSpec(name="embedding", axes=(4,)),),
 }
 
@@ -38,6 +39,14 @@ _FACTS: dict[str, dict[str, Any]] = {
     "question_answering": {"cls_token_id": 1},
     "fill_mask": {"mask_token": "[M]", "mask_token_id": 3},
     "zero_shot_classification": {"entailment_id": 2},
+    "zero_shot_token_classification": {
+        "label_token_id": 3,
+        "separator_token_id": 4,
+        "before": (1,),
+        "behind": (2,),
+        "max_width": 2,
+        "max_words": 8,
+    },
     "multi_vector_embedding": {"embedding_dimensions": 4, "query": {"max_tokens": 8}, "document": {"max_tokens": 16}},
 }
 _LABELS = {"text_classification": ("a", "b", "c"), "token_classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")}

@@ -86,6 +86,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "--pipeline-balance", "quantity that parts share equally (default: time)", "time", choices=BALANCES)
     option(parser, "--device-times TABLE", "simulate a device with fake, inf2-bert-base or inf2-distilbert", "")
+    option(
+        parser,
+        "--rerank-template TEXT",
+        "template of a decoder that ranks, with {query}, {document} and {instruction}, \\n for a line end, and {|} "
+        "between parts that are encoded apart (default: by its files)",
+        "",
+    )
+    option(parser, "--rerank-instruction TEXT", "instruction in that template (default: by its files)", "")
+    option(
+        parser,
+        "--rerank-answers YES,NO",
+        "tokens whose logits make its score, or one token (default: by its files)",
+        "",
+    )
     neuron = parser.add_argument_group("for neuronx")
     option(neuron, "--target", "instances to compile for (default: inf2)", "inf2", choices=["inf2", "trn1", "trn1n"])
     option(neuron, "--optlevel", "the compiler's optimization level (default: 2)", 2, choices=[1, 2, 3])
@@ -130,7 +144,7 @@ def _compile(options: argparse.Namespace) -> Path:
         return present.folder
     check_is_there(options.source)  # before the import of the compiler, which takes seconds
 
-    from neuronpipe.compiler import CompileRequest, NeuronxOptions, PipelineOptions, compile_bundle
+    from neuronpipe.compiler import CompileRequest, NeuronxOptions, PipelineOptions, RerankerOptions, compile_bundle
 
     request = made(
         CompileRequest,
@@ -140,6 +154,9 @@ def _compile(options: argparse.Namespace) -> Path:
         buckets=_bucket_request(options),
         pipeline=PipelineOptions(options.pipeline_cores, options.pipeline_balance),
         neuronx=made(NeuronxOptions, options),
+        reranker=RerankerOptions(
+            options.rerank_template.replace("\\n", "\n"), options.rerank_instruction, options.rerank_answers
+        ),
         signing_key=signing_key,
     )
     bundle = compile_bundle(request, report)

@@ -290,6 +290,7 @@ _SETTINGS: Mapping[FieldKind, Mapping[str, Any]] = {
     "image": {"metavar": "FILE"},
     "number": {"type": _parse_number, "metavar": "N"},
     "numbers": {"type": _parse_number, "action": "extend", "nargs": "+", "metavar": "ID"},
+    "real": {"type": float, "metavar": "X"},
     "switch": {"action": "store_const", "const": True},
     "words": {},
 }

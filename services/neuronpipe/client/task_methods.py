@@ -219,6 +219,21 @@ class TaskMethods:
     ) -> Sequence[LabelScore]:
         """Returns all candidate labels of a text, best first."""
 
+    @task_method("zero_shot_token_classification")
+    def find_entities_zero_shot(
+        self,
+        model: str,
+        text: str,
+        candidate_labels: Iterable[str],
+        *,
+        threshold: float = 0,
+        allow_nested: bool = False,
+        multi_label: bool = False,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        version: str = "",
+    ) -> Sequence[Entity]:
+        """Returns the entities of a text for the candidate labels, whose scores exceed `threshold` (0: 0.5)."""
+
     @task_method("image_classification")
     def classify_image(
         self,

@@ -4,6 +4,7 @@ from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest
 from neuronpipe.compiler.compile import COMPILERS, Compiled, CompileRequest, compile_bundle, compile_with_reference
 from neuronpipe.compiler.conversion import NeuronxOptions
 from neuronpipe.compiler.pipeline_parallel import PipelineOptions
+from neuronpipe.compiler.rerankers import RerankerOptions
 
 __all__ = [
     "COMPILERS",
@@ -13,6 +14,7 @@ __all__ = [
     "Compiled",
     "NeuronxOptions",
     "PipelineOptions",
+    "RerankerOptions",
     "compile_bundle",
     "compile_with_reference",
 ]

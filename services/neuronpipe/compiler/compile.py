@@ -27,6 +27,7 @@ from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline_parallel import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
+from neuronpipe.compiler.rerankers import NO_OPTIONS, RerankerOptions, with_options
 from neuronpipe.compiler.saved_settings import check_settings
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
@@ -62,6 +63,7 @@ class CompileRequest:
     - `calibration`: a file of texts or a folder of images for int8, or None for samples.
     - `device_times`: the name of a table of fake.py, which the fake back end simulates.
     - `task`, `dtype`: empty: found from the model's configuration.
+    - `reranker`: the template and the answers of a decoder that ranks.
     - `merge_adapter`: the source is an adapter (LoRA), which is merged into `base_model`, or into the model that it
       names.
     - `signing_key`: signs the bundle.
@@ -81,6 +83,7 @@ class CompileRequest:
     buckets: BucketRequest = NO_BUCKETS
     pipeline: PipelineOptions = ONE_CORE
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
+    reranker: RerankerOptions = NO_OPTIONS
     device_times: str = ""
     cache_results: bool = False
     merge_adapter: bool = False
@@ -146,6 +149,8 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     configuration = read_configuration(source.folder)
     detected, request = _with_task(request, configuration)
     _refuse(_refusals_of_task(request))
+    if request.reranker != NO_OPTIONS:
+        source = with_options(source, request.reranker, scratch)
     check_kind(source.folder, configuration.config, configuration.architecture, request.task)
     _refuse(_refusals_of_graph(request, source))
     notes = check_settings(source.folder, configuration.config, request.task)
@@ -159,6 +164,7 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     module = load_module(source.folder, request.task, tokenizer)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
+    _refuse(_refusals_of_layers(request, module))
     report("\n".join([describe(module, detected.reason, request.dtype, configuration.weights_dtype), *notes]))
     if buckets := _choose_buckets(request, module, report):
         module = module.within(BucketPlan(buckets))
@@ -379,6 +385,8 @@ def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:
 def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
     """The faults of a request whose task and dtype are known."""
     backend, dtype, reads = request.backend, request.dtype, TASKS[request.task].reads
+    if request.reranker != NO_OPTIONS and request.task != "rerank":
+        yield f"--rerank-template, --rerank-instruction and --rerank-answers are for --task rerank, not {request.task}"
     if TASKS[request.task].generates:
         dtypes = decoders.DTYPES.get(backend)
         if dtypes is None:
@@ -408,6 +416,14 @@ def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator
         yield f"{only}, which the back end openvino takes; leave out --backend {request.backend}"
     if request.pipeline.cores != 1:
         yield f"{only}, which is not cut into parts; leave out --pipeline-cores"
+
+
+def _refusals_of_layers(request: CompileRequest, module: SourceModule) -> Iterator[str]:
+    if module.is_recurrent and request.backend in ("torch", "neuronx"):
+        yield (
+            f"{request.source}: has a recurrent layer (LSTM), which --backend {request.backend} cannot compile for "
+            "texts of several lengths; use --backend openvino, or a model without one (num_rnn_layers 0)"
+        )
 
 
 def _choose_buckets(request: CompileRequest, module: SourceModule, report: Reporter) -> tuple[Bucket, ...]:

@@ -15,6 +15,7 @@ from huggingface_hub.repocard import metadata_load
 from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
+from neuronpipe.compiler.gliner import ARCHITECTURE
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
@@ -30,6 +31,7 @@ from neuronpipe.tasks import TASKS
 _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": ("text_classification", "rerank", "zero_shot_classification"),
     "ForTokenClassification": ("token_classification",),
+    ARCHITECTURE: ("zero_shot_token_classification",),
     "ForQuestionAnswering": ("question_answering",),
     "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
     "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
@@ -105,7 +107,9 @@ class Configuration:
                 f"{self.folder}: config.json names no architecture, so its task is not known; choose one with --task"
             )
         head = next((head for head in _HEADS if self.architecture.endswith(head)), None)
-        if head is None or not (hasattr(transformers, self.architecture) or self.architecture in OWN_GRAPHS):
+        if head is None or not (
+            hasattr(transformers, self.architecture) or self.architecture in (*OWN_GRAPHS, ARCHITECTURE)
+        ):
             advice = f"known are those that end in {', '.join(_HEADS)}"
             raise SetupError(f"{self.folder}: {self.architecture} is not a known architecture; {advice}")
         tag = str(self.card.get("pipeline_tag") or "")

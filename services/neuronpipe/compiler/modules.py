@@ -93,6 +93,10 @@ class SourceModule:
         """Whether the model's only input is uint8 [batch, 3, height, width]."""
         return self.image is not None and not self.tokenizer.json
 
+    @property
+    def is_recurrent(self) -> bool:
+        return any(isinstance(part, torch.nn.LSTM) for part in self.module.modules())
+
     def free_axes(self, name: str) -> tuple[int, ...]:
         """The axes of an input with any length: batch and tokens; for images, and places of rows, the batch only."""
         return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)

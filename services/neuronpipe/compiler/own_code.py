@@ -17,6 +17,7 @@ import safetensors
 import torch
 import transformers
 
+from neuronpipe.compiler import gliner
 from neuronpipe.compiler.architectures import MASKED_DECODERS
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import (
@@ -88,13 +89,18 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     register_own_graphs()
     register_static_embeddings()
     if static := static_folder(source.folder):
-        folder = _linked(source.folder, scratch)
-        write_encoder(source.folder, static, folder)
-        return dataclasses.replace(source, folder=folder)
+        linked = with_links(source, scratch)
+        write_encoder(source.folder, static, linked.folder)
+        return linked
     if router := read_router(source.folder):
-        folder = _linked(source.folder, scratch)
-        write_document_side(source.folder, router, folder)
-        return dataclasses.replace(source, folder=folder)
+        linked = with_links(source, scratch)
+        write_document_side(source.folder, router, linked.folder)
+        return linked
+    if (source.folder / gliner.CONFIG_FILE).is_file():
+        linked, content = with_links(source, scratch), gliner.encoder_configuration(source.folder)
+        (linked.folder / "config.json").unlink(missing_ok=True)
+        (linked.folder / "config.json").write_text(json.dumps(content))
+        return linked
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source
     model_folder = transformer_folder(source.folder)
@@ -102,19 +108,21 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     known_form = _known_configuration(source.folder, model_folder, content) if isinstance(content, dict) else None
     if known_form is None:
         return source
-    folder = _linked(source.folder, scratch)
-    config = folder / model_folder.relative_to(source.folder) / "config.json"
+    linked = with_links(source, scratch)
+    config = linked.folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
-    return dataclasses.replace(source, folder=folder)
+    return linked
 
 
-def _linked(source: Path, scratch: Path) -> Path:
-    """A folder in `scratch` with links to the files of a model."""
+def with_links(source: ModelSource, scratch: Path) -> ModelSource:
+    """The model as a folder in `scratch` with links to its files; the model itself if it is there."""
     folder = scratch / KNOWN_FORM
+    if source.folder == folder:
+        return source
     ignored = shutil.ignore_patterns("onnx", "openvino", ".git", ".cache")
-    shutil.copytree(source.resolve(), folder, copy_function=os.symlink, ignore=ignored)
-    return folder
+    shutil.copytree(source.folder.resolve(), folder, copy_function=os.symlink, ignore=ignored)
+    return dataclasses.replace(source, folder=folder)
 
 
 def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:

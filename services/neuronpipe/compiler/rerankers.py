@@ -1,7 +1,9 @@
 """Rerankers: further tasks of a classifier of text pairs, and decoders that answer yes or no (Qwen3-Reranker)."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,6 +12,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.compiler.own_code import with_links
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     applied_settings,
@@ -20,7 +23,7 @@ from neuronpipe.compiler.sentence_transformers import (
     read_settings,
     transformer_folder,
 )
-from neuronpipe.compiler.source import check_labels
+from neuronpipe.compiler.source import ModelSource, check_labels
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
@@ -85,20 +88,93 @@ def _activation(folder: Path, config: Any) -> str:
 
 # Reranking by a decoder that answers yes or no, such as Qwen3-Reranker: the graph, and the template of its texts.
 #
-# Sources: sentence-transformers 6, cross_encoder/model.py, logit_score.py and base/modules/transformer.py; the model
-# card of Qwen3-Reranker.
+# Sources: sentence-transformers 6, cross_encoder/model.py, logit_score.py and base/modules/transformer.py.
 
 Template: TypeAlias = tuple[tuple[int, ...] | str, ...]
 
-# Templates with which published models were trained, whose own chat template is another template.
-_PUBLISHED = {
-    "qwen3": (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {prompt}\n'
-        "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
+
+@dataclass(frozen=True, slots=True)
+class RerankerOptions:
+    """A decoder's template, with {query}, {document}, {instruction} and {|} between parts that are encoded apart.
+
+    `answers`: the tokens whose logits make the score, positive first, divided by a comma. Empty: by the model's files.
+    `model`: the name of the model's folder.
+    """
+
+    template: str = ""
+    instruction: str = ""
+    answers: str = ""
+    model: str = ""
+
+
+NO_OPTIONS = RerankerOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """The form of texts and scores of a published model. `instructed`: the form of an instruction, if any."""
+
+    options: RerankerOptions
+    instructed: str = "{}"
+    function: ScoreFunctionName = "none"
+    divisor: float = 1.0
+
+
+_QUESTION = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+    "prediction of either 'Yes' or 'No'."
+)
+_JUDGMENT = (
+    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document "
+    "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 "
+    "for not relevant, 1 for relevant).\nRelevance:"
+)
+# Models whose files lack their template, by a pattern of their names. Sources: the cards of Qwen3-Reranker and
+# ctxl-rerank-v2; FlagEmbedding 1.3, decoder_only/base.py; mxbai-rerank 0.1, mxbai_rerank_v2.py; zerank's
+# modeling_zeranker.py.
+_PUBLISHED: Mapping[str, _Published] = {
+    "Qwen3-Reranker": _Published(
+        RerankerOptions(
+            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+            "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+            "<think>\n\n</think>\n\n",
+            "Given a web search query, retrieve relevant passages that answer the query",
+            "yes,no",
+        ),
+        function="sigmoid",
+    ),
+    "bge-reranker-v2-gemma": _Published(
+        RerankerOptions("<bos>A: {query}{|}\n{|}B: {document}{|}\n{|}{instruction}", _QUESTION, "Yes")
+    ),
+    r"mxbai-rerank-\w+-v2": _Published(
+        RerankerOptions(
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\n{|}{instruction}query: {query}{|}\n{|}document: {document}{|}\n{|}"
+            f"{_JUDGMENT}<|im_end|>\n<|im_start|>assistant\n",
+            answers="1,0",
+        ),
+        instructed="instruction: {}\n",
+    ),
+    "zerank": _Published(
+        RerankerOptions(
+            "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{document}<|im_end|>\n<|im_start|>assistant\n",
+            answers="Yes",
+        ),
+        function="sigmoid",
+        divisor=5.0,
+    ),
+    "ctxl-rerank-v2": _Published(
+        RerankerOptions(
+            "Check whether a given document contains information helpful to answer the query.\n<Document> {document}\n"
+            "<Query> {query}{instruction} ??",
+            answers="!",
+        ),
+        instructed=" {}",
+    ),
 }
-_PUBLISHED_PROMPT = "Given a web search query, retrieve relevant passages that answer the query"
+_OPTIONS_FILE = "neuronpipe_reranker.json"
+_PARTS = "{|}"
 # Placeholders of the texts in a template. No text contains them.
 _QUERY, _DOCUMENT = "\ue000\ue001", "\ue002\ue003"
 # Pairs for which the parts must equal the template, because some templates remove spaces and line ends.
@@ -108,8 +184,9 @@ _SAMPLES = (("one", "other"), (" Two words. ", "\n1. {a}\n\n"), ("naïve 🙂", 
 class _YesOrNo(torch.nn.Module):
     """A decoder with the rows of its head for one or two answers: the logit of the first answer minus the second."""
 
-    def __init__(self, model: Any, answers: Sequence[int]) -> None:
+    def __init__(self, model: Any, answers: Sequence[int], divisor: float) -> None:
         super().__init__()
+        self._divisor = divisor
         self.named = Named(model.base_model, "last_hidden_state")
         head = model.get_output_embeddings()
         self.head = torch.nn.Linear(head.in_features, len(answers), bias=head.bias is not None)
@@ -125,7 +202,15 @@ class _YesOrNo(torch.nn.Module):
         logits = self.head(last_token(vectors, attention_mask))
         if self._cap is not None:
             logits = torch.tanh(logits / self._cap) * self._cap
-        return {"logits": logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]}
+        return {"logits": (logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]) / self._divisor}
+
+
+def with_options(source: ModelSource, options: RerankerOptions, scratch: Path) -> ModelSource:
+    """The model in a folder of `scratch` with links, and with the options in a file, which every load reads."""
+    linked = with_links(source, scratch)
+    named = replace(options, model=_folder_name(source.folder))
+    (linked.folder / _OPTIONS_FILE).write_text(json.dumps(asdict(named)))
+    return linked
 
 
 def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
@@ -133,15 +218,69 @@ def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceMod
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     if model.get_output_embeddings().weight.requires_grad:
         raise SetupError(f"{folder}: its weights lack the head, which makes tokens of vectors; save the model again")
-    answers = _answers(folder, tokenizer)
-    template = _template(folder, tokenizer, model.config.model_type)
+    options, reason = read_options(folder), "the options"
+    published = _Published(options, function=score_function(folder, model.config))
+    template = () if options.template else _saved_template(folder, tokenizer, options)
+    if template is None:
+        name, published = _published(folder, options.model or _folder_name(folder))
+        reason, merged = f"that of {name}", {name: value for name, value in asdict(options).items() if value}
+        options = replace(published.options, **merged)
+    if options.template:
+        template = written_template(folder, tokenizer, options, published.instructed)
+    answers = _answers(folder, tokenizer, options)
     prompt = "" if template else default_prompt(folder)
-    facts = RerankFacts(score_function=score_function(folder, model.config), prompt=prompt, template=template)
+    facts = RerankFacts(score_function=published.function, prompt=prompt, template=template or ())
     names = tokenizer.transformers_tokenizer.convert_ids_to_tokens(list(answers))
     limit = read_limits(transformer_folder(folder)).get("max_seq_length")
-    remarks = {"score": "the logit of " + ", less that of ".join(map(repr, names))}
-    module = _YesOrNo(model, answers)
+    divided = f", divided by {published.divisor:g}" if published.divisor != 1 else ""
+    remarks = {"score": "the logit of " + ", less that of ".join(map(repr, names)) + divided}
+    if options.template:
+        remarks["template"] = reason
+    module = _YesOrNo(model, answers, published.divisor)
     return source_module(module, model, "rerank", tokenizer, saved_limit=limit, facts=facts, remarks=remarks)
+
+
+def read_options(folder: Path) -> RerankerOptions:
+    return RerankerOptions(**read_object(folder / _OPTIONS_FILE, may_lack=True))
+
+
+def written_template(
+    folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions, instructed: str = "{}"
+) -> Template:
+    """The parts of a template from its text. Raises SetupError for a text without the places of a template."""
+    text = options.template
+    if text.count("{query}") != 1 or text.count("{document}") != 1:
+        raise SetupError(f"{folder}: --rerank-template must have {{query}} once and {{document}} once")
+    if options.instruction and "{instruction}" not in text:
+        raise SetupError(f"{folder}: --rerank-instruction: the template has no {{instruction}}")
+    instruction = options.instruction or default_prompt(folder)
+    written = text.replace("{instruction}", instructed.format(instruction) if instruction else "")
+    marked = written.replace("{query}", _QUERY).replace("{document}", _DOCUMENT)
+    parts = (_parts(tokenizer.transformers_tokenizer, piece) for piece in marked.split(_PARTS))
+    return tuple(part for piece in parts for part in piece)
+
+
+def _folder_name(folder: Path) -> str:
+    """The name of a model's folder, or the name of the model in a folder of the Hub's cache."""
+    resolved = folder.resolve()
+    return resolved.parent.parent.name if resolved.parent.name == "snapshots" else resolved.name
+
+
+def _published(folder: Path, folder_name: str) -> tuple[str, _Published]:
+    """The published model that the folder or README.md names, and its form. Raises SetupError."""
+    names = [folder_name]
+    if (readme := folder / "README.md").is_file():
+        text = readme.read_text(encoding="utf-8", errors="replace")
+        names += re.findall(r"^# .*|^base_model:\s.*(?:\n[ -].*)*", text, re.MULTILINE)[:2]
+    for name in names:
+        for pattern, form in _PUBLISHED.items():
+            if found := re.search(pattern, name, re.IGNORECASE):
+                return found.group(), form
+    raise SetupError(
+        f"{folder}: how it reads a query and a document is not known: its tokenizer has no chat template with the "
+        "roles query and document, and README.md names no reranker whose template is known; give its template with "
+        "--rerank-template, and the tokens that it answers with --rerank-answers"
+    )
 
 
 def encode_written(module: SourceModule, template: Template, queries: Sequence[str], texts: Sequence[str]) -> Any:
@@ -157,45 +296,64 @@ def encode_written(module: SourceModule, template: Template, queries: Sequence[s
     return {"input_ids": np.array(padded, np.int64), "attention_mask": np.array(masks, np.int64)}
 
 
-def _answers(folder: Path, tokenizer: SourceTokenizer) -> tuple[int, ...]:
+def _answers(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions) -> tuple[int, ...]:
+    """The tokens whose logits make the score: by the options, else by LogitScore, else yes and no."""
+    transformers_tokenizer = tokenizer.transformers_tokenizer
+    vocabulary = transformers_tokenizer.get_vocab()
+    if options.answers:
+        answers = [_token(transformers_tokenizer, name) for name in options.answers.split(",")]
+        if wrong := [name for name, number in zip(options.answers.split(","), answers, strict=True) if number is None]:
+            raise SetupError(f"{folder}: --rerank-answers: {wrong[0]!r} is not one token of its tokenizer")
+        if len(answers) > 2:
+            raise SetupError(f"{folder}: --rerank-answers: {len(answers)} tokens, must be 1 or 2")
+        return tuple(number for number in answers if number is not None)
     for kind, path in read_modules(folder):
         if kind == "LogitScore":
             config = read_object(path / "config.json")
-            answers = (config["true_token_id"], config.get("false_token_id"))
-            return tuple(int(number) for number in answers if number is not None)
-    vocabulary = tokenizer.transformers_tokenizer.get_vocab()
+            saved = (config["true_token_id"], config.get("false_token_id"))
+            return tuple(int(number) for number in saved if number is not None)
+    if options.template:
+        raise SetupError(f"{folder}: --rerank-template: name the tokens that the model answers with --rerank-answers")
     if not {"yes", "no"} <= vocabulary.keys():
-        raise SetupError(f"{folder}: its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts")
+        raise SetupError(
+            f"{folder}: its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts; name others with "
+            "--rerank-answers"
+        )
     return vocabulary["yes"], vocabulary["no"]
 
 
-def _template(folder: Path, tokenizer: SourceTokenizer, kind: str) -> Template:
-    """The template of a query and a text; empty for a model that reads them as a pair. Raises SetupError."""
+def _token(tokenizer: Any, name: str) -> int | None:
+    """The number of a token by its spelling, or of the only token of a text; None if there is none."""
+    vocabulary = tokenizer.get_vocab()
+    if name in vocabulary:
+        return int(vocabulary[name])
+    token_ids = tokenizer(name, add_special_tokens=False)["input_ids"]
+    return int(token_ids[0]) if len(token_ids) == 1 else None
+
+
+def _saved_template(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions) -> Template | None:
+    """The chat template of a query and a text; empty for a saved cross-encoder that reads them as a pair.
+
+    None without such a template. Raises SetupError.
+    """
     transformers_tokenizer = tokenizer.transformers_tokenizer
+    is_saved = (folder / "modules.json").is_file()
     if not transformers_tokenizer.chat_template:
-        return ()
+        return () if is_saved else None
     processing = read_limits(transformer_folder(folder)).get("processing_kwargs") or {}
-    options = dict(processing.get("chat_template") or {})
-    if options.pop("restore_suffix", True) is False:
+    template_options = dict(processing.get("chat_template") or {})
+    if template_options.pop("restore_suffix", True) is False:
         raise SetupError(
             f"{folder}: cuts the end of its template with a long text (restore_suffix), which is not supported; "
             "remove restore_suffix from processing_kwargs"
         )
-    prompt = default_prompt(folder)
+    prompt = options.instruction or default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
-        render = _renderer(transformers_tokenizer, prompt, options, wrap)
+        render = _renderer(transformers_tokenizer, prompt, template_options, wrap)
         rendered = render(_QUERY, _DOCUMENT)
         if rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1:
             return _checked_template(folder, transformers_tokenizer, render)
-    if kind in _PUBLISHED and not (folder / "modules.json").is_file():
-        written = _PUBLISHED[kind].replace("{prompt}", prompt or _PUBLISHED_PROMPT)
-        return _checked_template(
-            folder, transformers_tokenizer, lambda query, text: _insert_texts(written, query, text)
-        )
-    raise SetupError(
-        f"{folder}: its chat template has no place for a query and a document, so how it reads them is not known; "
-        "give the tokenizer the chat template that it was trained with, with the roles query and document"
-    )
+    return None
 
 
 def _renderer(
@@ -211,12 +369,6 @@ def _renderer(
             return ""
 
     return render
-
-
-def _insert_texts(written: str, query: str, text: str) -> str:
-    before, _, after = written.partition("{query}")
-    between, _, behind = after.partition("{document}")
-    return before + query + between + text + behind
 
 
 def _checked_template(folder: Path, tokenizer: Any, render: Callable[[str, str], str]) -> Template:

@@ -238,7 +238,7 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*_linear.pt")  # for linear 
 _GRAPHS = ("model.onnx", "model.onnx_data", "model.onnx.data")
 # Configurations, tokenizers of every kind, and modules of sentence-transformers. Weights of other frameworks are not
 # downloaded.
-_DOWNLOADS = ("*.json", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
+_DOWNLOADS = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.py", "README.md", "adapter_model.bin", *_WEIGHTS)
 _NOT_DOWNLOADED = ("onnx/*", "openvino/*", "tf_*", "flax_*", "*.onnx*")
 
 
@@ -303,7 +303,7 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
-        if static_folder(folder) or read_router(folder):
+        if (folder / "gliner_config.json").is_file() or static_folder(folder) or read_router(folder):
             return
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A text, a list of texts, a file's bytes, a whole number, a list of numbers, a truth value, or a word of an
-# enumeration.
-FieldKind = Literal["text", "texts", "image", "number", "numbers", "switch", "words"]
+# A text, a list of texts, a file's bytes, a whole number, a list of numbers, a real number, a truth value, or a word of
+# an enumeration.
+FieldKind = Literal["text", "texts", "image", "number", "numbers", "real", "switch", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ FIELDS: Mapping[str, InputField] = {
     "hypothesis_template": InputField("text", "with --labels: a sentence with {} where the label goes", is_option=True),
     "texts": InputField("texts", "the texts for --query or --source; without these, several inputs"),
     "candidate_labels": InputField(
-        "texts", "zero-shot-classification, of texts and of images: the labels to choose from", flag="labels"
+        "texts", "zero-shot tasks, of texts, tokens and images: the labels to choose from", flag="labels"
     ),
     "ignore_labels": InputField("texts", "token-classification: labels to leave out", is_option=True),
     "targets": InputField("texts", "fill-mask: compare only these tokens", is_option=True, flag="target_tokens"),
@@ -71,10 +71,16 @@ FIELDS: Mapping[str, InputField] = {
     "truncation_tokens": InputField("number", "with --truncation right or left: the most tokens to keep"),
     "window_stride_tokens": InputField("number", "by how many tokens the windows of a long text overlap"),
     "token_ids": InputField("numbers", "ids of the model's own tokenizer, instead of a text"),
+    "threshold": InputField(
+        "real", "zero-shot-token-classification: the score that an entity must exceed (default: 0.5)"
+    ),
+    "allow_nested": InputField("switch", "zero-shot-token-classification: entities may contain others"),
     "allow_no_answer": InputField("switch", "question-answering: allow 'no answer' as a result"),
     "keep_all_labels": InputField("switch", "token-classification: leave no label out"),
     "is_query": InputField("switch", "multi-vector-embedding: the text is a query, not a document"),
-    "multi_label": InputField("switch", "zero-shot-classification: any number of labels may fit"),
+    "multi_label": InputField(
+        "switch", "zero-shot-classification, of texts and of tokens: any number of labels may fit"
+    ),
     "skip_special_tokens": InputField("switch", "tokenization, detokenization: leave out tokens such as [CLS]"),
     "skip_normalize": InputField(
         "switch", "sentence-embedding, image-embedding: do not scale the vector to length one"
@@ -128,6 +134,11 @@ SAMPLES: Mapping[str, Mapping[str, object]] = {
         "candidate_labels": ("sport", "politics", "cooking"),
         "hypothesis_template": "This text is about {}.",
         "multi_label": False,
+    },
+    "zero_shot_token_classification": {
+        "text": "Ada Lovelace lived in London and worked with Charles Babbage.",
+        "candidate_labels": ("person", "city", "date"),
+        "threshold": 0.5,
     },
     "image_classification": {"image": _PIXEL, "top_k": 3},
     "image_embedding": {"image": _PIXEL},

@@ -149,6 +149,9 @@ class TextTokenizer(Protocol):
     def encode_windows(self, first: str, second: str, *, max_tokens: int, overlap_tokens: int) -> list[Window]:
         """Encodes the pair as sequences with the whole first text, and overlapping parts of the second."""
 
+    def encode_words(self, words: Sequence[str]) -> tuple[TokenIds, TokenIds]:
+        """The tokens of words that are encoded one by one, without special tokens, and the word of each token."""
+
     def locate(self, text: str) -> LocatedText:
         """Encodes the whole text as one sequence of any length."""
 

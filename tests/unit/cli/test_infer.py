@@ -147,6 +147,10 @@ _TABLES: dict[str, tuple[object, list[list[str]]]] = {
     "zero_shot_classification": ({"labels": [{"label": "a\nb", "score": 1}]}, [_SCORED, ["1.0000", "a b"]]),
     "image_classification": ({"labels": [{"label": "x" * 61, "score": 1}]}, [_SCORED, ["1.0000", "x" * 59 + "…"]]),
     "zero_shot_image_classification": ({"labels": [{"label": "a cat", "score": 0.5}]}, [_SCORED, ["0.5000", "a cat"]]),
+    "zero_shot_token_classification": (
+        {"entities": [{**_SPAN, "label": "city", "text": "Rome"}]},
+        [["SCORE", "LABEL", "START", "END", "TEXT"], ["0.5000", "city", "1", "4", "Rome"]],
+    ),
     "image_embedding": ({"embedding": [0.5, -1]}, [["SHAPE", "VECTOR"], ["2", "0.5000 -1.0000"]]),
     "sparse_embedding": (
         {"weights": [{"token_id": 7, "weight": 1.5, "token": "cat"}]},

@@ -173,13 +173,16 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
     client.embed_tokens("m", "a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT)
     client.embed_sparse("m", "a", top_k=2, prompt_name="query", truncation=_LEFT)
     client.embed_image("m", b"a", normalize=False, dimensions=2)
+    client.find_entities_zero_shot(
+        "m", "a", ["b", "c"], threshold=0.25, allow_nested=True, multi_label=True, truncation=_LEFT
+    )
     client.classify_image_zero_shot("m", b"a", ["b", "c"], hypothesis_template="{} d", truncation=_LEFT)
     client.detokenize("m", [3, 4], skip_special_tokens=True, version="3")
     result = FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
     gateway.result = TaskResult(feature_extraction=result)
     (chunk,) = client.embed_chunks("m", "abc", chunk_tokens=2, chunks=[(1, 2)], truncation=_LEFT)
     assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
-    assert [request.version for request in gateway.requests] == ["", "", "", "", "3", ""]
+    assert [request.version for request in gateway.requests] == ["", "", "", "", "", "3", ""]
     assert [request.input for request in gateway.requests] == [
         task_input(
             multi_vector_embedding={
@@ -191,6 +194,16 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
         ),
         task_input(sparse_embedding={"text": "a", "top_k": 2, "prompt_name": "query", "truncation": _LEFT}),
         task_input(image_embedding={"image": b"a", "skip_normalize": True, "dimensions": 2}),
+        task_input(
+            zero_shot_token_classification={
+                "text": "a",
+                "candidate_labels": ["b", "c"],
+                "threshold": 0.25,
+                "allow_nested": True,
+                "multi_label": True,
+                "truncation": _LEFT,
+            }
+        ),
         task_input(
             zero_shot_image_classification={
                 "image": b"a",

@@ -30,6 +30,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TranslationInput,
     ZeroShotClassificationInput,
     ZeroShotImageClassificationInput,
+    ZeroShotTokenClassificationInput,
 )
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.tasks import TASKS
@@ -47,7 +48,7 @@ _MASK: Arrays = {"place": np.array([0, 3], np.int32), "target_ids": np.array([4,
 
 
 _OPTIONS = ["top_k", "function", "dimensions", "skip_normalize", "pooling", "type"]
-_OPTIONS += ["top_n", "multi_label", "ignore_labels", "options"]
+_OPTIONS += ["top_n", "multi_label", "allow_nested", "threshold", "ignore_labels", "options"]
 _GENERATED: tuple[list[Arrays], list[Arrays]] = (
     [{"window": np.array([1], np.int32)}],
     [{"token_ids": np.array([2, 3, 4], np.int32), "finish_reason": np.array(3, np.int32)}],
@@ -127,6 +128,13 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
         [_PLACES],
         [{"logits": _numbers(4, 5)}],
     ),
+    "zero_shot_token_classification": (
+        ZeroShotTokenClassificationInput(
+            text="ab cd", candidate_labels=["a", "b"], threshold=0.1, allow_nested=True, multi_label=True
+        ),
+        [{"char_start": np.array([0, 3], np.int32), "char_end": np.array([2, 5], np.int32)}],
+        [{"logits": _numbers(6, 2, 64)}],
+    ),
     "text_generation": (TextGenerationInput(prompt=_TEXT, options=_STOPS), *_GENERATED),
     "summarization": (SummarizationInput(text=_TEXT, options=_STOPS), *_GENERATED),
     "translation": (TranslationInput(text=_TEXT, options=_STOPS), *_GENERATED),
@@ -161,7 +169,7 @@ def test_texts_that_decoding_does_not_read_are_left_out(name: str) -> None:
 
 
 def test_options_are_made_without_a_copy_of_a_text_that_decoding_reads() -> None:
-    for name in ("question_answering", "token_classification"):
+    for name in ("question_answering", "token_classification", "zero_shot_token_classification"):
         input = TaskInput(**{name: _CASES[name][0]})
         assert TASKS[name].decoding_part(input) is input
 

@@ -9,7 +9,17 @@ import numpy as np
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.tasks.base import Encoded, EncodedText, LocatedText, Side, Task, TextTokenizer, TextTokens, Window
+from neuronpipe.tasks.base import (
+    Encoded,
+    EncodedText,
+    LocatedText,
+    Side,
+    Task,
+    TextTokenizer,
+    TextTokens,
+    TokenIds,
+    Window,
+)
 
 CLS, SEP = 1, 2
 _FIRST_WORD_ID = 10
@@ -51,6 +61,12 @@ class WordTokenizer:
     def special_tokens(self, *, pair: bool) -> int:
         """See TextTokenizer."""
         return 3 if pair else 2
+
+    def encode_words(self, words: Sequence[str]) -> tuple[TokenIds, TokenIds]:
+        """See TextTokenizer. A word may have spaces, and thus several tokens."""
+        parts = [(self._id(part), index) for index, word in enumerate(words) for part in word.split()]
+        token_ids, indices = zip(*parts, strict=True) if parts else ((), ())
+        return np.array(token_ids, np.int32), np.array(indices, np.int32)
 
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """See TextTokenizer."""

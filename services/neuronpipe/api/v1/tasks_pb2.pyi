@@ -304,6 +304,7 @@ class TaskInput(_message.Message):
     MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationInput:
         """Classifies a text, or a pair of texts, by the model's labels."""
@@ -380,6 +381,10 @@ class TaskInput(_message.Message):
     def zero_shot_image_classification(self) -> Global___ZeroShotImageClassificationInput:
         """Classifies an image by labels that the request names."""
 
+    @_builtins.property
+    def zero_shot_token_classification(self) -> Global___ZeroShotTokenClassificationInput:
+        """Finds entities of a text by labels that the request names."""
+
     def __init__(
         self,
         *,
@@ -402,12 +407,13 @@ class TaskInput(_message.Message):
         multi_vector_embedding: Global___MultiVectorEmbeddingInput | None = ...,
         image_embedding: Global___ImageEmbeddingInput | None = ...,
         zero_shot_image_classification: Global___ZeroShotImageClassificationInput | None = ...,
+        zero_shot_token_classification: Global___ZeroShotTokenClassificationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification", "zero_shot_token_classification", b"zero_shot_token_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification", "zero_shot_token_classification", b"zero_shot_token_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification", "zero_shot_token_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -438,6 +444,7 @@ class TaskResult(_message.Message):
     MULTI_VECTOR_EMBEDDING_FIELD_NUMBER: _builtins.int
     IMAGE_EMBEDDING_FIELD_NUMBER: _builtins.int
     ZERO_SHOT_IMAGE_CLASSIFICATION_FIELD_NUMBER: _builtins.int
+    ZERO_SHOT_TOKEN_CLASSIFICATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def text_classification(self) -> Global___TextClassificationResult:
         """The best labels."""
@@ -514,6 +521,10 @@ class TaskResult(_message.Message):
     def zero_shot_image_classification(self) -> Global___ZeroShotImageClassificationResult:
         """All labels with their scores."""
 
+    @_builtins.property
+    def zero_shot_token_classification(self) -> Global___ZeroShotTokenClassificationResult:
+        """The entities."""
+
     def __init__(
         self,
         *,
@@ -536,12 +547,13 @@ class TaskResult(_message.Message):
         multi_vector_embedding: Global___MultiVectorEmbeddingResult | None = ...,
         image_embedding: Global___ImageEmbeddingResult | None = ...,
         zero_shot_image_classification: Global___ZeroShotImageClassificationResult | None = ...,
+        zero_shot_token_classification: Global___ZeroShotTokenClassificationResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification", "zero_shot_token_classification", b"zero_shot_token_classification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detokenization", b"detokenization", "feature_extraction", b"feature_extraction", "fill_mask", b"fill_mask", "image_classification", b"image_classification", "image_embedding", b"image_embedding", "multi_vector_embedding", b"multi_vector_embedding", "question_answering", b"question_answering", "rerank", b"rerank", "sentence_embedding", b"sentence_embedding", "sentence_similarity", b"sentence_similarity", "sparse_embedding", b"sparse_embedding", "summarization", b"summarization", "task", b"task", "text_classification", b"text_classification", "text_generation", b"text_generation", "token_classification", b"token_classification", "tokenization", b"tokenization", "translation", b"translation", "zero_shot_classification", b"zero_shot_classification", "zero_shot_image_classification", b"zero_shot_image_classification", "zero_shot_token_classification", b"zero_shot_token_classification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification"]  # noqa: Y015
+    _WhichOneofReturnType_task: _TypeAlias = _typing.Literal["text_classification", "sentence_embedding", "question_answering", "token_classification", "fill_mask", "feature_extraction", "sentence_similarity", "rerank", "zero_shot_classification", "image_classification", "text_generation", "summarization", "translation", "tokenization", "detokenization", "sparse_embedding", "multi_vector_embedding", "image_embedding", "zero_shot_image_classification", "zero_shot_token_classification"]  # noqa: Y015
     _WhichOneofArgType_task: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_task) -> _WhichOneofReturnType_task | None: ...
 
@@ -949,6 +961,74 @@ class Entity(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Entity: _TypeAlias = Entity  # noqa: Y015
+
+@_typing.final
+class ZeroShotTokenClassificationInput(_message.Message):
+    """The input of zero-shot-token-classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CANDIDATE_LABELS_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    ALLOW_NESTED_FIELD_NUMBER: _builtins.int
+    MULTI_LABEL_FIELD_NUMBER: _builtins.int
+    TRUNCATION_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text. Required."""
+    threshold: _builtins.float
+    """The score that an entity must exceed, below 1. Default: 0.5."""
+    allow_nested: _builtins.bool
+    """True: entities may contain others. Default: false, no entities overlap."""
+    multi_label: _builtins.bool
+    """True: an entity may have several labels. Default: false."""
+    truncation: Global___Truncation.ValueType
+    """What happens to a text that is too long. Default: TRUNCATION_ERROR."""
+    @_builtins.property
+    def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels, as in "person" or "date of birth". Required: 1 to 64. The model reads them before the text."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        candidate_labels: _abc.Iterable[_builtins.str] | None = ...,
+        threshold: _builtins.float = ...,
+        allow_nested: _builtins.bool = ...,
+        multi_label: _builtins.bool = ...,
+        truncation: Global___Truncation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_nested", b"allow_nested", "candidate_labels", b"candidate_labels", "multi_label", b"multi_label", "text", b"text", "threshold", b"threshold", "truncation", b"truncation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotTokenClassificationInput: _TypeAlias = ZeroShotTokenClassificationInput  # noqa: Y015
+
+@_typing.final
+class ZeroShotTokenClassificationResult(_message.Message):
+    """The result of zero-shot-token-classification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entities(self) -> _containers.RepeatedCompositeFieldContainer[Global___Entity]:
+        """The entities in the order of their starts. `score` is a probability."""
+
+    def __init__(
+        self,
+        *,
+        entities: _abc.Iterable[Global___Entity] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entities", b"entities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ZeroShotTokenClassificationResult: _TypeAlias = ZeroShotTokenClassificationResult  # noqa: Y015
 
 @_typing.final
 class FillMaskInput(_message.Message):

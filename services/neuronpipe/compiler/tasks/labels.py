@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS, has_decoder
+from neuronpipe.compiler.gliner import encode_samples, load_gliner
 from neuronpipe.compiler.modules import (
     Named,
     Outputs,
@@ -27,7 +28,15 @@ from neuronpipe.compiler.modules import (
     load_weights,
     source_module,
 )
-from neuronpipe.compiler.rerankers import encode_written, entailing, load_decoder_reranker, ranking, score_function
+from neuronpipe.compiler.rerankers import (
+    encode_written,
+    entailing,
+    load_decoder_reranker,
+    ranking,
+    read_options,
+    score_function,
+    written_template,
+)
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
     SCORES,
@@ -156,6 +165,18 @@ TOKEN_CLASSIFICATION = SourceTask(
 )
 
 
+def _entity_scores(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
+    """The share of a text's spans whose best label is the same."""
+    is_word = batch["attention_mask"] == 1
+    same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
+    return (same.mean(axis=-1) * is_word).sum(axis=1) / is_word.sum(axis=1)
+
+
+ZERO_SHOT_TOKEN_CLASSIFICATION = SourceTask(
+    load_gliner, encode_samples, _entity_scores, np.mean, "mean share of a text's spans with the same best label"
+)
+
+
 def _encode_zero_shot_classification(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
     # The hypothesis is shorter than the text, and contains a word of it.
     return encode_texts(module, [f"This example is {text.split()[0]}." for text in texts], texts)
@@ -182,7 +203,12 @@ def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     (architecture, *_) = read_object(transformer_folder(folder) / "config.json").get("architectures") or ("",)
     if str(architecture).endswith("ForCausalLM"):
         return load_decoder_reranker(folder, tokenizer)
-    return load_classifier(folder, tokenizer, "rerank")
+    module = load_classifier(folder, tokenizer, "rerank")
+    if not (options := read_options(folder)).template:
+        return module
+    template = written_template(folder, tokenizer, options)
+    facts = module.facts["rerank"].model_copy(update={"template": template})
+    return replace(module, facts={**module.facts, "rerank": facts})
 
 
 def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:

@@ -114,6 +114,18 @@ class TokenClassification(TaskBody):
     parameters: TokenParameters = TokenParameters()
 
 
+class ZeroShotTokenParameters(CutParameters):
+    candidate_labels: Many[str]
+    threshold: float = 0.5
+    flat_ner: bool = True
+    multi_label: bool = False
+
+
+class ZeroShotTokenClassification(TaskBody):
+    inputs: _Texts
+    parameters: ZeroShotTokenParameters
+
+
 class FillMaskParameters(CutParameters):
     top_k: Count | None = None
     targets: Many[str] | None = None

@@ -212,6 +212,13 @@ CONVERTERS = {
         computed_fields=lambda value, body, model: {"keep_all_labels": body.parameters.ignore_labels == []},
         task_names=("token-classification", "ner"),
     ),
+    "zero_shot_token_classification": Converter(
+        body_type=bodies.ZeroShotTokenClassification,
+        write_answer=_rows("entities", entity_group="label", score="score", word="text", start="start", end="end"),
+        fields=_PLAIN_TEXT
+        | _parameters("candidate_labels", "threshold", "multi_label", "truncation", allow_nested="flat_ner"),
+        computed_fields=lambda value, body, model: {"allow_nested": not body.parameters.flat_ner},
+    ),
     "fill_mask": Converter(
         body_type=bodies.FillMask,
         write_answer=_write_masks,

@@ -181,6 +181,11 @@ class JsonTokenizer:
         encoding = self._encode_in_limit(first, second, max_tokens, strategy="only_second", stride=overlap_tokens)
         return [_window(part) for part in (encoding, *encoding.overflowing)]
 
+    def encode_words(self, words: abc.Sequence[str]) -> tuple[TokenIds, TokenIds]:
+        _check_growth(self._tokenizer, " ".join(words))
+        (encoding,) = self._tokenizer.encode_batch([list(words)], is_pretokenized=True, add_special_tokens=False)
+        return _array(encoding.ids), np.array(encoding.word_ids, np.int32)
+
     def locate(self, text: str) -> LocatedText:
         encoding = _encode(self._tokenizer, text, with_offsets=True)
         return self._located(encoding, text)

@@ -38,6 +38,9 @@ _RESULTS: dict[str, dict[str, Any]] = {
     "image_embedding": {"embedding": [1, 2]},
     "zero_shot_image_classification": {"labels": _LABELS},
     "zero_shot_classification": {"labels": _LABELS},
+    "zero_shot_token_classification": {
+        "entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 1, "end": 4}]
+    },
     "token_classification": {"entities": [{"label": "PER", "score": 0.5, "text": "Ann", "start": 1, "end": 4}]},
     "fill_mask": {"masks": [_MASK]},
     "question_answering": {"answers": [{"text": "a cat", "score": 0.5, "start": 1, "end": 6}]},
@@ -73,6 +76,7 @@ _SPECS = [
     image_spec(name="viewer"),
     image_spec("image_embedding", name="seer"),
     image_spec("zero_shot_image_classification", name="chooser", vocabulary_size=9),
+    model_spec("zero_shot_token_classification", name="finder"),
 ]
 
 
@@ -242,6 +246,24 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
             zero_shot_image_classification={"truncation": _UNCUT, "image": b"an image", "candidate_labels": ["a", "b"]}
         ),
         _WRITTEN_LABELS,
+    ),
+    (
+        "finder",
+        {
+            "inputs": "a text",
+            "parameters": {"candidate_labels": ["a"], "threshold": 0.25, "flat_ner": False, "multi_label": True},
+        },
+        task_input(
+            zero_shot_token_classification={
+                "text": "a text",
+                "candidate_labels": ["a"],
+                "threshold": 0.25,
+                "allow_nested": True,
+                "multi_label": True,
+                "truncation": _UNCUT,
+            }
+        ),
+        [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
 ]
 

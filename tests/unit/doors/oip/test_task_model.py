@@ -176,6 +176,20 @@ _CASES: dict[str, tuple[dict[str, Any], ...]] = {
         {"embedding": [0.5, 1]},
         {"embedding": [0.5, 1]},
     ),
+    "zero_shot_token_classification": (
+        {"text": [["Ann sat"]], "candidate_labels": [["a", "b"]]},
+        {"threshold": 0.25, "allow_nested": True, "multi_label": True, "truncation": "right"},
+        {
+            "text": "Ann sat",
+            "candidate_labels": ["a", "b"],
+            "threshold": 0.25,
+            "allow_nested": True,
+            "multi_label": True,
+            "truncation": Truncation.TRUNCATION_RIGHT,
+        },
+        {"entities": [{"label": "a", "score": 0.5, "text": "Ann", "start": 0, "end": 3}]},
+        {"label": ["a"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
+    ),
     "zero_shot_image_classification": (
         {"image": [[b"\xff\xd8\x00"]], "candidate_labels": [["a", "b"]]},
         {"hypothesis_template": "A {}."},
