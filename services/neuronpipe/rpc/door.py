@@ -224,9 +224,9 @@ class _DoorMethod:
 
     def accept(self, call: ServerCall) -> None:
         try:
-            if call.metadata_bytes > self._max_metadata_bytes:
-                limit = f"the limit is {self._max_metadata_bytes} (max_header_bytes)"
-                raise InvalidInput("metadata", f"{call.metadata_bytes} bytes, {limit}")
+            size, limit = call.metadata_bytes, self._max_metadata_bytes
+            if size > limit:
+                raise InvalidInput("metadata", f"{size} bytes, the limit is {limit} (max_header_bytes)")
             if self._guard:
                 enter_caller(self._guard.identify(credentials_of(call)))
             self._calls.begin()
