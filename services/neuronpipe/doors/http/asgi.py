@@ -31,7 +31,7 @@ class ExchangeConnection(Protocol):
     @property
     def is_closing(self) -> bool: ...
     def date(self) -> bytes: ...
-    def read_body(self) -> None: ...
+    def regulate_reading(self) -> None: ...
     def end_answer(self, exchange: "Exchange") -> None: ...
     def break_off(self, exchange: "Exchange") -> None: ...
 
@@ -52,14 +52,17 @@ class Exchange:
         self._body = bytearray()
         self._has_news = asyncio.Event()
 
-    def take(self, data: bytes) -> bool:
-        """Takes a part of the body. Returns whether the connection should stop reading."""
+    def take(self, data: bytes) -> None:
+        """Takes a part of the body."""
         self._body += data
         self._has_news.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the connection should stop reading, because much of the body waits for the application."""
         return len(self._body) > _MAX_WAITING_BYTES
 
     def end_body(self) -> None:
-        """Notes the end of the body."""
         self.more_body = False
         self._has_news.set()
 
@@ -85,12 +88,12 @@ class Exchange:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._is_awaited = False
         if not (self.has_left or self.is_complete):
-            connection.read_body()
             await self._has_news.wait()
             self._has_news.clear()
         if self.has_left or self.is_complete:
             return {"type": "http.disconnect"}
         body, self._body = bytes(self._body), bytearray()
+        connection.regulate_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def _send(self, message: Message) -> None:

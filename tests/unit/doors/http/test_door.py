@@ -307,7 +307,7 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await soon(lambda: [bool(one._held) and not one._is_timed for one in connections] == [True])
+        await soon(lambda: [bool(one._held) and one._awaited.name != "HEAD" for one in connections] == [True])
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
