@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A text, a list of texts, a file's bytes, a whole number, a list of numbers, a truth value, or a word of an
-# enumeration.
+# A text, a list of texts, a file's bytes, a whole number, a list of numbers, a truth value, a word of an enumeration.
 FieldKind = Literal["text", "texts", "image", "number", "numbers", "switch", "words"]
 
 
