@@ -8,12 +8,11 @@ from contextvars import Context
 from email.utils import formatdate
 from enum import Enum
 from functools import partial
-from typing import Any
 
 from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.names import Metrics
-from neuronpipe.doors.http.asgi import STATUS_LINES, Application, Exchange
 from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, Phase, RequestParser
+from neuronpipe.doors.http.wire import STATUS_LINES, Application, Exchange, RequestHead
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
@@ -119,6 +118,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
+    peer: str
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -142,7 +142,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._made_s = self._loop.time()
-        self._client = transport.get_extra_info("peername")
+        self.peer = f"{transport.get_extra_info('peername')}"
         self._server.connections.add(self)
         self._server.listener.handshakes.pop(self, None)
         self._await_head()
@@ -234,14 +234,13 @@ class HttpConnection(asyncio.Protocol):
         if self._awaited is _Awaited.REQUEST:
             self._await_nothing()
 
-    def take_head(self, scope: dict[str, Any], *, is_persistent: bool, is_awaited: bool) -> None:
+    def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None:
         """Takes a head from the parser, and begins its exchange."""
         if self._awaited is _Awaited.HEAD:
             self._await_nothing()
         max_age_s = self._limits.max_connection_age_s
         is_young = not max_age_s or self._loop.time() - self._made_s < max_age_s
-        scope["client"] = self._client
-        self._latest = Exchange(self, scope, keeps_alive=is_persistent and is_young, is_awaited=is_awaited)
+        self._latest = Exchange(self, head, keeps_alive=is_persistent and is_young, is_awaited=is_awaited)
         self.pipeline.append(self._latest)
         if not self._running:
             self._answer_next()
@@ -279,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
         if exchange.has_begun:
             self._close()
         else:
-            self._write_refusal("" if exchange.is_of_head else "Internal Server Error", 500)
+            self._write_refusal("" if exchange.head.method == "HEAD" else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
         """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""

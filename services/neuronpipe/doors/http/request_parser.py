@@ -2,10 +2,12 @@
 
 import re
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
 import httptools
+
+from neuronpipe.doors.http.wire import RequestHead
 
 BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
 _VERSIONS = "This port takes HTTP/1.1."
@@ -37,13 +39,8 @@ class RequestTaker(Protocol):
     def begin_request(self) -> None:
         """Notes the first byte of a request."""
 
-    def take_head(self, scope: dict[str, Any], *, is_persistent: bool, is_awaited: bool) -> None:
-        """Takes a head.
-
-        - `scope`: the head in the form of ASGI.
-        - `is_persistent`: whether the caller sends more requests on its connection.
-        - `is_awaited`: whether the caller waits with the body until it is asked for (100-continue).
-        """
+    def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None:
+        """Takes a head. `is_persistent`: the connection may have another request. `is_awaited`: see Exchange."""
 
     def take_body(self, body: bytes) -> None:
         """Takes a part of the body."""
@@ -156,19 +153,14 @@ class RequestParser:
         if target.host:  # the host of an absolute target replaces the field (RFC 9112, 3.2.2)
             host = self._url.split(b"/", 3)[2].partition(b"?")[0]
             self._fields = [(name, host if name == b"host" else value) for name, value in self._fields]
-        scope = {
-            "http_version": version,
-            "method": parser.get_method().decode(),
-            "path": unquote((target.path or b"/").decode("ascii")),
-            "query_string": target.query or b"",
-            "headers": self._fields,
-        }
+        path = unquote((target.path or b"/").decode("ascii"))
+        head = RequestHead(parser.get_method().decode(), path, target.query or b"", self._fields, version)
         # 100-continue is for newer callers (RFC 9110, 10.1.1).
         is_awaited = version != "1.0" and any(
             name == b"expect" and value.lower() == b"100-continue" for name, value in self._fields
         )
         is_persistent = version != "1.0" and parser.should_keep_alive()
-        self._taker.take_head(scope, is_persistent=is_persistent, is_awaited=is_awaited)
+        self._taker.take_head(head, is_persistent=is_persistent, is_awaited=is_awaited)
 
     def _check_framing(self, version: str) -> None:
         """Refuses a head that a proxy may take for another request (RFC 9112, 3.2 and 6.1), if the parser has not."""

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.doors.http.caller import RequestCaller
 from neuronpipe.doors.http.connection import HttpConnection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.wire import Exchange
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -679,7 +679,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         return HttpResponse(b"{}")
 
     def left() -> int:
-        return sum(type(one) in (RequestCaller, HttpConnection) for one in gc.get_objects())
+        return sum(type(one) in (Exchange, HttpConnection) for one in gc.get_objects())
 
     async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()
