@@ -235,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
             self._await_nothing()
 
     def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None:
-        """Takes a head from the parser, and begins its exchange."""
+        """Takes a head from the parser, and begins its exchange. `is_persistent`: another request may follow."""
         if self._awaited is _Awaited.HEAD:
             self._await_nothing()
         max_age_s = self._limits.max_connection_age_s

@@ -36,17 +36,10 @@ class Phase(Enum):
 class RequestTaker(Protocol):
     """Takes the parts of parsed requests; see HttpConnection."""
 
-    def begin_request(self) -> None:
-        """Notes the first byte of a request."""
-
-    def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None:
-        """Takes a head. `is_persistent`: the connection may have another request. `is_awaited`: see Exchange."""
-
-    def take_body(self, body: bytes) -> None:
-        """Takes a part of the body."""
-
-    def end_body(self) -> None:
-        """Notes the end of the request."""
+    def begin_request(self) -> None: ...
+    def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None: ...
+    def take_body(self, body: bytes) -> None: ...
+    def end_body(self) -> None: ...
 
 
 def _problem_of(parser: httptools.HttpRequestParser, error: httptools.HttpParserError) -> BadRequest:

@@ -367,7 +367,7 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
 
 class _Listener(RecordedExchange):
     """The caller of a stream, who stays until `left` is set; the stream ends with `ended`, or where it is not endless
-    when `is_complete` is set.
+    when `is_over` is set.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class _Listener(RecordedExchange):
         tell: Callable[[NeuronpipeError], bytes] | None = None,
     ) -> None:
         self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.is_complete = asyncio.Event()
+        self.is_over = asyncio.Event()
         self.is_endless = is_endless
         self.tell = tell
         app.open([(Route("GET", "/stream", "parts", is_counted=not is_endless), self._stream)])
@@ -395,7 +395,7 @@ class _Listener(RecordedExchange):
             try:
                 yield b"one "
                 yield b"two "
-                await self.is_complete.wait()
+                await self.is_over.wait()
             finally:
                 self.ended.set()
 
@@ -442,7 +442,7 @@ async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_dr
     await listener.got.wait()
     app.drain()
     assert in_flight.count == 1
-    listener.is_complete.set()
+    listener.is_over.set()
     await listener.answering
     assert listener.sent[-1] == {"body": b""}
     assert in_flight.count == 0
