@@ -584,7 +584,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one._requests for one in connections))
+        await soon(lambda: any(one._parser.requests for one in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()
