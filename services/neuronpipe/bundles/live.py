@@ -24,11 +24,9 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.background import run_apart, run_beside, start_apart, wait_for_event
 
-# The pause between two attempts to load a version. It doubles each time, and starts again at the first pause when the
-# registry changes.
+# The pause between two attempts to load a version. It doubles each time, until the registry changes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
-# Time for which the next version waits for the files of this version: reading files takes cores. Fetching files may
-# take hours, or hang.
+# Time for which the next version waits for reading this version's files, which takes cores. Fetching may take hours.
 _PATIENCE_S = 5.0
 
 

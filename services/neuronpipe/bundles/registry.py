@@ -25,8 +25,7 @@ REGISTRY_FILE = "registry.json"
 STABLE = "stable"
 _ALIAS = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _MAX_HISTORY = 1000
-# Limits the names of a model. The history repeats them for each change: many long names would make a file that is too
-# large to be read.
+# Limits the names of a model. The history repeats them for each change: a file of many long names cannot be read.
 _MAX_NAMES = 100
 _TargetName: TypeAlias = Annotated[str, Field(max_length=64)]
 

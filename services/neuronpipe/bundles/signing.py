@@ -141,8 +141,7 @@ def write_signature(folder: Path, key: SigningKey, digest: str = "") -> None:
     if digest and sha256(manifest).hexdigest() != digest:
         raise RefusedBundle(f"{folder / MANIFEST_FILE}: changed while it was signed")
     with reporting_os_errors(f"{folder / SIGNATURE_FILE}: cannot be written"):
-        # Written beside the folder first: a process that starts now finds no file in it that the manifest does not
-        # name.
+        # Written beside the folder first: a process that starts now finds only files that its manifest names.
         replace_file(folder / SIGNATURE_FILE, key.sign(manifest), mode=0o644, unfinished_in=folder.parent)
 
 

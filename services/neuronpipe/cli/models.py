@@ -15,8 +15,7 @@ EXTRA = ""
 
 # A star marks the version that requests without a version get, or most of them.
 _COLUMNS = ("MODEL", "VERSION", "TASKS", "TOKENS", "BACK END", "DTYPE", "ARCHITECTURE", "STATE", "ALIASES", "SHARE")
-# The state of its executors: shapes that are ready / shapes to prepare, and static graphs of single texts with their
-# memory.
+# The state of its executors: shapes ready / shapes to prepare, and static graphs of single texts with their memory.
 _PREPARED = ("SHAPES", "GRAPHS")
 
 

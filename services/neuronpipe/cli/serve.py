@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 HELP = "run one service, or all of them in one process"
 EXTRA = "server"
 
-# service → its package (`run` is in server.py), the class of its settings in settings.py, and the extra that installs
-# its dependencies
+# service → its package (`run` is in server.py), the class of its settings in settings.py, the extra it needs
 SERVICES = {
     "all": ("neuronpipe.serve", "AllSettings", "all"),
     "gateway": ("neuronpipe.serve", "PipelineProcessSettings", "gateway"),

@@ -164,8 +164,7 @@ class Client(TaskMethods):
                 yield answer
                 answer = self._wait(stream.next(), is_begun=True)
         finally:
-            # Does not wait: the garbage collector may end the generator in the client's own thread, or while the
-            # interpreter exits.
+            # Does not wait: the garbage collector may end it in the client's own thread, or at the interpreter's exit.
             self._submit(stream.close())
 
     async def _hold(self, make: Callable[[], AsyncClient], is_made: "concurrent.futures.Future[None]") -> None:

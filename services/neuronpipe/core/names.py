@@ -44,16 +44,10 @@ class Spans:
         f"{_SERVICES}.InferenceService/InferStream", "SERVER, gateway: one request of a stream, as `Infer`"
     )
     GENERATE = Name(f"{_SERVICES}.InferenceService/Generate", "SERVER, gateway: one request that generates, as `Infer`")
-    HTTP_REQUEST = Name(
-        "http.request", "SERVER, gateway: a request over HTTP, or one input of it, as long as its `total_ns`"
-    )
+    HTTP_REQUEST = Name("http.request", "SERVER, gateway: a request over HTTP, or one input, as long as its `total_ns`")
     HTTP_BATCH = Name("http.batch", "SERVER, gateway: a request over HTTP with many inputs")
-    OIP_INFER = Name(
-        "inference.GRPCInferenceService/ModelInfer", "SERVER, gateway: a call of the Open Inference Protocol"
-    )
-    OIP_STREAM = Name(
-        "inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: one request of a stream, as above"
-    )
+    OIP_INFER = Name("inference.GRPCInferenceService/ModelInfer", "SERVER, gateway: an Open Inference Protocol call")
+    OIP_STREAM = Name("inference.GRPCInferenceService/ModelStreamInfer", "SERVER, gateway: a request of a stream")
     TEI_EMBED = Name("tei.v1.Embed/Embed", "SERVER, gateway: one request, also of EmbedStream, as `Infer`")
     TEI_EMBED_SPARSE = Name("tei.v1.Embed/EmbedSparse", "SERVER, gateway: the same, also of EmbedSparseStream")
     TEI_EMBED_ALL = Name("tei.v1.Embed/EmbedAll", "SERVER, gateway: the same, also of EmbedAllStream")
@@ -62,15 +56,11 @@ class Spans:
     TEI_RERANK = Name("tei.v1.Rerank/Rerank", "SERVER, gateway: the same, also of RerankStream")
     TEI_TOKENIZE = Name("tei.v1.Tokenize/Tokenize", "SERVER, gateway: the same, also of TokenizeStream")
     TEI_DECODE = Name("tei.v1.Tokenize/Decode", "SERVER, gateway: the same, also of DecodeStream")
-    REQUEST = Name(
-        "request", "gateway: one request of an InferBatch, or one row of a ModelInfer, as long as its `total_ns`"
-    )
+    REQUEST = Name("request", "gateway: a request of an InferBatch or a row of a ModelInfer, as long as its `total_ns`")
     PREPROCESS = Name("preprocess", "gateway: tokenizing, hop and queue included (`preprocess_ns`)")
     PREDICT = Name("predict", "gateway: prediction, hop and queue included (`predict_ns`)")
     POSTPROCESS = Name("postprocess", "gateway: decoding, hop and queue included (`postprocess_ns`)")
-    TOKENIZE_RPC = Name(
-        f"{_SERVICES}.TokenizerService/Tokenize", "SERVER, tokenizer: one item, from its message to its outcome"
-    )
+    TOKENIZE_RPC = Name(f"{_SERVICES}.TokenizerService/Tokenize", "SERVER, tokenizer: an item, from message to outcome")
     EXECUTE_RPC = Name(f"{_SERVICES}.NeuronExecutorService/Execute", "SERVER, neuron-executor: one item, as above")
     POSTPROCESS_RPC = Name(f"{_SERVICES}.PostprocessorService/Postprocess", "SERVER, postprocessor: one item, as above")
     QUEUE = Name(
@@ -86,9 +76,7 @@ class Spans:
         "neuron-executor: one run of the model, a trace of its own, with a link to the compute span of "
         "each sampled row",
     )
-    JOB = Name(
-        "job", "worker: one attempt to run a job, a trace of its own, with a link to the span that submitted the job"
-    )
+    JOB = Name("job", "worker: an attempt to run a job, a trace of its own, linked to the span that submitted the job")
 
 
 class Attributes:
@@ -109,9 +97,7 @@ class Attributes:
         "stage",
         "preprocess, predict, postprocess; predict.queue, predict.compute; unattributed: in no stage; admission",
     )
-    UNATTRIBUTED_NS = _own(
-        "unattributed_ns", "time of a request's span that is in none of its three stages, in nanoseconds"
-    )
+    UNATTRIBUTED_NS = _own("unattributed_ns", "time of a request's span outside of its three stages, in nanoseconds")
     TOKENS = _own("tokens", "tokens given to the model")
     TRUNCATED_TOKENS = _own("truncated_tokens", "tokens dropped to fit the model")
     TOKEN_CACHE = _own("token_cache", "where the tokenization came from: none, hit_memory, hit_redis, miss or bypass")
@@ -146,9 +132,7 @@ class Attributes:
     OUTCOME = _own("outcome", "the outcome")
     MEMORY_LOCATION = _own("neuron.memory_location", "device or host")
     PERCENTILE = _own("neuron.percentile", "p0, p1, p25, p50, p75, p99 or p100")
-    NEURON_OUTCOME = _own(
-        "neuron.outcome", "outcome of an execution, as neuron-monitor names it: completed, timed_out, …"
-    )
+    NEURON_OUTCOME = _own("neuron.outcome", "outcome of an execution in neuron-monitor: completed, timed_out, …")
     NEURON_ERROR = _own("neuron.error", "generic, numerical, transient, model, runtime or hardware")
     SERVICE = _own("service", "the service of the stage")
     LIMIT = _own("limit", "the setting that was exceeded; protocol: what HTTP/2 allows a peer to send")
@@ -262,16 +246,14 @@ class Metrics:
         Attributes.OUTCOME,
     )
     RETRIED = _counter("item.retried", "{item}", "items sent again to another process", Attributes.SERVICE)
-    REQUESTS_IN_FLIGHT = _gauge(
-        "request.in_flight", "{request}", "requests that the gateway has admitted and not answered yet"
-    )
+    REQUESTS_IN_FLIGHT = _gauge("request.in_flight", "{request}", "requests that are admitted and not answered yet")
     IN_FLIGHT_SHARE = _gauge(
         "request.in_flight_share",
         "1",
         "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
     )
     TOKENS_IN_FLIGHT = _gauge(
-        "request.tokens_in_flight", "{token}", "tokens of the requests in flight, estimated until counted"
+        "request.tokens_in_flight", "{token}", "tokens in flight, estimated until they are counted"
     )
     AUTHENTICATIONS = _counter(
         "authentication.calls",
@@ -288,9 +270,7 @@ class Metrics:
         "stays; else 1",
         Attributes.FILE,
     )
-    TENANT_IN_FLIGHT = _gauge(
-        "tenant.in_flight", "{request}", "requests of a tenant that are in flight", Attributes.TENANT
-    )
+    TENANT_IN_FLIGHT = _gauge("tenant.in_flight", "{request}", "requests of a tenant in flight", Attributes.TENANT)
     TENANT_TOKENS = _counter("tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT)
     TENANT_REFUSED = _counter(
         "tenant.refused",
@@ -299,9 +279,7 @@ class Metrics:
         Attributes.TENANT,
         Attributes.QUOTA,
     )
-    TENANT_WAIT = _durations(
-        "tenant.wait", "how long admitted requests waited for their tenant's turn", Attributes.TENANT
-    )
+    TENANT_WAIT = _durations("tenant.wait", "wait of admitted requests for their tenant's turn", Attributes.TENANT)
     BUDGET_REDIS = _gauge(
         "tenant.budget_shared",
         "1",
@@ -315,9 +293,7 @@ class Metrics:
     )
     ITEMS_IN_FLIGHT = _gauge("item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
     QUEUE_SEQUENCES = _gauge("queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
-    QUEUE_TOKENS = _gauge(
-        "queue.tokens", "{token}", "tokens of the waiting sequences, each padded by itself", *_OF_MODEL
-    )
+    QUEUE_TOKENS = _gauge("queue.tokens", "{token}", "tokens of waiting sequences, each padded by itself", *_OF_MODEL)
     QUEUE_WORK = _gauge(
         "queue.work",
         "s",
@@ -359,9 +335,7 @@ class Metrics:
         "share of the bytes of a version of a model that this process has fetched from a bucket; 1 for what is here",
         *_OF_MODEL,
     )
-    VERSION_LOADS = _counter(
-        "version.loads", "{load}", "attempts to load a version of a model, by outcome: ready or failed", *_BY_OUTCOME
-    )
+    VERSION_LOADS = _counter("version.loads", "{load}", "attempts to load a version: ready or failed", *_BY_OUTCOME)
     MODEL_MEMORY = _gauge(
         "model.memory",
         "By",
@@ -405,18 +379,14 @@ class Metrics:
         "was no room); late; failed",
         *_BY_OUTCOME,
     )
-    MODEL_SHAPES = _gauge(
-        "model.shapes", "{shape}", "shapes of batches that a model is to compute, on all cores", *_OF_MODEL
-    )
+    MODEL_SHAPES = _gauge("model.shapes", "{shape}", "shapes of batches to compute, on all cores", *_OF_MODEL)
     MODEL_SHAPES_READY = _gauge(
         "model.shapes_ready",
         "{shape}",
         "planned shapes that were computed at least once, so that the next batch needs no preparation",
         *_OF_MODEL,
     )
-    LONE_GRAPHS = _gauge(
-        "model.lone_graphs", "{graph}", "graphs of one length each, for texts that come singly", *_OF_MODEL
-    )
+    LONE_GRAPHS = _gauge("model.lone_graphs", "{graph}", "graphs of one length each, for single texts", *_OF_MODEL)
     LONE_GRAPH_MEMORY = _gauge("model.lone_graph_memory", "By", "memory of the graphs of single lengths", *_OF_MODEL)
     READY_DURATION = _gauge(
         "model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
@@ -440,9 +410,7 @@ class Metrics:
     DECODE_DURATION = _durations(
         "generation.decode_duration", "from the first token to the last, of complete texts", *_OF_MODEL
     )
-    LONGEST_GAP = _durations(
-        "generation.longest_gap", "the longest time between two tokens of a complete text", *_OF_MODEL
-    )
+    LONGEST_GAP = _durations("generation.longest_gap", "longest time between tokens of a complete text", *_OF_MODEL)
     GENERATED = _counter("generation.tokens", "{token}", "tokens generated", *_OF_MODEL)
     PROMPT_TOKENS = _counter("generation.prompt_tokens", "{token}", "tokens of prompts, computed or cached", *_OF_MODEL)
     CACHED_PROMPT_TOKENS = _counter(
@@ -450,9 +418,7 @@ class Metrics:
     )
     DRAFT_TOKENS = _counter("generation.draft_tokens", "{token}", "tokens guessed by prompt lookup", *_OF_MODEL)
     ACCEPTED_TOKENS = _counter("generation.accepted_tokens", "{token}", "guessed tokens that were right", *_OF_MODEL)
-    PREEMPTIONS = _counter(
-        "generation.preemptions", "{preemption}", "sequences that gave their blocks back", *_OF_MODEL
-    )
+    PREEMPTIONS = _counter("generation.preemptions", "{preemption}", "sequences that gave blocks back", *_OF_MODEL)
     STEP_SEQUENCES = _gauge("generation.sequences", "{sequence}", "sequences that take part in steps", *_OF_MODEL)
     BLOCKS_IN_USE = _gauge("generation.blocks_in_use", "1", "share of the key-value cache's blocks in use", *_OF_MODEL)
     NEURON_UTILIZATION = _gauge(
@@ -461,9 +427,7 @@ class Metrics:
         "share of the time in which a NeuronCore computed; reported by neuron-monitor, as all neuronpipe.neuron",
         Attributes.CORE,
     )
-    NEURON_CORE_MEMORY = _gauge(
-        "neuron.core.memory", "By", "device memory that this process has on a NeuronCore", Attributes.CORE
-    )
+    NEURON_CORE_MEMORY = _gauge("neuron.core.memory", "By", "this process's memory on a NeuronCore", Attributes.CORE)
     NEURON_MEMORY = _gauge("neuron.memory", "By", "memory of this process's Neuron runtime", Attributes.MEMORY_LOCATION)
     NEURON_DEVICE_LATENCY = _gauge(
         "neuron.device_latency", "s", "executions on the device in the monitor's last period", Attributes.PERCENTILE

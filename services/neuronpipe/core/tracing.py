@@ -27,8 +27,7 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16}
 _SAMPLED = 1
 # Failures of the caller: by OpenTelemetry's rpc conventions they are no errors of the server.
 _CALLERS_FAULTS = (errors.InvalidInput, errors.ModelNotFound, errors.WrongTask, Cancelled, asyncio.CancelledError)
-# Sampling compares this part of a trace's id, as OpenTelemetry's TraceIdRatioBased does, so that all samplers decide
-# alike.
+# Sampling compares this part of a trace's id, as TraceIdRatioBased of OpenTelemetry does: all samplers decide alike.
 _RATIO_BITS = 64
 # The life of the offset between wall clock and monotonic clock: NTP adjusts clocks by 0.5 ms a second at most.
 _ANCHOR_LIFE_NS = 1_000_000_000

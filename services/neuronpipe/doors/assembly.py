@@ -134,8 +134,7 @@ def gateway_protocols(
     return Protocols(rpcs, routes, console_handlers(gateway.catalog, telemetry.meters, grpc_port, get_trace))
 
 
-# The metric of KEDA's external scaler: the requests of the gateway, including held requests, during which stages are
-# needed.
+# The metric of KEDA's external scaler: the requests of the gateway, held requests included.
 _METRIC = "neuronpipe-requests"
 # The name of a trigger's option: the requests in flight per pod.
 _TARGET = "requestsPerPod"

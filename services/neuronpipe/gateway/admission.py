@@ -16,8 +16,7 @@ from neuronpipe.gateway.load_shedding import Admitted, Load, ModelLoad, TenantLo
 from neuronpipe.gateway.tenant_turns import Turn
 from neuronpipe.gateway.tenants.tenants import Tenants
 
-# Bulk requests leave this share of the limits to interactive requests, so that it is seldom necessary to end a bulk
-# request that is under way.
+# Share of the limits that bulk requests leave to interactive requests, so that a bulk request seldom has to end.
 _INTERACTIVE_SHARE = 0.25
 _LIMITS = "the gateway's max_requests_in_flight, max_tokens_in_flight"
 # Refusals before reading share one error for this time, because a refusal must cost little.

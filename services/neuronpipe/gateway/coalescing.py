@@ -32,8 +32,7 @@ _STUCK_AFTER_S = 10.0
 _LOOKS = 10
 # If this many endpoints died with an item, the item is considered the reason, and fails.
 _MAX_LOSSES = 3
-# A retired endpoint finishes its items. If it says nothing for this time, it is considered gone: its items go to
-# another endpoint.
+# A retired endpoint finishes its items. If it is silent for this time, it is gone: its items go elsewhere.
 _RETIRED_LIMIT_S = 60.0
 # The limit for abandoned ids in one message, so that they alone never fill it.
 _MAX_ABANDONED = 128

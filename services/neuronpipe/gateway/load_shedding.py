@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from neuronpipe.core.calls import Call
 from neuronpipe.gateway.tenant_turns import Turn
 
-# Bounds of the time that a refused caller is told to wait, in seconds. There is seldom room sooner; a later time cannot
-# be forecast.
+# Bounds of the seconds that a refused caller is told to wait. Sooner there is seldom room; later is no forecast.
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0

@@ -82,8 +82,7 @@ async def answer_stream(
     running: set[asyncio.Task[None]] = set()
 
     async def put(request: RequestT) -> None:
-        # A request keeps its place until the caller has taken the answer, so that answers for a caller who does not
-        # read cannot pile up here.
+        # A request keeps its place until the caller has taken the answer: a slow caller's answers cannot pile up.
         try:
             async for answered in answer(request):
                 is_taken = asyncio.Event()

@@ -81,7 +81,7 @@ class ResultCache:
         entry, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
         if computed:
             result, usage = computed[0]
-            # Also where the cache did not ask Redis: BYPASS is for callers who asked for it.
+            # A result that Redis was not asked for is also a miss: BYPASS is for callers who ask for it.
             usage.result_cache = CacheOutcome.CACHE_OUTCOME_MISS
             return result, usage
         usage = _counts(entry.counts)

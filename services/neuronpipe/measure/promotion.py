@@ -102,8 +102,7 @@ def _quantile(numbers: Mapping[tuple[str, ...], float], share: float) -> float |
 GuardName = Literal["p99", "p99_s", "errors", "agreement"]
 _OF_P99: tuple[GuardName, ...] = ("p99", "p99_s")
 _UNITS = {"%": 0.01, "ms": 0.001, "s": 1.0, "": 1.0}
-# A percentile of few requests says little. So before a step's time is over, it fails by p99 only with this number of
-# times the needed requests.
+# A percentile of few requests says little: before a step's time is over, p99 fails only with N times the need.
 _EARLY = 10
 
 

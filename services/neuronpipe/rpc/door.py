@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -194,16 +194,6 @@ class GrpcDoor:
         )
 
 
-class _Calls(Protocol):
-    """Counts the calls of one kind, and limits them."""
-
-    def begin(self) -> None:
-        """Counts a call. Raises the error that refuses the call."""
-
-    def end(self) -> None:
-        """Ends a counted call."""
-
-
 @dataclass(eq=False)
 class _DoorMethod:
     """The calls of one path; a Method of rpc/transport.py.
@@ -214,7 +204,7 @@ class _DoorMethod:
     _door: GrpcDoor
     _rpc: Rpc
     _handler: RpcHandler
-    _calls: _Calls
+    _calls: "InFlight | _CallCount"
     _guard: Guard | None
     _check: Callable[[Rpc, ServerCall], None] | None = None
 

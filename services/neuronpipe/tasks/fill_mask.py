@@ -35,8 +35,7 @@ _DEFAULT_TOP_K = 5
 
 _MAX_TOP_K = 100
 _MAX_TARGETS = 100
-# A mask's logits are 1 MB for a vocabulary of 250,000 tokens, and the logits of all masks travel in one message of at
-# most 64 MiB.
+# A mask's logits are 1 MB for 250,000 tokens; the logits of all masks travel in one message of at most 64 MiB.
 _MAX_MASKS = 16
 
 # Block size of _largest: about the square root of a vocabulary's size.

@@ -109,8 +109,7 @@ def _overlap_tokens(input: QuestionAnsweringInput, room: int, window_tokens: int
 
 
 def _annotations(window: Window, model: ModelSpec) -> Arrays:
-    # The first token of the window ([CLS]) stands for "no answer" and takes part in the probabilities, as an empty
-    # passage.
+    # The first token of the window ([CLS]) stands for "no answer", and has a probability as an empty passage has.
     char_start, char_end = window.char_start.copy(), window.char_end.copy()
     if char_start[0] < 0 and window.token_ids[0] == QuestionAnsweringFacts.of(model).cls_token_id:
         char_start[0] = char_end[0] = 0

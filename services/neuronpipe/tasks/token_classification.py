@@ -161,8 +161,7 @@ def _words(
     elif aggregation == Aggregation.AGGREGATION_AVERAGE:
         word_scores = np.add.reduceat(scores, first, axis=0) / np.diff(first, append=len(scores))[:, np.newaxis]
     else:
-        # The token with the highest score in each word: sort by word and then by score, and take the first token of
-        # each word.
+        # The token with the highest score of each word: sort by word, then by score; take the first token of each word.
         order = np.lexsort((-scores.max(axis=1), np.cumsum(begins_word)))
         word_scores = scores[order[first]]
     last = np.append(first[1:], len(scores)) - 1

@@ -1,4 +1,4 @@
-"""The ASGI application: finds the route, reads the body within limits, calls the handler, and sends its answer."""
+"""The application: finds the route, reads the body within limits, calls the handler, and sends its answer."""
 
 import asyncio
 import gzip
@@ -24,9 +24,9 @@ from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import STRICT_FIELD, UnknownFields, read_body, write_body
-from neuronpipe.doors.http.caller import Receive, RequestCaller, too_large
 from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
+from neuronpipe.doors.http.wire import Exchange, too_large
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -58,7 +58,6 @@ _STRICT = STRICT_FIELD.encode()
 _CREDENTIALS = (b"authorization", ON_BEHALF.encode())
 _TRACEPARENT, _TRACESTATE = TRACEPARENT.encode(), TRACESTATE.encode()
 
-Send = Callable[[dict[str, Any]], Any]
 Headers = dict[bytes, bytes]
 
 
@@ -138,24 +137,24 @@ class App:
                 limit = sys.maxsize if route.takes_images else self._max_input_bytes
                 self._readers[route.key] = partial(read_body, TypeAdapter(route.takes), max_text_bytes=limit)
 
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answers a request of ASGI's server."""
-        headers: Headers = dict(reversed(scope["headers"]))  # the first value of a name counts, as over gRPC
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers a request."""
+        head = exchange.head
+        headers: Headers = dict(reversed(head.fields))  # the first value of a name counts, as over gRPC
         request_id = _request_id(headers)
-        caller = RequestCaller(receive, f"{scope['client']}")
         error_form: ErrorForm = UNKNOWN_PATH
         UnknownFields.enter()
         with ExitStack() as streaming:  # resources that a stream holds until its end
             try:
-                response = self._preflight(scope["method"], headers)
+                response = self._preflight(head.method, headers)
                 if response is None:
-                    route, handler, names = self._routes.find(scope["method"], self._without_prefix(scope["path"]))
+                    route, handler, names = self._routes.find(head.method, self._without_prefix(head.path))
                     error_form = route.error_form
-                    response = await self._answer(route, handler, names, headers, request_id, scope, caller, streaming)
-                if scope["method"] == "HEAD" and response.stream:
+                    response = await self._answer(route, handler, names, headers, request_id, exchange, streaming)
+                if head.method == "HEAD" and response.stream:
                     response = replace(response, stream=_no_parts())
             except asyncio.CancelledError:
-                if caller.has_left:
+                if exchange.has_left:
                     return
                 response = _error_response(problem_of(self._in_flight.stopping()), error_form)
             except (NeuronpipeError, RequestRefused) as error:
@@ -163,8 +162,8 @@ class App:
             except Exception as fault:
                 response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
             finally:
-                caller.forget()
-            await self._send(response, request_id, headers, caller, send)
+                exchange.forget()
+            await self._send(response, request_id, headers, exchange)
 
     def _preflight(self, method: str, headers: Headers) -> HttpResponse | None:
         """Returns the answer to a browser that asks whether a page may call; None for every other request."""
@@ -195,16 +194,15 @@ class App:
         names: Mapping[str, str],
         headers: Headers,
         request_id: str,
-        scope: Mapping[str, Any],
-        caller: RequestCaller,
+        exchange: Exchange,
         streaming: ExitStack,
     ) -> HttpResponse:
         if self._guard and route.service not in self._open_services:
             authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":
-            _check_page(headers, scope["method"], self._hosts, self._cors_origins)
-        query = scope["query_string"].decode("latin-1")
+            _check_page(headers, exchange.head.method, self._hosts, self._cors_origins)
+        query = exchange.head.query.decode("latin-1")
         if not route.is_counted:
             return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
         with ExitStack() as counted:
@@ -215,11 +213,11 @@ class App:
             body: Any = b""
             if route.method == "POST":
                 self._in_flight.check_room(call.remaining_s)
-                body = await self._read(route, headers, media_type, caller)
-            make = partial(self._in_flight.make, caller.connection, len(body))
+                body = await self._read(route, headers, media_type, exchange)
+            make = partial(self._in_flight.make, exchange.peer, len(body))
             if route.method == "POST" and not route.is_raw:
                 body = await make(partial(self._readers[route.key], body))
-            caller.watch()
+            exchange.watch()
             deadline_s = None if call.deadline_s is None else call.deadline_s + _SLACK_S
             late = partial(DeadlineExceeded, "the deadline passed before the result was ready")
             with Timeout(self._deadlines, deadline_s, late):
@@ -228,7 +226,7 @@ class App:
                 streaming.enter_context(counted.pop_all())
             return response
 
-    async def _read(self, route: Route, headers: Headers, media_type: str, caller: RequestCaller) -> bytes:
+    async def _read(self, route: Route, headers: Headers, media_type: str, exchange: Exchange) -> bytes:
         """Returns the body of a request.
 
         Raises RequestRefused for a body that is not accepted, and NeuronpipeError for a body that takes too much
@@ -254,11 +252,11 @@ class App:
             timer.reschedule(asyncio.get_running_loop().time())
 
         try:
-            with self._in_flight.arriving(caller.connection, refuse) as has_come:
+            with self._in_flight.arriving(exchange.peer, refuse) as has_come:
                 async with timer:
-                    body = await caller.read(limit, setting, has_come)
+                    body = await exchange.read(limit, setting, has_come)
                     if encoding in _COMPRESSED:
-                        body = await self._decompressed(body, limit, setting, caller.connection)
+                        body = await self._decompressed(body, limit, setting, exchange.peer)
         except TimeoutError:
             raise refusals[0] from None
         if len(body) > self._text_limit[0] and not media_type and body.lstrip()[:1] in (b"{", b"["):
@@ -277,9 +275,7 @@ class App:
             raise too_large(limit, setting)
         return body
 
-    async def _send(
-        self, response: HttpResponse, request_id: str, headers: Headers, caller: RequestCaller, send: Send
-    ) -> None:
+    async def _send(self, response: HttpResponse, request_id: str, headers: Headers, exchange: Exchange) -> None:
         body = response.body
         fields = [
             (b"content-type", response.media_type.encode()),
@@ -299,42 +295,38 @@ class App:
                 body = await asyncio.to_thread(gzip.compress, body, _GZIP_LEVEL)
                 fields.append((b"content-encoding", b"gzip"))
         is_large = b"transfer-encoding" in headers or int(headers.get(b"content-length", b"0")) > _DISCARDED_BYTES
-        if self.is_draining or (is_large and not caller.has_sent_all):
+        if self.is_draining or (is_large and not exchange.has_read_all):
             fields.append((b"connection", b"close"))
         if response.stream:
-            await send({"type": "http.response.start", "status": response.status, "headers": fields})
-            await self._send_parts(response, response.stream, caller, send)
+            await exchange.begin(response.status, fields)
+            await self._send_parts(response, response.stream, exchange)
             return
         fields.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": response.status, "headers": fields})
-        await send({"type": "http.response.body", "body": body})
+        await exchange.answer(response.status, fields, body)
 
-    async def _send_parts(
-        self, response: HttpResponse, parts: AsyncGenerator[bytes, None], caller: RequestCaller, send: Send
-    ) -> None:
+    async def _send_parts(self, response: HttpResponse, parts: AsyncGenerator[bytes, None], exchange: Exchange) -> None:
         task, is_endless = asyncio.current_task(), response.is_endless
         assert task  # noqa: S101
         if is_endless:
             self._streaming.add(task)
-        caller.watch()
+        exchange.watch()
         try:
             async with aclosing(parts):
                 while not (is_endless and self.is_draining):
-                    await send({"type": "http.response.body", "body": await anext(parts), "more_body": True})
+                    await exchange.write(await anext(parts))
         except StopAsyncIteration:
             pass
         except asyncio.CancelledError:
-            if caller.has_left:
+            if exchange.has_left:
                 return
             if response.last_event:
-                last = response.last_event(self._in_flight.stopping())
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+                await exchange.write(response.last_event(self._in_flight.stopping()))
             elif not is_endless:  # the connection breaks off, so that no caller takes the stream for complete
                 raise
         finally:
             self._streaming.discard(task)
-            caller.forget()
-        await send({"type": "http.response.body", "body": b""})
+            exchange.forget()
+        await exchange.end()
 
 
 async def _no_parts() -> AsyncGenerator[bytes, None]:

@@ -1,20 +1,18 @@
-"""The connections of the HTTP door: each parses its requests with httptools, and has them answered in turn."""
+"""The connections of the HTTP door, which have their requests answered in turn, and the limits of their callers."""
 
 import asyncio
-import re
 import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from email.utils import formatdate
+from enum import Enum
 from functools import partial
-from urllib.parse import unquote
-
-import httptools
 
 from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.names import Metrics
-from neuronpipe.doors.http.asgi import STATUS_LINES, Application, Exchange
+from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, Phase, RequestParser
+from neuronpipe.doors.http.wire import STATUS_LINES, Application, Exchange, RequestHead
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
@@ -27,10 +25,6 @@ from neuronpipe.platform.tls import ServerTls
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
 # Size of the pieces of the input that the parser gets, and the largest size within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
-_BAD_HEAD = "The request's head, or what stands behind its body, is too large, or did not arrive in time."
-# Characters of a host's name or address with its port (RFC 3986, 3.2.2).
-_HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*")
-_VERSIONS = "This port takes HTTP/1.1."
 
 
 class HttpServer:
@@ -105,14 +99,16 @@ class HttpServer:
                 task.cancel()
 
 
-class _BadHead(Exception):
-    def __init__(self, message: str = _BAD_HEAD, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
+class _Awaited(Enum):
+    """The next act of a caller that a limit in time ends."""
+
+    NOTHING = "the caller has time"
+    HEAD = "the rest of a head"
+    REQUEST = "a request, on an idle connection"
 
 
 class HttpConnection(asyncio.Protocol):
-    """Parses the requests of a caller, and has them answered in turn.
+    """Has the requests of a caller parsed, and answered in turn.
 
     A connection ends when its next head does not arrive within the limits, when its caller does not read, and when it
     is idle or old. Bytes behind requests that wait for their answers are not parsed.
@@ -122,6 +118,7 @@ class HttpConnection(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
+    peer: str
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -129,50 +126,38 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.is_writable = asyncio.Event()
         self.is_writable.set()
-        # Bytes that wait to be parsed, the number of all requests, and the parsed requests that wait.
-        self._held, self._requests = b"", 0
-        self.pipeline = deque[Exchange]()
+        self._held = b""  # bytes that wait to be parsed
+        self._parser = RequestParser(self, self._limits.max_header_bytes)
+        self.pipeline = deque[Exchange]()  # the parsed requests that wait
         # The request that is answered now, and the request that was parsed last, until its answer is complete.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
-        self._is_full = self._is_paused = self._is_lingering = False
-        self._linger_s = _LINGER_S
-        self._claim: Claim | None = None
-        # Whether the time until the next head is limited, and the time without a request.
-        self._is_timed = self._is_idle = False
+        self._awaited = _Awaited.NOTHING
+        self._is_paused = False  # whether the transport reads nothing
+        self._claim: Claim | None = None  # for bytes that the caller does not read
+        # Lingering: the answers are sent, and the connection takes the rest of a request until `_ending`.
+        self._is_lingering, self._linger_s = False, _LINGER_S
         self._ending: asyncio.TimerHandle | None = None
-        self._has_rest = False  # whether the caller is still sending its request
-        self._is_in_head, self._is_in_trailers = True, False
-        # Size of an incomplete head, or of trailers, without the piece in which they begin; size of the fields of both;
-        # size of the piece that is parsed now.
-        self._head_bytes = self._field_bytes = self._piece_bytes = 0
-        self._url, self._fields = b"", list[tuple[bytes, bytes]]()
-        self._parser: httptools.HttpRequestParser | None = self._new_parser()
-
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self._made_s = self._loop.time()
-        self._client = transport.get_extra_info("peername")
+        self.peer = f"{transport.get_extra_info('peername')}"
         self._server.connections.add(self)
         self._server.listener.handshakes.pop(self, None)
-        self._start_timer()
+        self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.end(self)
         for exchange in (self._running, self._latest, *self.pipeline):
             if exchange:
                 exchange.leave()
-        self._running = self._latest = self._parser = None
+        self._running = self._latest = None
+        self._parser.close()
         self.pipeline.clear()
         self.is_writable.set()
         self._held = b""
-        self._stop_timer()
-        self._end_idle()
+        self._await_nothing()
         self._end_unread()
         if self._ending:
             self._ending.cancel()
@@ -183,7 +168,8 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_writable.clear()
-        self._set_limit("unread", self._limits.max_send_s, partial(self._abort, "max_send_s"))
+        deadline_s = time.monotonic() + self._limits.max_send_s
+        self._server.deadlines.add((self, "unread"), deadline_s, partial(self._abort, "max_send_s"))
         self._claim = Claim(str(id(self)), lambda error: self._abort("max_send_s"))
         self._in_flight.unread.grow(self._claim, self.transport.get_write_buffer_size())
 
@@ -202,200 +188,97 @@ class HttpConnection(asyncio.Protocol):
         self._take_held()
 
     def _take_held(self) -> None:
-        held, begin, size, first, began_s = self._held, 0, _PIECE_BYTES, self._requests, time.monotonic()
-        turns = self._server.turns
+        held, begin, size, began_s = self._held, 0, _PIECE_BYTES, time.monotonic()
+        turns, parser = self._server.turns, self._parser
+        requests_before = parser.requests
         while begin < len(held) and not (self.pipeline or self.is_closing):
-            before = self._requests
-            if not turns.continue_turn(before - first, began_s):
+            requests = parser.requests
+            if not turns.continue_turn(requests - requests_before, began_s):
                 turns.wait(self._take_held)
                 break
-            self._take(held[begin : begin + size])
+            is_in_head = self._parse(held[begin : begin + size])
             begin += size
-            size = _PIECE_BYTES if self._is_in_head or self._requests > before else min(2 * size, _MAX_PIECE_BYTES)
-        turns.take(self._requests - first, began_s)
+            size = _PIECE_BYTES if is_in_head or parser.requests > requests else min(2 * size, _MAX_PIECE_BYTES)
+        turns.take(parser.requests - requests_before, began_s)
         self._held = b"" if self.is_closing else held[begin:]
         if self._held:
-            self._stop_timer()  # the rest of the head has come: the caller is not late
-        self._regulate_reading()
-        self._begin_idle()
+            self._await_nothing()  # the rest of the head has come: the caller is not late
+        self.regulate_reading()
+        self._await_request()
 
-    def _take(self, data: bytes) -> None:
-        self._piece_bytes = len(data)
-        self._feed(data)
-        if self.is_closing:
-            return
-        if self._is_in_head or self._is_in_trailers:  # the rest is still to come
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.max_header_bytes:
-                self._end("max_header_bytes")
-            elif self._is_in_head and not self._is_timed:
-                self._start_timer()
-
-    def _feed(self, data: bytes) -> None:
-        while parser := self._parser:
-            try:
-                parser.feed_data(data)
-            except httptools.HttpParserUpgrade as end:
-                if self._asks_for_other_protocol:
-                    data = self._without_question(parser, data[end.args[0] :])
-                    continue
-            except httptools.HttpParserError as error:
-                bad = error.__context__
-                if self._latest and not self._latest.more_body:  # the requests before are answered
-                    self._latest.keeps_alive = self._is_in_head = False
-                    self._parser = None
-                    self._stop_timer()
-                elif isinstance(bad, _BadHead):
-                    self._refuse(str(bad), bad.status)
-                elif parser.get_method() == b"PRI":  # a caller speaks HTTP/2
-                    self._refuse(_VERSIONS, 505)
-                else:
-                    self._refuse("Invalid HTTP request received.")
-            return
-
-    def _without_question(self, parser: httptools.HttpRequestParser, rest: bytes) -> bytes:
-        """Returns the head without its request for another protocol, and the bytes behind the head, for a new parser.
-
-        The first parser ends behind such a head. Java's client asks for h2c with each request, which is ignored (RFC
-        9110, section 7.8).
-        """
-        is_last = any(name == b"connection" and b"close" in value.lower() for name, value in self._fields)
-        head = [b"%s %s HTTP/%s" % (parser.get_method(), self._url, parser.get_http_version().encode())]
-        head += [name + b": " + value for name, value in self._fields if name not in (b"connection", b"upgrade")]
-        head += [b"connection: close"] * is_last + [b"", rest]
-        self._parser = self._new_parser()
-        return b"\r\n".join(head)
-
-    @property
-    def _asks_for_other_protocol(self) -> bool:
+    def _parse(self, piece: bytes) -> bool:
+        """Parses a piece of the input. Returns whether the rest of a head is missing."""
         parser = self._parser
-        return bool(parser and parser.should_upgrade() and parser.get_method() != b"CONNECT")
+        try:
+            parser.feed(piece)
+        except BadRequest as bad:
+            self._refuse_bad(bad)
+            return False
+        is_in_head = parser.phase is Phase.HEAD
+        if is_in_head and self._awaited is not _Awaited.HEAD and not self.is_closing:
+            self._await_head()
+        return is_in_head
 
-    def on_message_begin(self) -> None:
-        """Begins a request."""
-        self._requests += 1
-        self._end_idle()
-        self._is_in_head, self._is_in_trailers = True, False
-        self._head_bytes, self._field_bytes = -self._piece_bytes, 0
-        self._url, self._fields = b"", []
-        self._has_rest = True
+    def _refuse_bad(self, bad: BadRequest) -> None:
+        if bad.limit:
+            self._server.count(bad.limit)
+        if self._latest and not self._latest.more_body:  # the requests before are answered
+            self._latest.keeps_alive = False
+            self._parser.close()
+            self._await_nothing()
+        elif not self.is_closing:
+            self._refuse(bad)
 
-    def on_url(self, url: bytes) -> None:
-        """Takes a part of the target."""
-        self._count_field(len(url))
-        self._url += url
+    def begin_request(self) -> None:
+        """Takes the first byte of a request from the parser."""
+        if self._awaited is _Awaited.REQUEST:
+            self._await_nothing()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a field of the head. Fields of trailers are only counted."""
-        self._count_field(len(name) + len(value))
-        if self._is_in_head:
-            self._fields.append((name.lower(), value))
-
-    def _count_field(self, size_bytes: int) -> None:
-        self._field_bytes += size_bytes
-        if self._field_bytes > self._limits.max_header_bytes:
-            self._server.count("max_header_bytes")
-            raise _BadHead  # the parser then says that it failed
-
-    def on_headers_complete(self) -> None:
-        """Begins the exchange at the end of its head."""
-        self._is_in_head = False
-        self._stop_timer()
-        parser = self._parser
-        if parser is None or self._asks_for_other_protocol:
-            return
-        version = parser.get_http_version()
-        self._check_framing(version)
-        target = httptools.parse_url(self._url)
-        if target.host:  # the host of an absolute target replaces the field (RFC 9112, 3.2.2)
-            host = self._url.split(b"/", 3)[2].partition(b"?")[0]
-            self._fields = [(name, host if name == b"host" else value) for name, value in self._fields]
-        scope = {
-            "http_version": version,
-            "method": parser.get_method().decode(),
-            "path": unquote((target.path or b"/").decode("ascii")),
-            "query_string": target.query or b"",
-            "headers": self._fields,
-            "client": self._client,
-        }
+    def take_head(self, head: RequestHead, *, is_persistent: bool, is_awaited: bool) -> None:
+        """Takes a head from the parser, and begins its exchange. `is_persistent`: another request may follow."""
+        if self._awaited is _Awaited.HEAD:
+            self._await_nothing()
         max_age_s = self._limits.max_connection_age_s
         is_young = not max_age_s or self._loop.time() - self._made_s < max_age_s
-        keeps_alive = is_young and version != "1.0" and parser.should_keep_alive()
-        # 100-continue is for newer callers (RFC 9110, 10.1.1).
-        is_awaited = version != "1.0" and any(
-            name == b"expect" and value.lower() == b"100-continue" for name, value in self._fields
-        )
-        self._latest = Exchange(self, scope, keeps_alive=keeps_alive, is_awaited=is_awaited)
+        self._latest = Exchange(self, head, keeps_alive=is_persistent and is_young, is_awaited=is_awaited)
         self.pipeline.append(self._latest)
         if not self._running:
             self._answer_next()
 
-    def _check_framing(self, version: str) -> None:
-        """Refuses a head that a proxy may take for another request (RFC 9112, 3.2 and 6.1), if the parser has not."""
-        is_old = version == "1.0"
-        if not is_old and version != "1.1":
-            raise _BadHead(_VERSIONS, 505)
-        hosts = [value for name, value in self._fields if name == b"host"]
-        if len(hosts) > 1 or not (hosts or is_old):
-            raise _BadHead(f"A request has one field host; this one has {len(hosts)}.")
-        if hosts and not _HOST.fullmatch(hosts[0]):
-            raise _BadHead("The field host has a character that no host has.")
-        codings = [value.strip().lower() for name, value in self._fields if name == b"transfer-encoding"]
-        if codings and is_old:
-            raise _BadHead("HTTP/1.0 has no transfer-encoding.")
-        if codings not in ([], [b"chunked"]):
-            status = 501 if codings[-1].endswith(b"chunked") else 400
-            raise _BadHead("Of transfer-encoding, only chunked is known; content-encoding may be gzip.", status)
-
-    def on_chunk_header(self) -> None:
-        """Begins a chunk, or the trailers if no body follows."""
-        self._is_in_trailers = True
-        self._head_bytes = -self._piece_bytes
-
-    def on_body(self, body: bytes) -> None:
-        """Takes a part of the body."""
-        self._is_in_trailers = False
+    def take_body(self, body: bytes) -> None:
+        """Takes a part of a body from the parser."""
         if self._latest:
-            self._is_full = self._latest.take(body)
+            self._latest.take(body)
 
-    def on_message_complete(self) -> None:
-        """Ends the body of the request."""
-        if self._asks_for_other_protocol:
-            return
+    def end_body(self) -> None:
+        """Takes the end of a request from the parser."""
         if self._latest:
             self._latest.end_body()
-        self._has_rest = self._is_in_trailers = False
 
     def date(self) -> bytes:
         """Returns the field with the current time."""
         return self._server.date()
-
-    def read_body(self) -> None:
-        """Continues to read a body for the application."""
-        self._is_full = False
-        self._regulate_reading()
 
     def end_answer(self, exchange: Exchange) -> None:
         """Continues after a complete answer: with the next request, or the end of the connection."""
         self._running = None
         if self._latest is exchange:
             self._latest = None
-        self._is_full = False
         if not exchange.keeps_alive:
             self._close()
         elif not self.is_closing:
             self._answer_next()
             if self._held and not self.pipeline:
                 self._server.turns.wait(self._take_held)
-            self._regulate_reading()
-            self._begin_idle()
+            self.regulate_reading()
+            self._await_request()
 
     def break_off(self, exchange: Exchange) -> None:
         """Ends an answer that will not be completed, and the connection."""
         if exchange.has_begun:
             self._close()
         else:
-            self._write_refusal("" if exchange.is_of_head else "Internal Server Error", 500)
+            self._write_refusal("" if exchange.head.method == "HEAD" else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
         """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""
@@ -417,15 +300,15 @@ class HttpConnection(asyncio.Protocol):
         """Whether the connection is closed, or takes the rest of a request before it closes."""
         return self._is_lingering or self.transport.is_closing()
 
-    def _refuse(self, message: str, status: int = 400) -> None:
+    def _refuse(self, bad: BadRequest) -> None:
         exchange = self._latest
         if exchange:
             if self.pipeline or exchange.has_begun or not exchange.more_body:
                 self.transport.abort()  # the caller would take a refusal for the answer to that request
                 return
             exchange.leave()
-        self._has_rest = True
-        self._write_refusal(message, status)
+        self._parser.close()
+        self._write_refusal(bad.message, bad.status)
 
     def _write_refusal(self, message: str, status: int) -> None:
         head = b"%s%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
@@ -433,13 +316,13 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        if self.is_closing or not (self._has_rest or self._held):
+        if self.is_closing or (self._parser.phase is Phase.DONE and not self._held):
             self._end_transport()
             return
         self._is_lingering = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._regulate_reading()
+        self.regulate_reading()
         self._end_later(self._linger_s, self._end_transport)
 
     def _end_transport(self) -> None:
@@ -452,9 +335,10 @@ class HttpConnection(asyncio.Protocol):
             self._ending.cancel()
         self._ending = self._loop.call_later(delay_s, end)
 
-    def _regulate_reading(self) -> None:
-        """Stops reading while bytes or requests wait."""
-        is_paused = bool(self._held or self.pipeline or self._is_full) and not self._is_lingering
+    def regulate_reading(self) -> None:
+        """Reads while no bytes, requests or large part of a body wait."""
+        is_full = self._latest and self._latest.is_full
+        is_paused = bool(self._held or self.pipeline or is_full) and not self._is_lingering
         if is_paused != self._is_paused and not self.transport.is_closing():
             self._is_paused = is_paused
             if is_paused:
@@ -462,30 +346,23 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self.transport.resume_reading()
 
-    def _set_limit(self, wait: str, limit_s: float, end: Callable[[], None]) -> None:
-        """Calls `end` once the caller has not acted for a time, unless this wait is removed before."""
-        self._server.deadlines.add((self, wait), time.monotonic() + limit_s, end)
+    def _await_head(self) -> None:
+        """Begins the limit of a head that has not arrived."""
+        self._awaited = _Awaited.HEAD
+        self._server.deadlines.add(self, time.monotonic() + self._limits.max_handshake_s, self._end_late_head)
 
-    def _start_timer(self) -> None:
-        self._is_timed = True
-        self._set_limit("head", self._limits.max_handshake_s, partial(self._end, "max_handshake_s"))
-
-    def _stop_timer(self) -> None:
-        if self._is_timed:
-            self._is_timed = False
-            self._server.deadlines.remove((self, "head"))
-
-    def _begin_idle(self) -> None:
+    def _await_request(self) -> None:
         """Begins the limit of an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
-        if limit_s and not (self._running or self._held or self._is_timed or self._is_idle or self.is_closing):
-            self._is_idle = True
-            self._set_limit("idle", limit_s, self._leave_idle)
+        is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._held or self.is_closing)
+        if limit_s and is_idle:
+            self._awaited = _Awaited.REQUEST
+            self._server.deadlines.add(self, time.monotonic() + limit_s, self._leave_idle)
 
-    def _end_idle(self) -> None:
-        if self._is_idle:
-            self._is_idle = False
-            self._server.deadlines.remove((self, "idle"))
+    def _await_nothing(self) -> None:
+        if self._awaited is not _Awaited.NOTHING:
+            self._awaited = _Awaited.NOTHING
+            self._server.deadlines.remove(self)
 
     def _leave_idle(self) -> None:
         if self.transport.get_write_buffer_size():  # closing would wait until the caller has read its answer
@@ -498,7 +375,7 @@ class HttpConnection(asyncio.Protocol):
         self._server.count(limit)
         self.transport.abort()
 
-    def _end(self, limit: str) -> None:
-        self._server.count(limit)
+    def _end_late_head(self) -> None:
+        self._server.count("max_handshake_s")
         if not self.is_closing:
-            self._refuse(_BAD_HEAD)
+            self._refuse(BadRequest(BAD_HEAD))

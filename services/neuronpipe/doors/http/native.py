@@ -35,8 +35,7 @@ GENERATE = _post(
     "neuronpipe: a generated text as events: its start, its parts, and the response of /v1/infer",
     gives=message_body(GenerateResponse.DESCRIPTOR),
 )
-# Largest result that is written on the event loop: json_format takes 20 µs per message, so a thread writes longer lists
-# of messages.
+# Largest result written on the event loop: json_format takes 20 µs per message, so a thread writes more messages.
 _LARGE_BYTES = 8 << 10
 
 

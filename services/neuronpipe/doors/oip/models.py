@@ -111,8 +111,7 @@ def named_models(table: ModelTable[ServedModel[GatewayModel]]) -> ModelTable[Nam
 
 def _forms(spec: ModelSpec) -> Mapping[str, TaskModel | RawModel]:
     tasks = {f"{spec.name}/{task}": TaskModel(task) for task in spec.also_answers}
-    # Generating models and models of texts and images have no raw form, because their tensors are not one row per
-    # sequence.
+    # Generating models and models of texts and images have no raw form: their tensors are not one row per sequence.
     has_rows = not TASKS[spec.task].generates and not (spec.image and spec.takes_texts)
     raw = {f"{spec.name}/{RAW}": RawModel(spec)} if has_rows else {}
     return {spec.name: TaskModel(spec.task), **tasks, **raw}

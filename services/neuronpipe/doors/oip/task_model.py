@@ -37,8 +37,7 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 # Texts that are the same for all rows.
 _PARAMETERS = frozenset(name for name, field in FIELDS.items() if field.kind == "text" and field.is_option)
-# Fields that are no parameters: outputs have one datatype, token ids are the input of MODEL/raw, and the others are
-# messages.
+# Fields that are no parameters: outputs have one datatype, MODEL/raw takes token ids, and the others are messages.
 _LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
 # Fields of chats and of prompts as token ids, which are not supported.
 _UNKNOWN = frozenset(

@@ -21,8 +21,7 @@ from neuronpipe.measure.machine import resident_mb
 from neuronpipe.measure.processes import ServiceProcess
 
 _NO_CACHE = ("--token-cache-bytes", "0")
-# pip compiles packages to byte code as it installs them; a checkout's sources are compiled at the first start, which
-# does not count.
+# pip compiles packages to byte code as it installs them; the first start compiles a checkout, and does not count.
 AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
 _POLL_S = 0.005
 _TEXTS = 4

@@ -131,8 +131,7 @@ def costs_table(results: Results, costs: Costs) -> Table:
     )
 
 
-# The usable share of a replica's throughput. The figures are for callers who wait for answers; callers at random times
-# queue beyond this share.
+# Usable share of a replica's throughput, measured with callers who wait; callers at random times queue beyond it.
 UTILIZATION = 0.7
 
 

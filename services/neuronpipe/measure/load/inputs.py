@@ -94,8 +94,7 @@ def _is_of_length(text: str) -> bool:
 _HEIGHT, _WIDTH = 320, 480
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB = 2
-# These rows of pixels repeat within deflate's window of 32 KiB, so that the file takes 30 kB, like a photograph of this
-# size.
+# These rows repeat within deflate's window of 32 KiB, so that the file takes 30 kB, like a photograph.
 _LINES = 20
 
 

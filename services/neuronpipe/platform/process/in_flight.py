@@ -22,8 +22,7 @@ from neuronpipe.platform.process.background import wait_for_event
 from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
-# The most calls of all services in one process. The last resort behind the gateway's admission control and the
-# executor's queues.
+# The most calls of all services in one process: the last resort behind admission control and the executor's queues.
 MAX_CALLS = 4096
 # The most calls that may wait for their callers in one way, so that other calls find room.
 _MAX_WAITS = MAX_CALLS // 2

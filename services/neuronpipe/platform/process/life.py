@@ -25,8 +25,7 @@ from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 
-# The time limit for unloading models after all calls have ended, and for ending a start. A device that hangs must not
-# keep the process alive.
+# Time limit for unloading models after all calls, and for ending a start. A hung device must not keep the process.
 _UNLOAD_LIMIT_S = 10.0
 # The longest grace period after a part of the service has crashed: enough to answer all calls with an error.
 _CRASH_GRACE_S = 2.0

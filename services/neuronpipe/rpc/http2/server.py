@@ -329,7 +329,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
             self.look_at_time_soon()
 
     def _give_notice(self) -> None:
-        # Bytes of our own behind half a frame of nghttp2 would be no frame.
+        # Our own bytes within a frame of nghttp2, of which half is sent, would break it.
         self.leaving.prepare_notice(self.loop.time(), can_hold=self.is_sent_whole)
         if self.leaving.holds_answers:
             self.loop.call_later(HOLD_S, self._send_notice)

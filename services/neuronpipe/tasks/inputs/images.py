@@ -27,8 +27,7 @@ warnings.filterwarnings("ignore", module="PIL")
 LIBRARY_VERSION: str = PIL.__version__
 
 _FORMATS = ("JPEG", "PNG", "WEBP")
-# The formats that can be animated. A JPEG file with several images (MPO) is a photograph with a preview or depth map;
-# its first image counts.
+# The formats that can be animated. The first image of a JPEG with several images (MPO) is the photograph itself.
 _ANIMATED_FORMATS = ("PNG", "WEBP")
 # Phones take pictures of 48 million pixels. No JPEG file has a longer side than 65,535, and the rows and filters of a
 # longer image would take more memory than its pixels.

@@ -9,8 +9,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ImageSpec, ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
-# Lengths of the warm-up's batches. They differ much, to separate the overhead of a batch from the cost of a token, and
-# are still fast.
+# Lengths of the warm-up's batches: fast, and different enough to separate a batch's overhead from a token's cost.
 _WARM_UP_TOKENS = (3, 64)
 # All images have one length, so the warm-up's batches of images differ in rows.
 _WARM_UP_ROWS = (1, 2)

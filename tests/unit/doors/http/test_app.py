@@ -26,7 +26,7 @@ from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.huggingface import MODEL
 from neuronpipe.doors.http.openai import EMBEDDINGS
 from neuronpipe.platform.process.in_flight import InFlight
-from tests.unit.doors.http.written_pipeline import ROUTES, Browser
+from tests.unit.doors.http.written_pipeline import ROUTES, Browser, RecordedExchange
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import model_spec
 
@@ -145,20 +145,14 @@ async def test_a_compressed_body_must_not_become_larger_than_the_limit() -> None
 
 
 async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
-    async def receive() -> dict[str, Any]:
+    async def receive() -> bytes:
         raise AssertionError("was read")
 
     browser = Browser(_SPECS, _answer, max_body_bytes=100)
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"content-length", b"101")]
-    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": headers, "client": None}
-    await browser.app(scope, receive, send)
-    assert sent[0]["status"] == 413
-    assert b"the body is larger than 100 bytes" in sent[1]["body"]
+    exchange = RecordedExchange("POST", "/v1/embeddings", [(b"content-length", b"101")], receive=receive)
+    await browser.app(exchange)
+    assert exchange.sent[0]["status"] == 413
+    assert b"the body is larger than 100 bytes" in exchange.sent[1]["body"]
 
 
 async def test_a_body_without_a_length_is_read_up_to_the_limit() -> None:
@@ -303,22 +297,10 @@ async def test_what_is_large_is_compressed_for_those_who_take_it(accepted: str, 
     _, plain = await browser.post("/similarity", body)
     assert "content-encoding" not in browser.headers
     assert browser.headers["vary"] == "accept-encoding"
-    sent: list[dict[str, Any]] = []
-
-    parts = [orjson.dumps(body)]
-
-    async def receive() -> dict[str, Any]:
-        if not parts:  # the caller waits for the answer
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": parts.pop(), "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
     fields = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await browser.app(
-        {"method": "POST", "path": "/similarity", "query_string": b"", "headers": fields, "client": None}, receive, send
-    )
+    exchange = RecordedExchange("POST", "/similarity", fields, [orjson.dumps(body)])
+    await browser.app(exchange)
+    sent = exchange.sent
     assert ((b"content-encoding", b"gzip") in sent[0]["headers"]) is is_compressed
     answer = gzip.decompress(sent[1]["body"]) if is_compressed else sent[1]["body"]
     assert orjson.loads(answer) == plain == scores
@@ -345,7 +327,6 @@ async def test_requests_are_counted_with_those_of_other_doors(browser: Browser) 
 
 async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> None:
     began, ended, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    sent: list[object] = []
 
     async def wait(request: HttpRequest) -> HttpResponse:
         began.set()
@@ -355,31 +336,19 @@ async def test_a_caller_who_leaves_takes_the_work_along(browser: Browser) -> Non
             ended.set()
         raise AssertionError
 
-    async def receive() -> dict[str, Any]:
-        if not began.is_set():
-            return {"type": "http.request", "body": orjson.dumps(_BODY), "more_body": False}
+    async def receive() -> None:
         await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
 
     browser.app.open([(EMBEDDINGS, wait)])
-    scope: dict[str, Any] = {
-        "method": "POST",
-        "path": "/v1/embeddings",
-        "query_string": b"",
-        "headers": [],
-        "client": None,
-    }
-    answering = asyncio.create_task(browser.app(scope, receive, send))
+    exchange = RecordedExchange("POST", "/v1/embeddings", (), [orjson.dumps(_BODY)], receive=receive)
+    answering = asyncio.create_task(browser.app(exchange))
     await began.wait()
     assert browser.in_flight.count == 1
     left.set()
     await answering
     assert ended.is_set()
     assert browser.in_flight.count == 0
-    assert sent == []
+    assert exchange.sent == []
 
 
 async def test_a_request_that_is_cancelled_from_within_is_told_that_the_server_stops(browser: Browser) -> None:
@@ -396,35 +365,17 @@ async def test_a_body_that_does_not_arrive_is_refused_where_the_memory_is_claime
     browser.in_flight = InFlight("all", 1 << 20, 1 << 20)
     browser.app = App(browser.in_flight, 1 << 20)
     browser.app.open([(EMBEDDINGS, _empty)])
-    never = asyncio.Event()
-    parts = [b"[" * 900_000]
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        if not parts:
-            await never.wait()
-        return {"type": "http.request", "body": parts.pop(), "more_body": True}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope: dict[str, Any] = {
-        "method": "POST",
-        "path": "/v1/embeddings",
-        "query_string": b"",
-        "headers": [],
-        "client": None,
-    }
+    exchange = RecordedExchange("POST", "/v1/embeddings", (), [b"[" * 900_000], is_whole=False)
     with browser.in_flight.arriving("other", lambda error: None) as has_come:
         has_come(1 << 19)
-        await browser.app(scope, receive, send)
-    assert sent[0]["status"] == 429
+        await browser.app(exchange)
+    assert exchange.sent[0]["status"] == 429
     assert (await browser.post("/v1/embeddings", _BODY))[0] == 200
 
 
-class _Listener:
+class _Listener(RecordedExchange):
     """The caller of a stream, who stays until `left` is set; the stream ends with `ended`, or where it is not endless
-    when `is_complete` is set.
+    when `is_over` is set.
     """
 
     def __init__(
@@ -436,19 +387,12 @@ class _Listener:
         tell: Callable[[NeuronpipeError], bytes] | None = None,
     ) -> None:
         self.left, self.ended, self.got = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.is_complete = asyncio.Event()
+        self.is_over = asyncio.Event()
         self.is_endless = is_endless
         self.tell = tell
-        self.sent: list[dict[str, Any]] = []
         app.open([(Route("GET", "/stream", "parts", is_counted=not is_endless), self._stream)])
-        scope: dict[str, Any] = {
-            "method": method,
-            "path": "/stream",
-            "query_string": b"",
-            "headers": [],
-            "client": None,
-        }
-        self.answering = asyncio.create_task(app(scope, self._receive, self._send))
+        super().__init__(method, "/stream", receive=self._receive)
+        self.answering = asyncio.create_task(app(self))
 
     @property
     def body(self) -> bytes:
@@ -459,18 +403,17 @@ class _Listener:
             try:
                 yield b"one "
                 yield b"two "
-                await self.is_complete.wait()
+                await self.is_over.wait()
             finally:
                 self.ended.set()
 
         return HttpResponse(b"", "text/event-stream", stream=parts(), is_endless=self.is_endless, last_event=self.tell)
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _receive(self) -> None:
         await self.left.wait()
-        return {"type": "http.disconnect"}
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
+    def record(self, message: dict[str, Any]) -> None:
+        super().record(message)
         if message.get("body") == b"two ":
             self.got.set()
 
@@ -488,7 +431,7 @@ async def test_a_stream_is_sent_as_it_comes_and_ends_properly_when_the_process_d
     streaming.drain()
     await listener.answering
     assert listener.ended.is_set()
-    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+    assert listener.sent[-1] == {"body": b""}
 
 
 async def test_a_stream_ends_with_its_caller(streaming: App) -> None:
@@ -507,9 +450,9 @@ async def test_a_stream_that_has_an_end_counts_until_then_and_is_not_ended_by_dr
     await listener.got.wait()
     app.drain()
     assert in_flight.count == 1
-    listener.is_complete.set()
+    listener.is_over.set()
     await listener.answering
-    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+    assert listener.sent[-1] == {"body": b""}
     assert in_flight.count == 0
 
 
@@ -532,7 +475,7 @@ async def test_a_stream_of_events_that_is_broken_off_ends_with_the_error() -> No
     listener.answering.cancel()
     await listener.answering
     assert listener.body == b"one two the all service is stopping"
-    assert listener.sent[-1] == {"type": "http.response.body", "body": b""}
+    assert listener.sent[-1] == {"body": b""}
 
 
 async def test_a_stream_that_is_asked_for_while_the_process_drains_is_empty(streaming: App) -> None:
@@ -610,21 +553,9 @@ async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeyp
 
 async def test_of_several_headers_of_a_name_the_first_counts(browser: Browser) -> None:
     fields = [(b"x-request-timeout-ms", b"1000"), (b"x-request-timeout-ms", b"no number")]
-    sent: list[dict[str, Any]] = []
-
-    parts = [orjson.dumps(_BODY)]
-
-    async def receive() -> dict[str, Any]:
-        if not parts:  # the caller waits for the answer
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": parts.pop(), "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"method": "POST", "path": "/v1/embeddings", "query_string": b"", "headers": fields, "client": None}
-    await browser.app(scope, receive, send)
-    assert sent[0]["status"] == 200
+    exchange = RecordedExchange("POST", "/v1/embeddings", fields, [orjson.dumps(_BODY)])
+    await browser.app(exchange)
+    assert exchange.sent[0]["status"] == 200
 
 
 _SITE = "http://evil.example"

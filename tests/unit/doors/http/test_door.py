@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.doors.http.caller import RequestCaller
 from neuronpipe.doors.http.connection import HttpConnection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.wire import Exchange
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -307,7 +307,7 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         await soon(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await soon(lambda: [bool(one._held) and not one._is_timed for one in connections] == [True])
+        await soon(lambda: [bool(one._held) and one._awaited.name != "HEAD" for one in connections] == [True])
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -584,7 +584,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one._requests for one in connections))
+        await soon(lambda: any(one._parser.requests for one in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()
@@ -679,7 +679,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         return HttpResponse(b"{}")
 
     def left() -> int:
-        return sum(type(one) in (RequestCaller, HttpConnection) for one in gc.get_objects())
+        return sum(type(one) in (Exchange, HttpConnection) for one in gc.get_objects())
 
     async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()

@@ -1,7 +1,9 @@
 """A pipeline that answers with what a test wrote down, and keeps what it was asked."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -19,6 +21,7 @@ from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, HttpHandlers
 from neuronpipe.doors.http.handlers import http_handlers
 from neuronpipe.doors.http.openapi import openapi_handlers
+from neuronpipe.doors.http.wire import Exchange, Fields, RequestHead
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
@@ -66,6 +69,71 @@ class WrittenPipeline:
         yield call
 
 
+class RecordedExchange(Exchange):
+    """A request whose body comes in `parts`, then as `receive` says; records the messages of its answer.
+
+    The caller leaves when `receive` returns None.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        fields: Sequence[tuple[bytes, bytes]] = (),
+        parts: Sequence[bytes] = (),
+        *,
+        query: bytes = b"",
+        is_whole: bool = True,
+        receive: Callable[[], Awaitable[bytes | None]] | None = None,
+    ) -> None:
+        connection: Any = SimpleNamespace(peer="a caller", is_closing=False, regulate_reading=lambda: None)
+        head = RequestHead(method, path, query, fields)
+        super().__init__(connection, head, keeps_alive=True, is_awaited=False)
+        self.sent: list[dict[str, Any]] = []
+        self._parts, self._is_whole, self._receive_more = list(parts), is_whole, receive
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def _next_part(self) -> bytes:
+        if not self._parts:
+            await self._wait()
+            raise asyncio.CancelledError
+        part = self._parts.pop(0)
+        self.more_body = bool(self._parts) or not self._is_whole
+        return part
+
+    async def _wait(self) -> None:
+        """Returns once the caller has left."""
+        if self._receive_more is None:
+            await asyncio.Event().wait()
+        elif await self._receive_more() is None:
+            self.leave()
+
+    def watch(self) -> None:
+        super().watch()
+        self._watcher = asyncio.create_task(self._wait())
+
+    def forget(self) -> None:
+        super().forget()
+        if self._watcher:
+            self._watcher.cancel()
+
+    async def answer(self, status: int, fields: Fields, body: bytes) -> None:
+        await self.begin(status, fields)
+        self.record({"body": body})
+
+    async def begin(self, status: int, fields: Fields) -> None:
+        self.record({"status": status, "headers": list(fields)})
+
+    async def write(self, part: bytes) -> None:
+        self.record({"body": part, "more_body": True})
+
+    async def end(self) -> None:
+        self.record({"body": b""})
+
+    def record(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+
 class Browser:
     """Sends requests to the application, without a network."""
 
@@ -109,25 +177,11 @@ class Browser:
 
     async def send(self, method: str, path: str, data: bytes, **headers: str) -> tuple[int, Any]:
         """As post; the answer's headers are in `self.headers`."""
-        parts = [data[:3], data[3:]]
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
         path, _, query = path.partition("?")
         fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope = {
-            "method": method,
-            "path": path,
-            "query_string": query.encode(),
-            "headers": fields,
-            "client": ("127.0.0.1", 1),
-        }
-        await self.app(scope, receive, send)
+        exchange = RecordedExchange(method, path, fields, [data[:3], data[3:]], query=query.encode())
+        await self.app(exchange)
+        sent = exchange.sent
         self.headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         answer = b"".join(message["body"] for message in sent[1:])
         is_json = "json" in self.headers["content-type"] and "lines" not in self.headers["content-type"]

@@ -10,6 +10,7 @@ from ngh2 import DenialOfServiceError
 from ngh2.events import GoAwayReceived, StreamReset
 
 from neuronpipe.core.names import Metrics
+from neuronpipe.platform.process import caller_waits
 from neuronpipe.platform.process import in_flight as in_flight_module
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2 import connection as connection_module
@@ -339,7 +340,7 @@ async def test_where_too_many_answers_wait_the_one_that_waited_longest_is_reset_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(in_flight_module, "_MAX_WAITS", 3)
-    monkeypatch.setattr(in_flight_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(caller_waits, "_PATIENCE_S", 0.0)
     async with serving() as system:
         reader = _SlowReader(await system.connect())
         unread = []

@@ -43,8 +43,7 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# The page runs its own files and asks its own server, and no other page may show it. It shows pictures that it will
-# send from memory (blob:).
+# The page runs its own files, asks its own server, shows pictures from memory (blob:), and no page may show it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
