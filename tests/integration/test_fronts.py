@@ -158,13 +158,11 @@ async def test_a_killed_front_process_costs_what_it_had_and_is_started_again(bro
         async with asyncio.timeout(_LIMIT_S), asyncio.TaskGroup() as group:
             for number, client in enumerate(clients):
                 group.create_task(call(number, client))
-            while answered < 10 * _CLIENTS:
-                await asyncio.sleep(0.01)
+            await happens(lambda: answered >= 10 * _CLIENTS)
             victim.kill()
             await asyncio.to_thread(broken.process.wait_for, "a front process is open", _FRONTS + 1)
             before = answered
-            while answered < before + 10 * _CLIENTS:
-                await asyncio.sleep(0.01)
+            await happens(lambda: answered >= before + 10 * _CLIENTS)
             has_ended.set()
         assert codes <= {grpc.StatusCode.UNAVAILABLE}
         assert len(disturbed) <= lost < _CLIENTS

@@ -42,6 +42,7 @@ from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel
 from neuronpipe.rpc.items import TOKENIZE, stage_method
 from tests.interop import frames
+from tests.suite.waiting import happens
 from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
@@ -135,12 +136,6 @@ async def _send(
     stream: StageStream, sent: Sequence[tuple[int, items.StageItem]], abandoned_item_ids: Sequence[int] = ()
 ) -> Sequence[Outcome]:
     return await stream.send(sent, abandoned_item_ids, sum(item.size_bytes for _, item in sent))
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -282,7 +277,7 @@ async def test_a_connection_that_the_process_wants_to_end_gets_a_successor_and_i
             fewest = min(fewest, open_now)
 
     async with _process(answer, options=[("grpc.max_connection_age_ms", 100)]) as target, _following(target, serve):
-        await _until(lambda: begun == 3)
+        await happens(lambda: begun == 3)
         assert fewest >= 1
 
 
@@ -355,7 +350,7 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
 ) -> None:
     names.ports = None
     async with _process(_saying(1)) as target, _following(_NAME, served):
-        await _until(lambda: names.asked > 1)
+        await happens(lambda: names.asked > 1)
         names.ports = (_port(target),)
         assert await served.numbers(1) == [1]
     record = caplog.records[0]
@@ -403,7 +398,7 @@ def kept() -> _Kept:
 async def _answers(names: _Names, count: int) -> None:
     """Waits for so many answers that began after this."""
     asked = names.asked
-    await _until(lambda: names.asked > asked + count)
+    await happens(lambda: names.asked > asked + count)
 
 
 async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_nothing_is_in_flight(
@@ -426,13 +421,13 @@ async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_
         names.ports = (_port(first), _port(second))
         with caplog.at_level(logging.INFO, logger="neuronpipe"):
             async with _following(_NAME, kept):
-                await _until(lambda: kept.opened == 2)
+                await happens(lambda: kept.opened == 2)
                 names.ports = (_port(second),)
-                await _until(lambda: kept.retired == 1)
+                await happens(lambda: kept.retired == 1)
                 await _answers(names, 2)
                 assert (left, kept.retired) == ([], 1)
                 kept.may_end.set()
-                await _until(lambda: left == [1])
+                await happens(lambda: left == [1])
                 await _answers(names, 2)
                 assert (left, kept.opened) == ([1], 2)
     expected = ["a stage's stream is open"] * 2 + ["a stage's address is gone"]
@@ -448,9 +443,9 @@ async def test_an_address_that_is_not_connected_is_retired_too(
         names.ports = (1, _port(target))  # nobody listens on the first
         with caplog.at_level(logging.INFO, logger="neuronpipe"):
             async with _following(_NAME, kept) as following:
-                await _until(lambda: kept.opened == 1)
+                await happens(lambda: kept.opened == 1)
                 names.ports = (_port(target),)
-                await _until(lambda: len(caplog.messages) == 3)
+                await happens(lambda: len(caplog.messages) == 3)
                 await _answers(names, 2)
                 assert not following.done()
     assert sorted(caplog.messages[:2]) == ["a stage cannot be reached", "a stage's stream is open"]
@@ -466,7 +461,7 @@ async def test_answers_that_name_some_addresses_in_turn_retire_none(
         ports = [_port(target) for target in (first, second, third)]
         names.ports = tuple(ports)
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 3)
+            await happens(lambda: kept.opened == 3)
             names.turns = ports
             await _answers(names, 12)
             assert (kept.opened, kept.retired) == (3, 0)
@@ -479,11 +474,11 @@ async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 2)
+            await happens(lambda: kept.opened == 2)
             names.ports = (_port(second),)
-            await _until(lambda: kept.retired == 1)
+            await happens(lambda: kept.retired == 1)
             names.ports = (_port(first), _port(second))
-            await _until(lambda: kept.opened == 3)
+            await happens(lambda: kept.opened == 3)
 
 
 async def test_answers_that_fail_do_not_count_as_absences(
@@ -493,7 +488,7 @@ async def test_answers_that_fail_do_not_count_as_absences(
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 2)
+            await happens(lambda: kept.opened == 2)
             names.ports = None
             await _answers(names, 5)
             assert kept.retired == 0
@@ -506,7 +501,7 @@ async def test_addresses_stay_while_a_name_cannot_be_resolved(served: _Served, n
             assert await served.numbers(1) == [1]
             names.ports = None
             asked = names.asked
-            await _until(lambda: names.asked > asked + 2)
+            await happens(lambda: names.asked > asked + 2)
             assert served.lost == 0
 
 
@@ -519,7 +514,7 @@ async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(
             assert await served.numbers(2) == [1, 2]
             names.ports = None
             asked = names.asked
-            await _until(lambda: names.asked > asked + 2)
+            await happens(lambda: names.asked > asked + 2)
             assert served.lost == 0
 
 
@@ -598,7 +593,7 @@ async def test_the_log_says_once_why_a_stage_cannot_be_reached(
     monkeypatch.setattr(Http2Channel, "_connected", count)
     monkeypatch.setattr("neuronpipe.rpc.http2.client._MAX_PAUSE_S", 0.01)
     async with _answering(*answers) as target, _following(target, served):
-        await _until(lambda: attempts > 5)
+        await happens(lambda: attempts > 5)
     assert caplog.messages == ["a stage cannot be reached"]
     expected = {"rpc": TOKENIZE.path, "address": f"ipv4:{target}", "reason": reason}
     assert caplog.records[0].__dict__["fields"] == expected
@@ -608,7 +603,7 @@ async def test_a_stage_that_is_lost_again_is_logged_again(served: _Served, caplo
     port = _free_port()
     async with _following(f"127.0.0.1:{port}", served):
         for count in (1, 2):
-            await _until(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
+            await happens(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
             async with _process(_saying(count), f"127.0.0.1:{port}"):
                 assert await served.numbers(1) == [count]
 
@@ -695,7 +690,7 @@ async def test_a_process_whose_first_message_cannot_be_read_gets_no_items(served
             pass
 
     async with _process(answer) as target, _following(target, served) as following:
-        await _until(lambda: opened > 1)
+        await happens(lambda: opened > 1)
         assert served.streams.empty()
         assert not following.done()
 
@@ -786,7 +781,7 @@ async def test_connections_that_are_all_to_end_at_once_get_few_successors(monkey
         await stream.retired.wait()
 
     async with _process(answer) as target, _following(target, serve):
-        await _until(lambda: begun > 0)
+        await happens(lambda: begun > 0)
         await asyncio.sleep(0.5)  # nearly nothing happens
         assert begun <= 7
 

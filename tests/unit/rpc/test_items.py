@@ -35,9 +35,9 @@ from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from tests.suite.waiting import happens
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
-from tests.unit.soon import soon
 
 _LIMIT_S = 10
 # The service's patience with a message of which nothing is ready, where a test is about something else.
@@ -882,9 +882,7 @@ async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage
         stage.finish(1)
         await call.read()
         call.cancel()
-        async with asyncio.timeout(_LIMIT_S):
-            while stage.cancelled != [2]:
-                await asyncio.sleep(0)
+        await happens(lambda: stage.cancelled == [2])
 
 
 @pytest.mark.usefixtures("impatient")
@@ -901,14 +899,14 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
 
     gateway = Coalescer("tokenizer", report)
     following = asyncio.create_task(follow_endpoints(TOKENIZE, f"127.0.0.1:{door.port}", gateway.serve))
-    await soon(lambda: reports == [True])
+    await happens(lambda: reports == [True])
     items = [TokenizeItem(Call(f"id-{number}"), ModelKey("m", 1), Packed(TaskInput, data=b"")) for number in (1, 2)]
     left, asked = [asyncio.create_task(gateway(item)) for item in items]
-    await soon(lambda: stage.began == [1, 2])
+    await happens(lambda: stage.began == [1, 2])
     draining = asyncio.create_task(life.drain(_LIMIT_S))
-    await soon(lambda: reports == [True, False])
+    await happens(lambda: reports == [True, False])
     left.cancel()
-    await soon(lambda: stage.cancelled == [1])
+    await happens(lambda: stage.cancelled == [1])
     stage.finish(2)
     assert (await asked).tokens == _tokens(2)
     await asyncio.wait_for(draining, _LIMIT_S / 2)

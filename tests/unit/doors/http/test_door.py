@@ -23,7 +23,7 @@ from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, Proce
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from tests.servers.certificates import Authority
 from tests.suite.constants import with_constants
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _WAIT = Route("GET", "/wait", "waits")
 _TAKE = Route("POST", "/take", "takes a body", is_raw=True)
@@ -160,14 +160,14 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
         await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         connections = _server(door).connections
-        await soon(lambda: bool(connections))
+        await happens(lambda: bool(connections))
         (connection,) = connections
         transport: Any = connection.transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: transport.is_closing())
+        await happens(lambda: transport.is_closing())
         assert transport.get_write_buffer_size()
-        await soon(lambda: not connections)
+        await happens(lambda: not connections)
         caller.close()
 
 
@@ -184,16 +184,16 @@ async def test_a_caller_that_sends_no_more_and_reads_nothing_is_not_waited_for_f
         await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
         await asyncio.to_thread(caller.sendall, _SMUGGLED)
         connections = _server(door).connections
-        await soon(lambda: bool(connections))
+        await happens(lambda: bool(connections))
         (connection,) = connections
         transport: Any = connection.transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: transport.get_write_buffer_size())
+        await happens(lambda: transport.get_write_buffer_size())
         caller.shutdown(socket.SHUT_WR)
-        await soon(lambda: transport.is_closing())
+        await happens(lambda: transport.is_closing())
         assert transport.get_write_buffer_size()
-        await soon(lambda: not connections)
+        await happens(lambda: not connections)
         caller.close()
 
 
@@ -207,18 +207,18 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
     async with _running([(_WAIT, wait)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
         writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await soon(lambda: bool(_server(door).connections))
+        await happens(lambda: bool(_server(door).connections))
         (connection,) = _server(door).connections
         assert isinstance(connection, HttpConnection)
         system_socket = connection.transport.get_extra_info("socket")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: connection._claim is not None)
+        await happens(lambda: connection._claim is not None)
         assert connection._in_flight.unread._bytes
         await reader.readuntil(b"\r\n\r\n")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         assert await reader.readexactly(len(answer)) == answer
-        await soon(lambda: connection._claim is None)
+        await happens(lambda: connection._claim is None)
         assert not connection._in_flight.unread._bytes
         writer.close()
 
@@ -304,10 +304,10 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one.pipeline for one in connections))
+        await happens(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await soon(lambda: [bool(one._held) and not one._is_timed for one in connections] == [True])
+        await happens(lambda: [bool(one._held) and not one._is_timed for one in connections] == [True])
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -566,11 +566,11 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
     async with _running([], tls=tls, max_connections=2) as (door, _, port):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await soon(lambda: len(_server(door).listener.handshakes) == 2)
+        await happens(lambda: len(_server(door).listener.handshakes) == 2)
         assert await _refused(port, b"\x16\x03") == b""
         assert len(_server(door).listener.handshakes) == 2
         silent[0][1].write(b"no TLS")
-        await soon(lambda: len(_server(door).listener.handshakes) == 1)
+        await happens(lambda: len(_server(door).listener.handshakes) == 1)
         for _, writer in silent:
             writer.close()
 
@@ -584,7 +584,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one._requests for one in connections))
+        await happens(lambda: any(one._requests for one in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()
@@ -694,6 +694,6 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
                 await asyncio.sleep(0.02)
                 assert left() > before
                 writer.transport.abort()
-            await soon(lambda: left() == before)
+            await happens(lambda: left() == before)
         finally:
             gc.enable()

@@ -15,7 +15,7 @@ from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,
@@ -201,14 +201,14 @@ async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own
 
         async def call(*numbers: int) -> list[asyncio.Task[list[ComputedSequence]]]:
             callers = [asyncio.create_task(scheduler.run([sequence(number)], Call())) for number in numbers]
-            await soon(lambda: numbers in backend.at)
+            await happens(lambda: numbers in backend.at)
             return callers
 
         (busy,) = await call(500)
         failing, *left = await call(FAILING, 11, 12)
         ahead = [caller for number in (21, 22) for caller in await call(number)]  # one for each core
         backend.gates[FAILING, 11, 12].set()
-        await soon(lambda: (FAILING,) in backend.at)  # again, by itself
+        await happens(lambda: (FAILING,) in backend.at)  # again, by itself
         lost = backend.at[FAILING,]
         backend.lost_before.add(lost)
         for number in 500, 21, 22:
