@@ -35,3 +35,9 @@ async def happens(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def settled() -> None:
+    """Lets every task go as far as it can without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -18,7 +18,8 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, settled, value, values
+from tests.suite.waiting import settled
+from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, value, values
 
 
 async def test_several_endpoints_share_the_work(system: System) -> None:

@@ -15,6 +15,8 @@ from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.process.settings import ProcessSettings
 from tests.suite.waiting import happens
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 _LIMIT_S = 10
 
 
@@ -48,14 +50,6 @@ class _Door:
 
     async def stop(self, grace_s: float) -> None:
         self._events.append(f"{self._name} stops")
-
-
-@pytest.fixture(autouse=True)
-async def signals() -> AsyncIterator[None]:
-    """A served process has the signals until it ends, which this one does not."""
-    yield
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 @pytest.fixture

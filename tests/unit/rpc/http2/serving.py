@@ -32,6 +32,18 @@ async def echo_all(call: ServerCall, request: bytes | None) -> None:
         await call.send(message)
 
 
+class Held:
+    """Answers each call with these bytes, or with its request, once it may."""
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self.may_answer = asyncio.Event()
+        self._data = data
+
+    async def __call__(self, call: ServerCall, request: bytes | None) -> None:
+        await self.may_answer.wait()
+        await call.send(self._data if self._data is not None else request or b"")
+
+
 class Method:
     """What a door does with calls: counts them, and answers so."""
 

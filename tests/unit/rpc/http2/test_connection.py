@@ -19,7 +19,7 @@ from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
 from tests.interop import frames
 from tests.suite.waiting import happens
-from tests.unit.rpc.http2.serving import Caller, System, connected, echo_all, serving
+from tests.unit.rpc.http2.serving import Caller, Held, System, connected, echo_all, serving
 
 _LIMIT_S = 10
 _ENHANCE_YOUR_CALM = 11
@@ -28,17 +28,6 @@ _HEAD = frames.block(frames.call_fields("/a/Echo"))
 _UNKNOWN_HEAD = frames.block(frames.call_fields("/a/Unknown"))
 _PING = frames.frame(frames.PING, payload=b"12345678")
 _PRIORITY_PAYLOAD = b"\0\0\0\1\0"
-
-
-class _Held:
-    """Answers once it may: each call with its request."""
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-
-    async def __call__(self, call: ServerCall, request: bytes | None) -> None:
-        await self.may_answer.wait()
-        await call.send(request or b"")
 
 
 def _connection(system: System) -> _ServerConnection:
@@ -67,7 +56,7 @@ def _open(number: int, head: bytes = _HEAD) -> bytes:
 
 
 async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_others_are_answered() -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         others = [caller.call(b"a") for _ in range(20)]
         some = [caller.call(b"a") for _ in range(2000)]
@@ -82,7 +71,7 @@ async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_other
 
 
 async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connection_to_the_others() -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         other = caller.call(b"a")
         some = [caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"50m")) for _ in range(1500)]
@@ -191,7 +180,7 @@ async def test_a_flood_ends_the_connection(
     flood: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    async with serving(_Held()) as system:
+    async with serving(Held()) as system:
         reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
         writer.write(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
         writer.write(b"".join(flood()))
@@ -206,7 +195,7 @@ async def test_a_flood_ends_the_connection(
 
 
 async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
-    held = _Held()
+    held = Held()
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         first = await call.read()
@@ -231,7 +220,7 @@ async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
 
 
 async def test_streams_that_are_not_read_take_no_more_memory_than_a_connection_may() -> None:
-    held = _Held()
+    held = Held()
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await held.may_answer.wait()
@@ -392,7 +381,7 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
 
 @pytest.mark.parametrize("is_ready_s", [0.0, 0.05], ids=["before the stop", "after it"])
 async def test_answers_that_a_notice_holds_back_are_sent_though_a_stop_follows_at_once(is_ready_s: float) -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         held.may_answer.set()
         assert await caller.code(caller.call(b"a")) == "OK"

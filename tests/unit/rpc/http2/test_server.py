@@ -29,7 +29,7 @@ from neuronpipe.rpc.transport import CallEnd, ServerCall
 from tests.interop import frames
 from tests.servers.certificates import Authority
 from tests.suite.waiting import happens
-from tests.unit.rpc.http2.serving import System, connected, echo_all, serving
+from tests.unit.rpc.http2.serving import Answer, Caller, Held, System, connected, echo_all, serving
 
 _LIMIT_S = 10
 _CALL_HEAD = frames.block(frames.call_fields("/a/Echo"))
@@ -195,6 +195,10 @@ async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read(
         assert [await caller.code(number) for number in numbers[:2]] == ["OK", "OK"]
 
 
+def _goaways(caller: Caller) -> list[GoAwayReceived]:
+    return [event for event in caller.events if isinstance(event, GoAwayReceived)]
+
+
 def _calls(system: System) -> list[Http2Call]:
     return [call for connection in system.server.connections for call in connection.streams.values()]
 
@@ -210,10 +214,9 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
         await happens(lambda: len(system.server.connections) == 2)
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
-        began_s = time.monotonic()
-        while not any(connection._held_data for connection in system.server.connections):
-            await asyncio.sleep(0)
-            assert time.monotonic() - began_s < _LIMIT_S
+        async with asyncio.timeout(_LIMIT_S):
+            while not any(connection._held_data for connection in system.server.connections):
+                await asyncio.sleep(0)
         assert await other.code(other.call(b"a")) == "OK"
         assert any(connection._held_data for connection in system.server.connections)
 
@@ -286,14 +289,17 @@ async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> Non
         assert len(begun) == 501
 
 
-async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
-    may_read = asyncio.Event()
-
+def _echo_once(may_read: asyncio.Event) -> Answer:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await may_read.wait()
         await echo_all(call, request)
 
-    async with connected(answer, takes_stream=True) as (_, caller):
+    return answer
+
+
+async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
+    may_read = asyncio.Event()
+    async with connected(_echo_once(may_read), takes_stream=True) as (_, caller):
         number = caller.open()
         wire = frames.message(b"x" * 100_000) * 50
         caller.send(number, wire)
@@ -306,13 +312,7 @@ async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None
 
 
 async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
-    may_read = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_read.wait()
-        await echo_all(call, request)
-
-    async with connected(answer, takes_stream=True) as (system, caller):
+    async with connected(_echo_once(asyncio.Event()), takes_stream=True) as (system, caller):
         number = caller.open()
         caller.send(number, frames.message(b"") * 600_000)  # 3 MB
         await asyncio.sleep(0.2)  # to prove that nothing happens
@@ -336,16 +336,7 @@ async def test_messages_that_arrive_slowly_share_a_budget() -> None:
 async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> None:
     async with connected() as (system, caller):
         for _ in range(50):
-            number = caller.engine.send_request(
-                [
-                    (b":method", b"POST"),
-                    (b":scheme", b"http"),
-                    (b":path", b"/a/Echo"),
-                    (b":authority", b"a"),
-                    (b"content-type", b"application/grpc"),
-                ]
-            )
-            caller.flush()
+            number = caller.open()
             caller.send(number, frames.message(b"a"), ends=True)
             caller.engine.reset_stream(number)
             caller.flush()
@@ -413,25 +404,20 @@ async def test_what_is_no_grpc_is_told_by_http() -> None:
 
 
 async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with connected(answer) as (system, caller):
         first = caller.call(b"a")
         await happens(lambda: system.method.accepted == 1)
         system.server.ask_to_leave()
         late = caller.call(b"a")  # sent before the caller has heard of it
-        await happens(lambda: len([event for event in caller.events if isinstance(event, GoAwayReceived)]) == 2)
+        await happens(lambda: len(_goaways(caller)) == 2)
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
         await asyncio.sleep(0.05)  # to prove that nothing happens
         assert not stopping.done()
-        may_answer.set()
+        answer.may_answer.set()
         assert [await caller.code(number) for number in (first, late)] == ["OK", "OK"]
         await asyncio.wait_for(stopping, _LIMIT_S)
-        notice, final = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        notice, final = _goaways(caller)
         assert (notice.last_stream_id, final.last_stream_id) == ((1 << 31) - 1, late)
         assert {notice.error_code, final.error_code} == {_NO_ERROR}
 
@@ -487,12 +473,7 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_HOLD_S", 1.0)
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with serving(answer) as system:
         callers = [_FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port)) for _ in range(2)]
         for caller in callers:
@@ -500,7 +481,7 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
         await happens(lambda: system.method.accepted == 2)
         for connection in system.server.connections:
             connection._give_notice()
-        may_answer.set()
+        answer.may_answer.set()
         for caller in callers:
             for awaited in (frames.GOAWAY, frames.PING):
                 kind, _, ping = await caller.next(frames.GOAWAY, frames.PING, frames.DATA)
@@ -515,18 +496,13 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
 
 
 async def test_a_stop_right_after_a_connection_was_made_sends_the_answer_of_its_first_call() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with connected(answer) as (system, caller):
         number = caller.call(b"a")
         await happens(lambda: system.method.accepted == 1)
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
         await asyncio.sleep(0.4)  # beyond the time after which a connection without a first call is asked to leave
-        may_answer.set()
+        answer.may_answer.set()
         async with asyncio.timeout(_LIMIT_S / 2):
             assert await caller.code(number) == "OK"
             await stopping
@@ -560,8 +536,8 @@ async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is
         for _ in range(600):
             caller.engine.ping(b"01234567")
         caller.flush()
-        await happens(lambda: any(isinstance(event, GoAwayReceived) for event in caller.events))
-        [end] = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        await happens(lambda: bool(_goaways(caller)))
+        [end] = _goaways(caller)
         assert end.error_code == _ENHANCE_YOUR_CALM
         await happens(lambda: not system.server.connections)
 
@@ -673,16 +649,12 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
 ) -> None:
     monkeypatch.setattr(connection_module, "TLS_CLOSE_S", 0.05)
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    authority, may_answer = Authority(), asyncio.Event()
+    authority = Authority()
     authority.issue("localhost").write(tmp_path)
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")) if is_tls else None
     trusted = ssl.create_default_context(cadata=authority.certificate.decode())
     trusted.set_alpn_protocols(["h2"])
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * _UNREAD_BYTES)
-
+    answer = Held(b"a" * _UNREAD_BYTES)
     async with serving(answer, tls=tls) as system:
         caller = await _narrow_socket(system)
         if is_tls:
@@ -690,7 +662,7 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
         end.take_no_more()
-        may_answer.set()
+        answer.may_answer.set()
         await happens(lambda: end.is_closing)
         await asyncio.sleep(0.5)  # in which nothing may be given up
         received = b""
@@ -706,17 +678,12 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
 ) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.3)
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * _UNREAD_BYTES)
-
+    answer = Held(b"a" * _UNREAD_BYTES)
     async with serving(answer) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        may_answer.set()
+        answer.may_answer.set()
         await happens(lambda: end.transport.get_write_buffer_size() > 0)
         await asyncio.to_thread(caller.sendall, b"no frame of HTTP/2")
         await happens(lambda: not system.server.connections)
@@ -758,17 +725,12 @@ async def test_a_caller_that_never_reads_loses_its_connection_though_its_windows
 
 
 async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_connection() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * 900_000)
-
+    answer = Held(b"a" * 900_000)
     async with serving(answer, max_message_bytes=1 << 20, max_receiving_bytes=4 << 20) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        may_answer.set()
+        answer.may_answer.set()
         await happens(lambda: end.is_paused)
         for number in (3, 5):  # with the first one less than a connection's half of the budget
             assert not system.ended("max_send_s")

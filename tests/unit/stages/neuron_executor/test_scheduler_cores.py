@@ -87,8 +87,8 @@ async def test_a_sequence_that_loses_cores_fails_at_the_second_and_takes_no_othe
         await asyncio.gather(*blocked)
 
 
-async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, batch_time = FixedClock.installed(monkeypatch), BatchTime()
+async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(clock: FixedClock) -> None:
+    batch_time = BatchTime()
     async with held_scheduler(in_flight=2, batch_time=batch_time) as system:
         first = await system.occupy()
         second = system.submit([11])
@@ -102,10 +102,7 @@ async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(monkeypat
         assert 3 <= batch_time.seconds(2) <= 3 * 1.5
 
 
-async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = FixedClock.installed(monkeypatch)
+async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(clock: FixedClock) -> None:
     async with occupied_scheduler(in_flight=2, batch_time=KnownTime(overhead_s=10, token_s=0)) as system:
         late, in_time = system.submit([1], deadline_s=clock.now_s + 19), system.submit([2], deadline_s=clock.now_s + 21)
         assert await system.backend.begun() == [[2]]
