@@ -131,19 +131,6 @@ async def test_a_core_that_dies_under_load_costs_no_request(
     processes["neuron-executor"].wait_for("core lost")
 
 
-async def test_a_core_that_is_dead_at_the_start_is_left_out(three_models: Path, machine: dict[str, str]) -> None:
-    Path(machine["NEURON_DOUBLE_FOLDER"]).mkdir()
-    (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-    with four_processes(
-        three_models, stage_options={"neuron-executor": ("--cores", "0-1")}, environment=machine
-    ) as processes:
-        async with AsyncClient(processes["gateway"].target, retries=False) as client:
-            assert all([(await client.infer(classify(f"text {number}"))).model for number in range(5)])
-        assert {line["cores"] for line in processes["neuron-executor"].events() if line["event"] == "model ready"} == {
-            1
-        }
-
-
 @pytest.mark.parametrize("fronts", [0, 2])
 async def test_a_service_without_a_core_answers_all_as_unavailable_and_ends(
     three_models: Path, machine: dict[str, str], fronts: int
