@@ -25,13 +25,13 @@ def until(is_so: Callable[[], bool], what: str = "") -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-async def happens(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+async def happens(is_so: Callable[[], object]) -> None:
     """The same beside what else the event loop runs."""
     pause_s = _FIRST_PAUSE_S
     async with asyncio.timeout(LIMIT_S):
         while True:
             found = is_so()
-            if found if isinstance(found, bool) else await found:
+            if await found if isinstance(found, Awaitable) else found:
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
