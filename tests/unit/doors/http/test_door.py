@@ -4,7 +4,7 @@ import asyncio
 import gc
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.caller import RequestCaller
 from neuronpipe.doors.http.connection import HttpConnection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -68,7 +68,7 @@ async def _ask(port: int, request: bytes) -> bytes:
         writer.close()
 
 
-def _answering(body: bytes = b"{}", *, after_s: float = 0) -> Callable[[HttpRequest], Awaitable[HttpResponse]]:
+def _answering(body: bytes = b"{}", *, after_s: float = 0) -> HttpHandler:
     async def answer(request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(after_s)
         return HttpResponse(body)
