@@ -25,7 +25,7 @@ from neuronpipe.core.names import Metrics, Spans
 from tests.callers.metrics import metric, series_of
 from tests.callers.requests import classify
 from tests.callers.traced import TREE, ask_sampled
-from tests.integration.test_lifecycle import serve, wait_for_health
+from tests.integration.test_lifecycle import wait_for_health
 from tests.integration.test_trace import _trace
 from tests.servers.collector import grpc_collector
 from tests.suite.waiting import happens
@@ -158,13 +158,11 @@ async def test_a_killed_front_process_costs_what_it_had_and_is_started_again(bro
         async with asyncio.timeout(_LIMIT_S), asyncio.TaskGroup() as group:
             for number, client in enumerate(clients):
                 group.create_task(call(number, client))
-            while answered < 10 * _CLIENTS:
-                await asyncio.sleep(0.01)
+            await happens(lambda: answered >= 10 * _CLIENTS)
             victim.kill()
             await asyncio.to_thread(broken.process.wait_for, "a front process is open", _FRONTS + 1)
             before = answered
-            while answered < before + 10 * _CLIENTS:
-                await asyncio.sleep(0.01)
+            await happens(lambda: answered >= before + 10 * _CLIENTS)
             has_ended.set()
         assert codes <= {grpc.StatusCode.UNAVAILABLE}
         assert len(disturbed) <= lost < _CLIENTS
@@ -245,13 +243,6 @@ async def test_the_http_door_is_shared_too(service: _Service) -> None:
         with Connection(address) as connection:
             connection.send(post("/v1/embeddings", b'{"model": "minilm", "input": "a"}'))
             assert len(connection.receive().json["data"][0]["embedding"]) > 0
-
-
-def test_a_port_that_another_service_has_is_refused(service: _Service, fake_repository: Path) -> None:
-    for options in ((), ("--front-processes", "2")):
-        result = serve("all", "--repository", str(fake_repository), "--listen", service.target, *options)
-        assert result.returncode == 2
-        assert f"neuronpipe: --listen: cannot listen on {service.target}: Address already in use" in result.stderr
 
 
 async def test_traces_and_metrics_of_all_are_exported_as_those_of_one_service(fake_repository: Path) -> None:

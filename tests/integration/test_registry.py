@@ -33,7 +33,6 @@ from tests.callers.requests import classify
 from tests.models.versions import copy_classifier
 from tests.suite.commands import output, run
 from tests.suite.waiting import happens
-from tests.unit.soon import soon
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -85,7 +84,7 @@ class Load:
     async def wait_for_more(self, version: str) -> None:
         """Waits until a version has answered some more."""
         enough = self.answers[version] + _CALLERS
-        await soon(lambda: self.answers[version] > enough)
+        await happens(lambda: self.answers[version] > enough)
 
     async def call(self, client: AsyncClient, number: int) -> None:
         """One caller, which asks without a pause until it is cancelled."""

@@ -9,25 +9,35 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 LIMIT_S = 60.0
-_POLL_S = 0.02
+# The pauses between two looks: the first is short for what happens in this process, later ones are short for a service.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 def until(is_so: Callable[[], bool], what: str = "") -> None:
     """Waits until something is so, which it is not where nobody listens."""
-    ends_s = time.monotonic() + LIMIT_S
+    ends_s, pause_s = time.monotonic() + LIMIT_S, _FIRST_PAUSE_S
     while True:
         with suppress(ConnectionError):
             if is_so():
                 return
         assert time.monotonic() < ends_s, f"it did not happen in time: {what}"
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-async def happens(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
+async def happens(is_so: Callable[[], object]) -> None:
     """The same beside what else the event loop runs."""
+    pause_s = _FIRST_PAUSE_S
     async with asyncio.timeout(LIMIT_S):
         while True:
             found = is_so()
-            if found if isinstance(found, bool) else await found:
+            if await found if isinstance(found, Awaitable) else found:
                 return
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def settled() -> None:
+    """Lets every task go as far as it can without time passing."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.measure.load.generator import OUTCOMES, LoadGenerator, Rows, Sender, Share
 from tests.bench.light_clients import GrpcConnection, HttpSender
 from tests.bench.load import KeptAnswers
+from tests.suite.waiting import happens
 
 _PATH = "/bench.Echo/Call"
 _REQUESTS = [bytes([number]) * (number + 1) for number in range(200)]
@@ -178,9 +179,7 @@ async def test_arrivals_are_sent_when_they_are_due_and_given_up_at_their_deadlin
         )
         # Each kind in turn.
         quick, slow, refused = (len(range(place, len(rows), 3)) for place in range(3))
-        async with asyncio.timeout(30):  # the server hears of it a little later
-            while cancelled < slow:
-                await asyncio.sleep(0.01)
+        await happens(lambda: cancelled >= slow)  # the server hears of it a little later
     assert len(rows) > 20
     assert _count(rows, Overloaded.reason) == refused
     assert _count(rows, DeadlineExceeded.reason) == slow

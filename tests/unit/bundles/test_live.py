@@ -21,8 +21,8 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
-from tests.unit.soon import soon
 
 _SIGNED = Signed("ann")
 _LOOK_EVERY_S = 0.02
@@ -71,7 +71,7 @@ class _Process:
         return [table.keys for table in self.tables]
 
     async def serves(self, *keys: ModelKey) -> None:
-        await soon(lambda: self.served == [frozenset(keys)] * 2)
+        await happens(lambda: self.served == [frozenset(keys)] * 2)
 
     def change(self, operation: Callable[[Registry], Registry]) -> None:
         FolderRepository(self.folder).change_registry(operation, _SIGNED)
@@ -151,7 +151,7 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_old_one_and_is_tried_a
     async with process.running():
         process.loader.failing = {_M2}
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
-        await soon(lambda: process.tables[0].problem_of(_M2) != "")
+        await happens(lambda: process.tables[0].problem_of(_M2) != "")
         assert process.live.versions[_M2].state is ModelState.FAILED
         assert process.meters.counter(Metrics.VERSION_LOADS, "m", "2", "failed").value == 1
         assert process.served == [{_M1}, {_M1}]
@@ -165,7 +165,7 @@ async def test_a_version_that_fails_in_the_second_table_leaves_the_first(process
     async with process.running():
         process.tables[1]._open_model = lambda bundle: _broken()
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
-        await soon(lambda: process.tables[0].problem_of(_M2) != "")
+        await happens(lambda: process.tables[0].problem_of(_M2) != "")
         assert process.tables[0].problem_of(_M2) == "it could not be loaded (ZeroDivisionError); see the log"
         assert process.loader.loaded == [_M1, _M1]
 
@@ -200,12 +200,12 @@ async def test_a_registry_that_cannot_be_read_changes_nothing(process: _Process,
             path.mkdir()
         elif damage != "vanished":
             path.write_bytes(written[:100] if damage == "half-written" else b"")
-        await soon(lambda: process.live.repository.problem != "")
+        await happens(lambda: process.live.repository.problem != "")
         assert process.served == [{_M1}, {_M1}]
         if path.is_dir():
             path.rmdir()
         path.write_bytes(written)
-        await soon(lambda: process.live.repository.problem == "")
+        await happens(lambda: process.live.repository.problem == "")
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
         await process.serves(_M2)
 
@@ -235,7 +235,7 @@ async def test_trusted_keys_hold_for_versions_that_come_later(process: _Process,
     async with process.running(keys / "public"):
         assert process.served == [{_M1}, {_M1}]
         process.change(lambda registry: registry.alias("m", "canary", 2, _SIGNED))
-        await soon(lambda: "is not signed" in process.tables[0].problem_of(_M2))
+        await happens(lambda: "is not signed" in process.tables[0].problem_of(_M2))
         assert process.served == [{_M1}, {_M1}]
 
 
@@ -243,7 +243,7 @@ async def test_a_version_that_comes_back_while_it_is_unloaded_is_loaded_again(pr
     async with process.running():
         with process.tables[0].table.find("m", "1"):
             process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
-            await soon(lambda: process.live.versions[_M1].state is ModelState.DRAINING)
+            await happens(lambda: process.live.versions[_M1].state is ModelState.DRAINING)
             process.change(lambda registry: registry.alias("m", "stable", 1, _SIGNED))
             await asyncio.sleep(3 * _LOOK_EVERY_S)  # it cannot be loaded twice
             assert _M2 in process.tables[1].keys
@@ -294,7 +294,7 @@ async def test_a_version_whose_files_are_fetched_for_long_holds_up_no_other(
     monkeypatch.setattr(live, "_PATIENCE_S", 0.05)
     async with process.running():
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
-        await soon(lambda: _M2 in process.live.versions)
+        await happens(lambda: _M2 in process.live.versions)
         process.change(lambda registry: registry.alias("m", "next", 3, _SIGNED))
         await process.serves(_M1, ModelKey("m", 3))
         go_on.set()

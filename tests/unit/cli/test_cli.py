@@ -36,6 +36,7 @@ from neuronpipe.platform.process.settings import ServerSettings
 from neuronpipe.platform.telemetry import start
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
+from tests.unit.cli.running import run_command
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
 
@@ -51,26 +52,11 @@ _ROOT = Path(__file__).parents[3]
 _NOWHERE = "127.0.0.1:9"
 _INFER = "infer --model m --json {}"
 
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("NEURONPIPE_"):
-            monkeypatch.delenv(name)
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command that ends by itself."""
-    code = 0
-    try:
-        cli.main(arguments)
-    except SystemExit as exit:
-        code = int(exit.code or 0)
-    return code, *capsys.readouterr()
+pytestmark = pytest.mark.usefixtures("no_settings_from_outside")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(capsys, "--version") == (0, f"neuronpipe {__version__}\n", "")
+    assert run_command(capsys, "--version") == (0, f"neuronpipe {__version__}\n", "")
 
 
 _BAD_JSON = ("", "{", "7", '{"text_classification": {"txt": "x"}}', '{"sentence_embedding": {"text": 1}}')
@@ -120,14 +106,14 @@ _NOT_UNDERSTOOD: dict[str, str] = {
 def test_a_command_that_cannot_be_understood_exits_with_two(
     capsys: pytest.CaptureFixture[str], command: str, problem: str
 ) -> None:
-    code, output, errors = _run(capsys, *shlex.split(command))
+    code, output, errors = run_command(capsys, *shlex.split(command))
     assert (code, output) == (2, "")
     assert re.search(problem, errors)
 
 
 @pytest.mark.parametrize("service", _SERVICES)
 def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixture[str], service: str) -> None:
-    code, output, _ = _run(capsys, "serve", service, "--help-all")
+    code, output, _ = run_command(capsys, "serve", service, "--help-all")
     assert code == 0
     flattened = " ".join(output.split())
     # A long name may be broken at its hyphens.
@@ -145,7 +131,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
 def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
     capsys: pytest.CaptureFixture[str], service: str
 ) -> None:
-    _, output, _ = _run(capsys, "serve", service, "--help")
+    _, output, _ = run_command(capsys, "serve", service, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE)) - {"--help-all"}
     assert "--listen" in shown
     assert len(shown) <= 12
@@ -153,7 +139,7 @@ def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
 
 
 def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output, _ = _run(capsys, "--help")
+    _, output, _ = run_command(capsys, "--help")
     commands = re.findall(r"^    ([a-z]+) ", output, re.MULTILINE)
     assert {"compile", "serve", "infer", "models"} <= set(commands)
 
@@ -163,7 +149,7 @@ def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(
     capsys: pytest.CaptureFixture[str], service: str
 ) -> None:
     variable = variable_name(_SERVICES[service], "repository")
-    code, output, errors = _run(capsys, "serve", service)
+    code, output, errors = run_command(capsys, "serve", service)
     assert (code, output) == (2, "")
     assert errors.startswith(f"neuronpipe: --repository is required (variable: {variable}): folder ")
 
@@ -185,7 +171,7 @@ def test_a_setting_from_the_environment_is_not_missing(
 ) -> None:
     monkeypatch.setenv("NEURONPIPE_ALL_REPOSITORY", "/x")
     _serving_fails_with(monkeypatch, SetupError("all settings are there"))
-    assert _run(capsys, "serve", "all") == (2, "", "neuronpipe: all settings are there\n")
+    assert run_command(capsys, "serve", "all") == (2, "", "neuronpipe: all settings are there\n")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +187,7 @@ def test_a_setting_from_the_environment_is_not_missing(
 def test_a_misspelt_flag_gets_a_suggestion_and_not_the_whole_usage(
     capsys: pytest.CaptureFixture[str], command: str, meant: str
 ) -> None:
-    code, output, errors = _run(capsys, *command.split())
+    code, output, errors = run_command(capsys, *command.split())
     assert (code, output) == (2, "")
     assert errors.endswith(f"{meant}\n")
     assert len(errors.splitlines()) == 2
@@ -238,7 +224,7 @@ def test_models_are_listed_in_columns_that_align_with_one_for_tasks(capsys: pyte
     )
     with fake_gateway() as gateway:
         gateway.models = [short, long]
-        code, output, errors = _run(capsys, "models", "--target", gateway.target)
+        code, output, errors = run_command(capsys, "models", "--target", gateway.target)
     assert code == 0
     assert output.splitlines() == [
         "MODEL                               VERSION  TASKS                                  TOKENS  BACK END        "
@@ -255,7 +241,7 @@ def test_an_unknown_variable_exits_with_two_and_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURONPIPE_GATEWAY_REPOSITRY", "/x")
-    code, _, errors = _run(capsys, "serve", "gateway", "--repository", "/x")
+    code, _, errors = run_command(capsys, "serve", "gateway", "--repository", "/x")
     assert code == 2
     assert errors.startswith("neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; there are NEURONPIPE_GATEWAY_")
 
@@ -273,7 +259,7 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
             ),
         ):
             gateway.result = result
-            _, output, _ = _run(capsys, *_INFER.split(), "--target", gateway.target)
+            _, output, _ = run_command(capsys, *_INFER.split(), "--target", gateway.target)
             assert json_library.loads(output)["result"] == {field: expected}
 
 
@@ -282,11 +268,11 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
 def test_the_example_of_every_task_can_be_sent_as_it_is(
     capsys: pytest.CaptureFixture[str], task: str, separator: str
 ) -> None:
-    code, example, errors = _run(capsys, "infer", "--example", task.replace("_", separator))
+    code, example, errors = run_command(capsys, "infer", "--example", task.replace("_", separator))
     assert (code, errors) == (0, "")
     with fake_gateway() as gateway:
         gateway.answering.set()
-        assert _run(capsys, "infer", "--target", gateway.target, "--model", "m", "--json", example)[0] == 0
+        assert run_command(capsys, "infer", "--target", gateway.target, "--model", "m", "--json", example)[0] == 0
         [request] = gateway.requests
     assert request.input.WhichOneof("task") == task
     assert example.rstrip() in (_ROOT / "docs" / "tasks.md").read_text()
@@ -298,26 +284,24 @@ def test_the_example_of_an_image_is_one() -> None:
 
 
 def test_an_image_that_cannot_be_read_exits_with_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, errors = _run(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(tmp_path / "none.png"))
-    expected = (2, f"neuronpipe: --image {tmp_path / 'none.png'}: cannot be read: No such file or directory\n")
-    assert (code, errors) == expected
+    image = tmp_path / "none.png"
+    code, _, errors = run_command(capsys, "infer", "--target", _NOWHERE, "--model", "m", "--image", str(image))
+    assert (code, errors) == (2, f"neuronpipe: --image {image}: cannot be read: No such file or directory\n")
 
 
 def test_an_image_is_sent_to_the_gateway(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    image = tmp_path / "a.png"
+    image.write_bytes(b"\x89PNG")
     with fake_gateway() as gateway:
         gateway.answering.set()
         gateway.models = [Model(name="m", task="image_classification")]
-        code, _, _ = _run(
-            capsys, "infer", "--target", gateway.target, "--model", "m", "--image", str(tmp_path / "a.png")
-        )
-    assert code == 0
+        assert run_command(capsys, *f"infer --target {gateway.target} --model m --image {image}".split())[0] == 0
     assert [request.input.image_classification.image for request in gateway.requests] == [b"\x89PNG"]
 
 
 @pytest.mark.parametrize("command", [_INFER, "models"])
 def test_a_gateway_that_is_not_there_exits_with_one(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, output, errors = _run(capsys, *command.split(), "--target", _NOWHERE, "--timeout-s", "10")
+    code, output, errors = run_command(capsys, *command.split(), "--target", _NOWHERE, "--timeout-s", "10")
     assert (code, output) == (1, "")
     assert errors.startswith("neuronpipe: UNAVAILABLE: ")
 
@@ -347,7 +331,7 @@ def test_a_deadline_within_bounds_is_taken(monkeypatch: pytest.MonkeyPatch, time
     ],
 )
 def test_bytes_that_are_no_text_exit_with_two(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, output, errors = _run(capsys, *command.split(), os.fsdecode(b"\xff"))
+    code, output, errors = run_command(capsys, *command.split(), os.fsdecode(b"\xff"))
     assert (code, output) == (2, "")
     assert errors.endswith("error: argument '\\udcff': not valid UTF-8\n")
 
@@ -375,14 +359,14 @@ def test_a_command_that_fails_exits_with_its_reason(
 ) -> None:
     _failing_with(monkeypatch, fault)
     monkeypatch.setattr(cli, "is_reachable", lambda target: True)
-    assert _run(capsys, "models", "--target", _NOWHERE) == (code, "", said)
+    assert run_command(capsys, "models", "--target", _NOWHERE) == (code, "", said)
 
 
 def test_a_target_where_nothing_listens_is_told_with_what_may_be_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEURONPIPE_TARGET", _NOWHERE)
-    code, _, error = _run(capsys, "models", "--timeout-s", "5")
+    code, _, error = run_command(capsys, "models", "--timeout-s", "5")
     assert code == 1
     assert error == (
         f"neuronpipe: UNAVAILABLE: nothing listens at --target {_NOWHERE}; is `neuronpipe serve` running there?\n"
@@ -393,7 +377,7 @@ def test_a_target_of_http_is_told(capsys: pytest.CaptureFixture[str], monkeypatc
     _failing_with(
         monkeypatch, Unavailable("Failed parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 400))")
     )
-    code, _, error = _run(capsys, "models", "--target", _NOWHERE)
+    code, _, error = run_command(capsys, "models", "--target", _NOWHERE)
     assert code == 1
     assert f"--target {_NOWHERE} speaks HTTP/1.1; give the port of gRPC" in error
 
@@ -413,7 +397,7 @@ def test_a_missing_package_exits_with_two_and_what_installs_it_is_named(
     words = command.split()
     _failing_with(monkeypatch, ModuleNotFoundError("No module named 'grpc'", name="grpc"), words[0])
     message = f"neuronpipe: {words[0]} needs the package grpc, which is not installed: pip install {install}\n"
-    assert _run(capsys, *words) == (2, "", message)
+    assert run_command(capsys, *words) == (2, "", message)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +415,7 @@ def test_a_service_names_the_extra_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, service: str, package: str, extra: str
 ) -> None:
     _serving_fails_with(monkeypatch, ModuleNotFoundError(name=package))
-    _, _, errors = _run(capsys, "serve", service, "--repository", "/x")
+    _, _, errors = run_command(capsys, "serve", service, "--repository", "/x")
     assert errors.endswith(
         f"serve needs the package {package}, which is not installed: pip install 'neuronpipe[{extra}]'\n"
     )
@@ -454,7 +438,7 @@ def test_a_fault_of_ours_is_not_hidden(
 ) -> None:
     _failing_with(monkeypatch, fault)
     with pytest.raises(type(fault)):
-        _run(capsys, "models", "--target", _NOWHERE)
+        run_command(capsys, "models", "--target", _NOWHERE)
 
 
 def test_the_installed_command_is_this_one(tmp_path: Path) -> None:

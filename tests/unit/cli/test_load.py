@@ -7,23 +7,14 @@ from typing import Any
 
 import pytest
 
-from neuronpipe import cli
 from neuronpipe.measure.load import run
 from neuronpipe.measure.load.report import LoadResult
 from neuronpipe.measure.load.request import LoadRequest
+from tests.unit.cli.running import run_command
 from tests.unit.measure.load.written_rows import result_of, rows
 
 # Nothing listens on the discard port.
 _LOAD = ("load", "--target", "127.0.0.1:9", "--model", "m")
-
-
-def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main(arguments)
-    except SystemExit as exit:
-        code = int(exit.code or 0)
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture
@@ -46,8 +37,8 @@ def _giving(monkeypatch: pytest.MonkeyPatch, result: LoadResult) -> list[LoadReq
 
 def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
     options = "--version 2 --rate 5 --duration 3 --warm-up 0 --texts t --deadline-ms 7 --priority bulk --processes 4"
-    assert _run(capsys, *_LOAD, *options.split(), "--seed", "9")[0] == 0
-    _run(capsys, *_LOAD)
+    assert run_command(capsys, *_LOAD, *options.split(), "--seed", "9")[0] == 0
+    run_command(capsys, *_LOAD)
     defaults = LoadRequest(target="127.0.0.1:9", model="m")
     times: dict[str, Any] = {"rate_per_s": 5.0, "duration_s": 3.0, "warm_up_s": 0.0, "deadline_ms": 7.0}
     others: dict[str, Any] = {"version": "2", "texts": Path("t"), "priority": "bulk", "processes": 4, "seed": 9}
@@ -57,7 +48,7 @@ def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], re
 def test_table_goes_to_standard_output_and_progress_does_not(
     capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
 ) -> None:
-    code, output, errors = _run(capsys, *_LOAD)
+    code, output, errors = run_command(capsys, *_LOAD)
     assert code == 0
     assert "throughput" in output
     assert errors == "a second\n"
@@ -66,13 +57,13 @@ def test_table_goes_to_standard_output_and_progress_does_not(
 def test_json_on_standard_output_is_alone_there(
     capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
 ) -> None:
-    _, output, errors = _run(capsys, *_LOAD, "--json", "-")
+    _, output, errors = run_command(capsys, *_LOAD, "--json", "-")
     assert json.loads(output)["latency_ms"]["p50"] == 500.0
     assert "throughput" in errors
 
 
 def test_json_goes_to_the_file(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest], tmp_path: Path) -> None:
-    _, output, _ = _run(capsys, *_LOAD, "--json", str(tmp_path / "figures.json"))
+    _, output, _ = run_command(capsys, *_LOAD, "--json", str(tmp_path / "figures.json"))
     assert json.loads((tmp_path / "figures.json").read_text())["answers"] == 1
     assert "throughput" in output
 
@@ -85,13 +76,13 @@ def test_json_that_cannot_be_written_is_said_before_the_run(
         (tmp_path, "Is a directory"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        assert _run(capsys, *_LOAD, "--json", str(file)) == (2, "", f"neuronpipe: --json {file}: {problem}\n")
+        assert run_command(capsys, *_LOAD, "--json", str(file)) == (2, "", f"neuronpipe: --json {file}: {problem}\n")
     assert requests == []
 
 
 def test_no_answer_at_all_exits_with_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _giving(monkeypatch, result_of(rows({"outcome": "UNAVAILABLE"})))
-    code, output, _ = _run(capsys, *_LOAD)
+    code, output, _ = run_command(capsys, *_LOAD)
     assert code == 1
     assert "UNAVAILABLE" in output
 
@@ -100,7 +91,7 @@ def test_broken_off_exits_as_shells_expect_and_with_the_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _giving(monkeypatch, result_of(rows({"due_s": 1.0}), is_broken_off=True))
-    code, output, _ = _run(capsys, *_LOAD)
+    code, output, _ = run_command(capsys, *_LOAD)
     assert code == 130
     assert "throughput" in output
 
@@ -122,6 +113,6 @@ def test_broken_off_exits_as_shells_expect_and_with_the_report(
 def test_what_is_wrong_exits_with_two_and_is_named(
     capsys: pytest.CaptureFixture[str], options: str, message: str
 ) -> None:
-    code, output, errors = _run(capsys, *_LOAD, *options.split())
+    code, output, errors = run_command(capsys, *_LOAD, *options.split())
     assert (code, output) == (2, "")
     assert message in errors

@@ -1,7 +1,6 @@
 """settings: settings come from the command line, then from the environment, and a mistake is named."""
 
 import json
-import os
 from math import inf
 
 import pytest
@@ -33,14 +32,8 @@ _REPOSITORY = {"repository": "/models"}
 _KINDS: list[type[ServerSettings]] = [AllSettings, PipelineProcessSettings, NeuronExecutorSettings]
 _KINDS += [PostprocessorSettings, TokenizerSettings]
 
+pytestmark = pytest.mark.usefixtures("no_settings_from_outside")
 each_service = pytest.mark.parametrize("kind", _KINDS, ids=lambda kind: kind.__name__)
-
-
-@pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("NEURONPIPE_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(("given", "size"), [({}, 7), ({"max_batch_size": "9"}, 9)], ids=["default", "command line"])

@@ -18,6 +18,7 @@ from neuronpipe.core.items import EncodedInput, ModelKey, StageItem, TokenizeIte
 from neuronpipe.core.packed import NO_TENSORS, Packed
 from neuronpipe.core.streams import Outcome, Preparation, StageResponse
 from neuronpipe.gateway.coalescing import Coalescer
+from tests.suite.waiting import settled
 
 LIMIT_S = 10
 BULK = Priority.PRIORITY_BULK
@@ -194,12 +195,6 @@ def item(
 def value(name: str) -> EncodedInput:
     """A value that tells its item from others."""
     return EncodedInput(NO_TENSORS, tokens=sum(name.encode()))
-
-
-async def settled() -> None:
-    """Lets every task go as far as it can without time passing."""
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 async def values(tasks: "list[asyncio.Task[Any]]") -> list[Any]:

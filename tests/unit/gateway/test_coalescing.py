@@ -10,8 +10,9 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.items import ModelKey, TokenizeItem
 from neuronpipe.core.packed import Packed
+from tests.suite.waiting import settled
 from tests.unit.every_error import EVERY_ERROR
-from tests.unit.gateway.coalescer import BULK, MODEL, Message, System, Wire, item, settled, value, values
+from tests.unit.gateway.coalescer import BULK, MODEL, Message, System, Wire, item, value, values
 
 
 async def test_an_item_is_sent_at_once_and_alone_when_nothing_is_unanswered(system: System, wire: Wire) -> None:

@@ -18,7 +18,8 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, settled, value, values
+from tests.suite.waiting import settled
+from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, value, values
 
 
 async def test_several_endpoints_share_the_work(system: System) -> None:
@@ -244,20 +245,13 @@ async def test_when_the_last_endpoint_drains_that_is_reported_once_and_whoever_w
     assert system.reports == [True, False]
 
 
-async def test_an_endpoint_that_takes_no_message_loses_it_to_another(system: System) -> None:
-    first, second = await system.connect(), await system.connect()
-    for wire in (first, second):
-        wire.send_fault = Unavailable("the stream has ended")
-    third = await system.connect()
-    (asked,) = await system.ask("a")
-    await third.answer("a")
-    assert await values([asked]) == [value("a")]
-
-
-async def test_an_endpoint_that_dies_as_it_is_woken_leaves_the_item_to_another(system: System) -> None:
-    first, second = await system.connect(), await system.connect()
-    for wire in (first, second):
-        asyncio.get_running_loop().call_soon(wire.serving.cancel)
+@pytest.mark.parametrize("dies", [False, True], ids=["takes no message", "dies as it is woken"])
+async def test_an_endpoint_that_cannot_take_an_item_leaves_it_to_another(system: System, dies: bool) -> None:
+    for wire in [await system.connect() for _ in range(2)]:
+        if dies:
+            asyncio.get_running_loop().call_soon(wire.serving.cancel)
+        else:
+            wire.send_fault = Unavailable("the stream has ended")
     third = await system.connect()
     (asked,) = await system.ask("a")
     await third.answer("a")

@@ -14,7 +14,8 @@ from neuronpipe.core.names import Events, Metrics
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.held_items import HeldItems
-from tests.unit.gateway.coalescer import MODEL, UNREACHABLE, System, item, settled, value, values
+from tests.suite.waiting import settled
+from tests.unit.gateway.coalescer import MODEL, UNREACHABLE, System, item, value, values
 
 _OTHER = ModelKey("other", 1)
 

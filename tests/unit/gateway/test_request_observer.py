@@ -55,12 +55,22 @@ def _pipeline(telemetry: Recorded, failing: str = "", error: BaseException | Non
     return door_of([model_spec(version=1)], Stages(*stages.values()), PipelineSettings(**limits), telemetry)
 
 
+def _watched(seen: list[SpanContext | None]) -> Stages:
+    """The stages, which keep the trace of each item."""
+
+    def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def watch(item: Any) -> Any:
+            seen.append(item.work.trace)
+            return await stage(item)
+
+        return watch
+
+    return Stages(watched(_tokenize), watched(_execute), watched(_postprocess))
+
+
 def _request(**changes: Any) -> InferRequest:
-    described: dict[str, Any] = {
-        "model": "small",
-        "input": TaskInput(text_classification=TextClassificationInput(text="x")),
-    }
-    return InferRequest(**described | changes)
+    input = TaskInput(text_classification=TextClassificationInput(text="x"))
+    return InferRequest(**{"model": "small", "input": input, **changes})
 
 
 async def _infer(telemetry: Recorded, **changes: Any) -> InferResponse:
@@ -106,18 +116,8 @@ async def test_the_clock_is_read_once_between_stages(monkeypatch: pytest.MonkeyP
 
 
 async def test_stages_get_the_context_of_their_own_span() -> None:
-    seen: list[SpanContext | None] = []
-
-    def watched(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        async def watch(item: Any) -> Any:
-            seen.append(item.work.trace)
-            return await stage(item)
-
-        return watch
-
-    telemetry = Recorded()
-    stages = Stages(watched(_tokenize), watched(_execute), watched(_postprocess))
-    pipeline = door_of([model_spec(version=1)], stages, PipelineSettings(), telemetry)
+    seen, telemetry = list[SpanContext | None](), Recorded()
+    pipeline = door_of([model_spec(version=1)], _watched(seen), PipelineSettings(), telemetry)
     await pipeline.infer(_request(), Call(trace=_SAMPLED))
     assert seen == [telemetry.one(name).context for name in _STAGES]
     root = telemetry.one(Spans.INFER)
@@ -135,30 +135,17 @@ async def test_an_unsampled_request_is_counted_and_leaves_no_span() -> None:
 async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_sample_whatever_its_caller_decided() -> (
     None
 ):
-    seen: list[SpanContext | None] = []
-
-    async def watch(item: Any) -> EncodedInput:
-        seen.append(item.work.trace)
-        return await _tokenize(item)
-
-    telemetry = Recorded()
+    seen, telemetry = list[SpanContext | None](), Recorded()
     telemetry.tracer = Tracer([telemetry.spans.append], ratio=0.0, honours_parent=False)  # always_off
-    await door_of([model_spec()], Stages(watch, _execute, _postprocess), telemetry=telemetry).infer(
-        _request(), Call(trace=_SAMPLED)
-    )
-    assert seen == [_UNSAMPLED]
+    await door_of([model_spec()], _watched(seen), telemetry=telemetry).infer(_request(), Call(trace=_SAMPLED))
+    assert seen == [_UNSAMPLED] * 3
     assert telemetry.spans == []
 
 
 async def test_a_gateway_that_takes_no_part_in_tracing_hands_its_callers_trace_on() -> None:
-    seen: list[SpanContext | None] = []
-
-    async def watch(item: Any) -> EncodedInput:
-        seen.append(item.work.trace)
-        return await _tokenize(item)
-
-    await door_of([model_spec()], Stages(watch, _execute, _postprocess)).infer(_request(), Call(trace=_SAMPLED))
-    assert seen == [_SAMPLED]
+    seen = list[SpanContext | None]()
+    await door_of([model_spec()], _watched(seen)).infer(_request(), Call(trace=_SAMPLED))
+    assert seen == [_SAMPLED] * 3
 
 
 async def test_the_requests_of_a_batch_are_sampled_together_or_not_at_all() -> None:

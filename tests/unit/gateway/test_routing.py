@@ -24,10 +24,10 @@ from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.routing import VersionRouter, open_gateway_models
 from tests.servers.door import bundle_of
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
 from tests.unit.model_specs import model_spec
-from tests.unit.soon import soon
 
 _SIGNED = Signed("ann")
 _M1, _M2 = ModelKey("m", 1), ModelKey("m", 2)
@@ -96,7 +96,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[_Gateway]:
 async def test_a_version_gets_requests_when_the_last_stage_has_it(gateway: _Gateway) -> None:
     wire = await gateway.system.connect(_M1)
     gateway.make_stable(2)
-    await soon(lambda: _M2 in gateway.catalog.models.keys)
+    await happens(lambda: _M2 in gateway.catalog.models.keys)
     assert [gateway.answers(version) for version in ("", "stable", "2")] == [1, 1, 2]
     assert gateway.state(2) == (VersionState.VERSION_STATE_LOADING, "")
     await wire.announce(_M1, _M2)
@@ -107,14 +107,14 @@ async def test_a_version_gets_requests_when_the_last_stage_has_it(gateway: _Gate
 async def test_the_former_version_is_let_go_when_requests_have_moved_and_stages_are_told(gateway: _Gateway) -> None:
     wire = await gateway.system.connect(_M1)
     gateway.make_stable(2)
-    await soon(lambda: bool(wire.needed) and wire.needed[-1] == {_M1, _M2})
+    await happens(lambda: bool(wire.needed) and wire.needed[-1] == {_M1, _M2})
     await asyncio.sleep(0.1)  # nothing more happens
     assert wire.needed[-1] == {_M1, _M2}
     with gateway.catalog.models.table.find("m", "1"):  # a request is still running
         await wire.announce(_M1, _M2)
-        await soon(lambda: gateway.state(1)[0] == VersionState.VERSION_STATE_DRAINING)
+        await happens(lambda: gateway.state(1)[0] == VersionState.VERSION_STATE_DRAINING)
         assert wire.needed[-1] == {_M1, _M2}
-    await soon(lambda: wire.needed[-1] == {_M2})
+    await happens(lambda: wire.needed[-1] == {_M2})
     assert gateway.catalog.models.keys == gateway.near.keys == {_M2}
 
 
@@ -130,35 +130,35 @@ async def test_a_version_says_how_far_all_processes_together_have_prepared_it(ga
 async def test_what_a_far_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:
     wire = await gateway.system.connect(_M1)
     gateway.make_stable(2)
-    await soon(lambda: _M2 in gateway.catalog.models.keys)
+    await happens(lambda: _M2 in gateway.catalog.models.keys)
     await wire.fail_to_load(_M2, "no room", _M1)
     assert gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "tokenizer: no room")
     assert gateway.answers() == 1
     other = await gateway.system.connect(_M2)
     assert gateway.state(2) == (VersionState.VERSION_STATE_READY, "tokenizer: no room")
     assert gateway.answers() == 2
-    await soon(lambda: other.needed[-1] == {_M2})
+    await happens(lambda: other.needed[-1] == {_M2})
 
 
 async def test_what_a_near_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:
     await gateway.system.connect(_M1, _M2)
     gateway.failing = {_M2}
     gateway.make_stable(2)
-    await soon(lambda: gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "it is broken"))
+    await happens(lambda: gateway.state(2) == (VersionState.VERSION_STATE_FAILED, "it is broken"))
     assert gateway.answers() == 1
 
 
 async def test_an_unloaded_model_gets_no_requests_and_is_let_go_until_it_is_loaded(gateway: _Gateway) -> None:
     wire = await gateway.system.connect(_M1)
     gateway.change(lambda registry: registry.unload("m", _SIGNED))
-    await soon(lambda: not gateway.catalog.models.keys)
+    await happens(lambda: not gateway.catalog.models.keys)
     with pytest.raises(ModelNotFound):
         gateway.answers()
     assert gateway.catalog.unloaded == [_M1, _M2]
-    await soon(lambda: wire.needed[-1] == frozenset())
+    await happens(lambda: wire.needed[-1] == frozenset())
     assert gateway.near.keys == frozenset()
     gateway.change(lambda registry: registry.load("m", _SIGNED))
-    await soon(lambda: gateway.catalog.models.keys == {_M1})
+    await happens(lambda: gateway.catalog.models.keys == {_M1})
     assert (gateway.answers(), gateway.answers("stable"), gateway.catalog.unloaded) == (1, 1, [])
 
 
@@ -168,7 +168,7 @@ async def test_the_share_of_a_version_that_goes_is_anothers(gateway: _Gateway) -
         lambda registry: registry.alias("m", "canary", 2, _SIGNED).reroute("m", {"stable": 1, "canary": 1}, _SIGNED)
     )
     keys = [f"user-{number}" for number in range(100)]
-    await soon(lambda: {gateway.answers("", key) for key in keys} == {1, 2})
+    await happens(lambda: {gateway.answers("", key) for key in keys} == {1, 2})
     described = gateway.catalog.get_model(GetModelRequest(name="m", version="canary")).model
     assert (described.version, described.share, list(described.aliases)) == ("2", 0.5, ["canary"])
     await wire.announce(_M1)

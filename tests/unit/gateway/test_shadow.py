@@ -28,9 +28,9 @@ from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.shadow import MAX_COPIES
 from tests.servers.door import Door, models_of
+from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
-from tests.unit.soon import soon
 
 _ALL = ModelRoute({}, ((1, 1.0),), (2, 1.0))
 
@@ -89,10 +89,10 @@ async def _running(system: _System) -> AsyncIterator[_System]:
 async def test_a_copy_is_compared_and_the_answer_is_the_stable_versions() -> None:
     async with _running(_System()) as system:
         assert [await system.ask(number) for number in range(2)] == ["1", "1"]
-        await soon(lambda: system.outcomes == {"compared": 2})
+        await happens(lambda: system.outcomes == {"compared": 2})
         system.labels[2] = "b"
         assert await system.ask() == "1"
-        await soon(lambda: system.outcomes == {"compared": 3})
+        await happens(lambda: system.outcomes == {"compared": 3})
     agreement = system.telemetry.meters.histogram(Metrics.SHADOW_AGREEMENT, "small", "2")
     assert (agreement.total, sum(agreement.counts)) == (2.0, 3)
     durations = system.telemetry.counts(Metrics.VERSION_DURATION)
@@ -106,7 +106,7 @@ async def test_an_answer_does_not_wait_for_its_copy_which_is_the_last_work_of_al
     async with _running(_System()) as system:
         system.may_end[2].clear()
         assert await asyncio.wait_for(system.ask(), 5) == "1"
-        await soon(lambda: len(system.executed) == 2)
+        await happens(lambda: len(system.executed) == 2)
         call, work = system.executed[-1].call, system.executed[-1].work
         assert (call.priority, work.is_beyond_share) == (Priority.PRIORITY_BULK, True)
         assert call.deadline_s is not None
@@ -123,7 +123,7 @@ async def test_requests_for_a_version_and_those_beyond_the_share_are_not_copied(
         for number in range(100):
             await system.ask(number)
             await asyncio.sleep(0.002)  # for a copy to begin
-        await soon(lambda: system.outcomes.get("compared", 0) >= 30)
+        await happens(lambda: system.outcomes.get("compared", 0) >= 30)
         await asyncio.sleep(0.05)  # nothing more happens
         assert 30 <= system.outcomes["compared"] <= 70  # 50 is meant; 4 standard deviations are 20
 
@@ -144,14 +144,14 @@ async def test_copies_beyond_the_limit_are_dropped() -> None:
         # As many are under way, and as many wait.
         assert system.outcomes == {"dropped": MAX_COPIES}
         system.may_end[2].set()
-        await soon(lambda: system.outcomes == {"dropped": MAX_COPIES, "compared": 2 * MAX_COPIES})
+        await happens(lambda: system.outcomes == {"dropped": MAX_COPIES, "compared": 2 * MAX_COPIES})
 
 
 async def test_copies_are_dropped_while_the_gateway_is_half_full() -> None:
     async with _running(_System(max_requests_in_flight=4)) as system:
         system.may_end[1].clear()
         waiting = [asyncio.create_task(system.ask(number)) for number in range(3)]
-        await soon(lambda: len(system.executed) == 3)
+        await happens(lambda: len(system.executed) == 3)
         system.may_end[1].set()
         await asyncio.gather(*waiting)
         assert system.outcomes["dropped"] >= 1
@@ -164,7 +164,7 @@ async def test_a_copy_that_fails_is_counted_and_hurts_nobody(fault: Exception, o
     async with _running(_System()) as system:
         system.fault = fault
         assert await system.ask() == "1"
-        await soon(lambda: system.outcomes == {outcome: 1})
+        await happens(lambda: system.outcomes == {outcome: 1})
         assert await system.ask() == "1"
 
 
@@ -172,10 +172,10 @@ async def test_a_copy_that_takes_far_longer_than_the_answer_is_late() -> None:
     async with _running(_System()) as system:
         system.may_end[2].clear()
         await system.ask()
-        await soon(lambda: system.outcomes == {"late": 1})
+        await happens(lambda: system.outcomes == {"late": 1})
 
 
 async def test_a_classifier_with_one_label_is_incomparable() -> None:
     async with _running(_System(labels=("a",))) as system:
         await system.ask()
-        await soon(lambda: system.outcomes == {"incomparable": 1})
+        await happens(lambda: system.outcomes == {"incomparable": 1})

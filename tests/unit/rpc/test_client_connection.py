@@ -14,7 +14,7 @@ from neuronpipe.platform.tls import ServerTls, TlsFiles
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc.client import ServiceConnection
 from tests.servers.certificates import Authority, peer_names, replace, server_credentials
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _AUTHORITY = Authority()
 _LIMIT_S = 20
@@ -97,13 +97,13 @@ async def test_new_calls_show_the_new_certificate_and_old_ones_are_answered(
     with connection.use() as stubs:
         first = stubs.channel
     old = asyncio.create_task(_wait(connection))
-    await soon(lambda: server.waiting == 1)
+    await happens(lambda: server.waiting == 1)
     _AUTHORITY.issue("second.example").write(tmp_path / "client")
     assert await _tell(connection) == b"second.example"
     assert not old.done()
     server.may_answer.set()
     assert await old == b"first.example"
-    await soon(lambda: first.get_state() == grpc.ChannelConnectivity.SHUTDOWN)
+    await happens(lambda: first.get_state() == grpc.ChannelConnectivity.SHUTDOWN)
 
 
 async def test_the_last_good_certificate_stays_in_use(connection: ServiceConnection[_Stubs], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_closing_ends_calls_that_are_left_from_an_older_certificate(
     server: _Server, connection: ServiceConnection[_Stubs], tmp_path: Path
 ) -> None:
     old = asyncio.create_task(_wait(connection))
-    await soon(lambda: server.waiting == 1)
+    await happens(lambda: server.waiting == 1)
     _AUTHORITY.issue("second.example").write(tmp_path / "client")
     await _tell(connection)
     await connection.close()

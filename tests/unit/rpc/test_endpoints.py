@@ -42,6 +42,7 @@ from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel
 from neuronpipe.rpc.items import TOKENIZE, stage_method
 from tests.interop import frames
+from tests.suite.waiting import happens
 from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
@@ -71,16 +72,34 @@ async def _process(
         await server.stop(0)
 
 
-def _saying(number: int) -> _Answer:
-    """Says its number, and then nothing until the stream ends."""
+def _saying(*numbers: int) -> _Answer:
+    """Says its numbers, and then nothing until the stream ends."""
 
     async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
         yield _READY
-        yield _outcome(number)
+        for number in numbers:
+            yield _outcome(number)
         async for _ in requests:
             pass
 
     return answer
+
+
+class _Refusing:
+    """Refuses its first streams with a code, and serves the others."""
+
+    def __init__(self, code: grpc.StatusCode, refusals: int) -> None:
+        self.left = refusals
+        self._code = code
+
+    async def answer(self, requests: _Requests, context: Any) -> AsyncIterator[bytes]:
+        if self.left:
+            self.left -= 1
+            await context.abort(self._code, "the secret")
+        yield _READY
+        yield _outcome(1)
+        async for _ in requests:
+            pass
 
 
 def _input(text: str) -> TaskInput:
@@ -135,12 +154,6 @@ async def _send(
     stream: StageStream, sent: Sequence[tuple[int, items.StageItem]], abandoned_item_ids: Sequence[int] = ()
 ) -> Sequence[Outcome]:
     return await stream.send(sent, abandoned_item_ids, sum(item.size_bytes for _, item in sent))
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -207,19 +220,10 @@ async def test_items_abandoned_items_and_outcomes_travel_over_a_stream() -> None
 async def test_a_process_that_is_starting_or_stopping_is_asked_again_without_a_word_until_it_serves(
     served: _Served, caplog: pytest.LogCaptureFixture, code: grpc.StatusCode
 ) -> None:
-    refusals = 0
-
-    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
-        nonlocal refusals
-        if refusals < 3:
-            refusals += 1
-            await context.abort(code, "the tokenizer service is starting")
-        yield _READY
-        yield _outcome(1)
-
-    async with _process(answer) as target, _following(target, served):
+    refusing = _Refusing(code, 3)
+    async with _process(refusing.answer) as target, _following(target, served):
         assert await served.numbers(1) == [1]
-    assert refusals == 3
+    assert refusing.left == 0
     assert caplog.records == []
 
 
@@ -282,7 +286,7 @@ async def test_a_connection_that_the_process_wants_to_end_gets_a_successor_and_i
             fewest = min(fewest, open_now)
 
     async with _process(answer, options=[("grpc.max_connection_age_ms", 100)]) as target, _following(target, serve):
-        await _until(lambda: begun == 3)
+        await happens(lambda: begun == 3)
         assert fewest >= 1
 
 
@@ -355,7 +359,7 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
 ) -> None:
     names.ports = None
     async with _process(_saying(1)) as target, _following(_NAME, served):
-        await _until(lambda: names.asked > 1)
+        await happens(lambda: names.asked > 1)
         names.ports = (_port(target),)
         assert await served.numbers(1) == [1]
     record = caplog.records[0]
@@ -403,7 +407,7 @@ def kept() -> _Kept:
 async def _answers(names: _Names, count: int) -> None:
     """Waits for so many answers that began after this."""
     asked = names.asked
-    await _until(lambda: names.asked > asked + count)
+    await happens(lambda: names.asked > asked + count)
 
 
 async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_nothing_is_in_flight(
@@ -426,13 +430,13 @@ async def test_an_address_that_a_name_loses_is_retired_and_its_stream_ends_when_
         names.ports = (_port(first), _port(second))
         with caplog.at_level(logging.INFO, logger="neuronpipe"):
             async with _following(_NAME, kept):
-                await _until(lambda: kept.opened == 2)
+                await happens(lambda: kept.opened == 2)
                 names.ports = (_port(second),)
-                await _until(lambda: kept.retired == 1)
+                await happens(lambda: kept.retired == 1)
                 await _answers(names, 2)
                 assert (left, kept.retired) == ([], 1)
                 kept.may_end.set()
-                await _until(lambda: left == [1])
+                await happens(lambda: left == [1])
                 await _answers(names, 2)
                 assert (left, kept.opened) == ([1], 2)
     expected = ["a stage's stream is open"] * 2 + ["a stage's address is gone"]
@@ -448,9 +452,9 @@ async def test_an_address_that_is_not_connected_is_retired_too(
         names.ports = (1, _port(target))  # nobody listens on the first
         with caplog.at_level(logging.INFO, logger="neuronpipe"):
             async with _following(_NAME, kept) as following:
-                await _until(lambda: kept.opened == 1)
+                await happens(lambda: kept.opened == 1)
                 names.ports = (_port(target),)
-                await _until(lambda: len(caplog.messages) == 3)
+                await happens(lambda: len(caplog.messages) == 3)
                 await _answers(names, 2)
                 assert not following.done()
     assert sorted(caplog.messages[:2]) == ["a stage cannot be reached", "a stage's stream is open"]
@@ -466,7 +470,7 @@ async def test_answers_that_name_some_addresses_in_turn_retire_none(
         ports = [_port(target) for target in (first, second, third)]
         names.ports = tuple(ports)
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 3)
+            await happens(lambda: kept.opened == 3)
             names.turns = ports
             await _answers(names, 12)
             assert (kept.opened, kept.retired) == (3, 0)
@@ -479,11 +483,11 @@ async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 2)
+            await happens(lambda: kept.opened == 2)
             names.ports = (_port(second),)
-            await _until(lambda: kept.retired == 1)
+            await happens(lambda: kept.retired == 1)
             names.ports = (_port(first), _port(second))
-            await _until(lambda: kept.opened == 3)
+            await happens(lambda: kept.opened == 3)
 
 
 async def test_answers_that_fail_do_not_count_as_absences(
@@ -493,33 +497,22 @@ async def test_answers_that_fail_do_not_count_as_absences(
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
         async with _following(_NAME, kept):
-            await _until(lambda: kept.opened == 2)
+            await happens(lambda: kept.opened == 2)
             names.ports = None
             await _answers(names, 5)
             assert kept.retired == 0
 
 
-async def test_addresses_stay_while_a_name_cannot_be_resolved(served: _Served, names: _Names) -> None:
-    async with _process(_saying(1)) as target:
-        names.ports = (_port(target),)
-        async with _following(_NAME, served):
-            assert await served.numbers(1) == [1]
-            names.ports = None
-            asked = names.asked
-            await _until(lambda: names.asked > asked + 2)
-            assert served.lost == 0
-
-
-async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(
-    served: _Served, names: _Names, tmp_path: Path
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_addresses_of_a_name_stay_while_it_cannot_be_resolved(
+    served: _Served, names: _Names, tmp_path: Path, is_alone: bool
 ) -> None:
     async with _process(_saying(1)) as first, _process(_saying(2), f"unix:{tmp_path}/socket") as second:
         names.ports = (_port(first),)
-        async with _following(f"{_NAME},{second}", served):
-            assert await served.numbers(2) == [1, 2]
+        async with _following(_NAME if is_alone else f"{_NAME},{second}", served):
+            assert await served.numbers(1 if is_alone else 2) == [1, 2][: 1 if is_alone else 2]
             names.ports = None
-            asked = names.asked
-            await _until(lambda: names.asked > asked + 2)
+            await _answers(names, 2)
             assert served.lost == 0
 
 
@@ -529,19 +522,7 @@ async def test_addresses_of_a_name_stay_while_it_alone_cannot_be_resolved(
 async def test_a_process_that_refuses_otherwise_is_logged_and_asked_again(
     served: _Served, caplog: pytest.LogCaptureFixture, code: grpc.StatusCode
 ) -> None:
-    refusals = 0
-
-    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
-        nonlocal refusals
-        if refusals < 2:
-            refusals += 1
-            await context.abort(code, "the secret")
-        yield _READY
-        yield _outcome(1)
-        async for _ in requests:
-            pass
-
-    async with _process(answer) as target, _following(target, served):
+    async with _process(_Refusing(code, 2).answer) as target, _following(target, served):
         assert await served.numbers(1) == [1]
     assert [record.message for record in caplog.records] == ["a stage refuses its stream"] * 2
     expected = {"rpc": "/neuronpipe.api.v1.TokenizerService/Tokenize", "address": f"ipv4:{target}", "code": code.name}
@@ -598,7 +579,7 @@ async def test_the_log_says_once_why_a_stage_cannot_be_reached(
     monkeypatch.setattr(Http2Channel, "_connected", count)
     monkeypatch.setattr("neuronpipe.rpc.http2.client._MAX_PAUSE_S", 0.01)
     async with _answering(*answers) as target, _following(target, served):
-        await _until(lambda: attempts > 5)
+        await happens(lambda: attempts > 5)
     assert caplog.messages == ["a stage cannot be reached"]
     expected = {"rpc": TOKENIZE.path, "address": f"ipv4:{target}", "reason": reason}
     assert caplog.records[0].__dict__["fields"] == expected
@@ -608,7 +589,7 @@ async def test_a_stage_that_is_lost_again_is_logged_again(served: _Served, caplo
     port = _free_port()
     async with _following(f"127.0.0.1:{port}", served):
         for count in (1, 2):
-            await _until(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
+            await happens(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
             async with _process(_saying(count), f"127.0.0.1:{port}"):
                 assert await served.numbers(1) == [count]
 
@@ -628,24 +609,33 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
+class _Unread:
+    """Whoever gets the streams: leaves each to the test."""
+
+    def __init__(self) -> None:
+        self._streams: asyncio.Queue[StageStream] = asyncio.Queue()
+
+    async def __call__(self, stream: StageStream) -> None:
+        self._streams.put_nowait(stream)
+        await asyncio.Event().wait()
+
+    async def stream(self) -> StageStream:
+        return await asyncio.wait_for(self._streams.get(), _LIMIT_S)
+
+
 @asynccontextmanager
 async def _stream(*said: bytes, code: grpc.StatusCode | None = None) -> AsyncIterator[StageStream]:
     """A stream on which a process says so much and then ends it, with or without an error."""
-    streams: asyncio.Queue[StageStream] = asyncio.Queue()
 
     async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
-        yield _READY
-        for one in said:
-            yield one
+        for message in (_READY, *said):
+            yield message
         if code:
             await context.abort(code, "the secret")
 
-    async def serve(stream: StageStream) -> None:
-        streams.put_nowait(stream)
-        await asyncio.Event().wait()
-
-    async with _process(answer) as target, _following(target, serve):
-        yield await asyncio.wait_for(streams.get(), _LIMIT_S)
+    unread = _Unread()
+    async with _process(answer) as target, _following(target, unread):
+        yield await unread.stream()
 
 
 @pytest.mark.parametrize("code", [None, *(code for code in grpc.StatusCode if code is not grpc.StatusCode.OK)], ids=str)
@@ -660,15 +650,10 @@ async def test_a_stream_that_has_ended_is_unavailable_for_both_directions(code: 
 
 
 async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() -> None:
-    streams: asyncio.Queue[StageStream] = asyncio.Queue()
-
-    async def serve(stream: StageStream) -> None:
-        streams.put_nowait(stream)
-        await asyncio.Event().wait()
-
+    unread = _Unread()
     async with _process(_saying(1)) as target:
-        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, serve))
-        stream = await asyncio.wait_for(streams.get(), _LIMIT_S)
+        following = asyncio.create_task(follow_endpoints(TOKENIZE, target, unread))
+        stream = await unread.stream()
         await stream.receive()
     with pytest.raises(Unavailable):
         await stream.receive()
@@ -695,7 +680,7 @@ async def test_a_process_whose_first_message_cannot_be_read_gets_no_items(served
             pass
 
     async with _process(answer) as target, _following(target, served) as following:
-        await _until(lambda: opened > 1)
+        await happens(lambda: opened > 1)
         assert served.streams.empty()
         assert not following.done()
 
@@ -737,21 +722,17 @@ def _announcement(*models: tuple[str, str], max_message_bytes: int = 0) -> bytes
 @asynccontextmanager
 async def _conversation(*said: bytes) -> AsyncIterator[tuple[StageStream, "asyncio.Queue[TokenizeRequest]"]]:
     """A stream on which a process says so much, and what it receives."""
-    streams: asyncio.Queue[StageStream] = asyncio.Queue()
     received: asyncio.Queue[TokenizeRequest] = asyncio.Queue()
 
     async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
-        for one in said:
-            yield one
+        for message in said:
+            yield message
         async for request in requests:
             received.put_nowait(request)
 
-    async def serve(stream: StageStream) -> None:
-        streams.put_nowait(stream)
-        await asyncio.Event().wait()
-
-    async with _process(answer) as target, _following(target, serve):
-        yield await asyncio.wait_for(streams.get(), _LIMIT_S), received
+    unread = _Unread()
+    async with _process(answer) as target, _following(target, unread):
+        yield await unread.stream(), received
 
 
 async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
@@ -774,19 +755,14 @@ async def test_connections_that_are_all_to_end_at_once_get_few_successors(monkey
     monkeypatch.setattr("neuronpipe.rpc.endpoints._PAUSE_S", 0.1)
     begun = 0
 
-    async def answer(requests: _Requests, context: Any) -> AsyncIterator[bytes]:
-        yield _READY
-        async for _ in requests:
-            pass
-
     async def serve(stream: StageStream) -> None:
         nonlocal begun
         begun += 1
         stream._call.connection.goaway_received.set()  # as of a proxy that ends a connection after its first call
         await stream.retired.wait()
 
-    async with _process(answer) as target, _following(target, serve):
-        await _until(lambda: begun > 0)
+    async with _process(_saying()) as target, _following(target, serve):
+        await happens(lambda: begun > 0)
         await asyncio.sleep(0.5)  # nearly nothing happens
         assert begun <= 7
 

@@ -15,7 +15,7 @@ from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.items import TOKENIZE
 from tests.servers.certificates import Authority, peer_names, replace, server_credentials
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _AUTHORITY = Authority()
 
@@ -114,7 +114,7 @@ async def test_a_process_proves_the_name_of_the_target_though_its_address_is_cal
         _running(tmp_path / "stage", "localhost") as process,
         _following(process, served, _gateway(tmp_path / "gateway")),
     ):
-        await soon(lambda: served.now == 1)
+        await happens(lambda: served.now == 1)
 
 
 async def test_a_process_that_proves_another_name_gets_no_stream(
@@ -128,7 +128,7 @@ async def test_a_process_that_proves_another_name_gets_no_stream(
     ):
         right.target = f"{wrong.target},{right.target}"
         async with _following(right, served, tls):
-            await soon(lambda: served.now == 1)
+            await happens(lambda: served.now == 1)
             await asyncio.sleep(0.2)  # time for a stream to the wrong one, which nobody opens
     assert (wrong.taken, right.taken, served.begun) == ([], ["first.example"], 1)
 
@@ -172,7 +172,7 @@ async def test_the_log_says_why_a_stage_cannot_be_reached_over_tls(
     tls = _gateway(tmp_path / "gateway")
     async with _secured(_context(tmp_path / "stage", authority, name, *protocols)) as process.target:
         async with _following(process, _Served(), tls):
-            await soon(lambda: reason in _reasons(caplog))
+            await happens(lambda: reason in _reasons(caplog))
         assert _reasons(caplog).count(reason) == 1
 
 
@@ -186,13 +186,13 @@ async def test_a_new_certificate_has_its_stream_before_the_old_one_loses_its_own
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     async with _running(tmp_path / "stage", "localhost") as process, _following(process, served, tls):
-        await soon(lambda: served.now == 1)
+        await happens(lambda: served.now == 1)
         for number, name in enumerate(("second.example", "third.example"), 2):
             _AUTHORITY.issue(name).write(tmp_path / "gateway")
-            await soon(lambda number=number: served.begun == number and served.now == 1)  # type: ignore[misc]
+            await happens(lambda number=number: served.begun == number and served.now == 1)  # type: ignore[misc]
         assert process.taken == ["first.example", "second.example", "third.example"]
         assert served.fewest_after_first == 1
-        await soon(lambda: process.open == 1)
+        await happens(lambda: process.open == 1)
 
 
 async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_until_there_is_another(
@@ -201,16 +201,16 @@ async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_unti
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     async with _running(tmp_path / "stage", "localhost") as process, _following(process, served, tls):
-        await soon(lambda: served.now == 1)
+        await happens(lambda: served.now == 1)
         process.takes.remove("second.example")
         _AUTHORITY.issue("second.example").write(tmp_path / "gateway")
         await asyncio.sleep(0.2)  # time to lose the stream, which nobody does
         assert (served.begun, served.now, process.open) == (1, 1, 1)
         _AUTHORITY.issue("third.example").write(tmp_path / "gateway")
-        await soon(lambda: served.begun == 2 and served.now == 1)
+        await happens(lambda: served.begun == 2 and served.now == 1)
         assert process.taken == ["first.example", "third.example"]
         assert served.fewest_after_first == 1
-        await soon(lambda: process.open == 1)
+        await happens(lambda: process.open == 1)
 
 
 async def test_an_address_that_is_gone_takes_its_older_certificates_along(
@@ -228,10 +228,10 @@ async def test_an_address_that_is_gone_takes_its_older_certificates_along(
     async with _running(tmp_path / "stage", "localhost") as process:
         addresses[f"ipv4:127.0.0.1:{process.target.rpartition(':')[2]}"] = process.target
         async with _following(process, served, tls):
-            await soon(lambda: served.now == 1)
+            await happens(lambda: served.now == 1)
             process.takes.remove("second.example")
             _AUTHORITY.issue("second.example").write(tmp_path / "gateway")
-            await soon(lambda: tls.value.certificate == (tmp_path / "gateway" / "tls.crt").read_bytes())
+            await happens(lambda: tls.value.certificate == (tmp_path / "gateway" / "tls.crt").read_bytes())
             addresses.clear()
-            await soon(lambda: served.now == 0 and process.open == 0)
+            await happens(lambda: served.now == 0 and process.open == 0)
             assert process.taken == ["first.example"]

@@ -6,11 +6,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -35,9 +33,9 @@ from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from tests.suite.waiting import happens, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
-from tests.unit.soon import soon
 
 _LIMIT_S = 10
 # The service's patience with a message of which nothing is ready, where a test is about something else.
@@ -173,12 +171,6 @@ def _outcome(item_id: int) -> TokenizeOutcome:
     return TokenizeOutcome(item_id=item_id, encoded=wire.EncodedInput(tokens=_tokens(item_id)))
 
 
-async def _settled() -> None:
-    """Lets every task go as far as it can without time passing."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
 async def stage() -> _Stage:
     return _Stage()
@@ -224,7 +216,7 @@ async def test_an_outcome_is_sent_as_soon_as_it_is_ready(stage: _Stage, gateway:
 async def test_outcomes_that_are_ready_together_share_a_message(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     gateway.send(3)
-    await _settled()
+    await settled()
     stage.finish(3, 1)
     assert await gateway.receive() == [_outcome(3), _outcome(1)]
 
@@ -239,7 +231,7 @@ async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_
     assert (await anext(answers)).outcomes == [_outcome(1)]
     for item_id in (2, 3):
         stage.finish(item_id)
-        await _settled()
+        await settled()
     assert (await anext(answers)).outcomes == [_outcome(2), _outcome(3)]
 
 
@@ -275,9 +267,9 @@ async def test_a_message_that_only_abandons_is_not_answered(gateway: _Gateway) -
 
 async def test_an_abandoned_item_is_cancelled_and_its_neighbours_are_not(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2, 3)
-    await _settled()
+    await settled()
     gateway.send(abandoned=(2,))
-    await _settled()
+    await settled()
     assert stage.cancelled == [2]
     stage.finish(1, 3)
     assert await gateway.receive() == [_outcome(1), _outcome(3)]
@@ -340,7 +332,7 @@ async def test_an_outcome_repeats_the_items_number(stage: _Stage, gateway: _Gate
 async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     gateway.send(3)
-    await _settled()
+    await settled()
     gateway.reading.cancel()
     await asyncio.wait([gateway.reading])
     assert sorted(stage.cancelled) == [1, 2, 3]
@@ -383,11 +375,11 @@ async def test_a_process_that_drains_begins_no_items_and_still_learns_which_of_i
     gateway = _Gateway(stage, in_flight=in_flight)
     assert await gateway.receive() == []
     gateway.send(1, 2, 3)
-    await _settled()
+    await settled()
     in_flight.drain()
     assert await gateway.drained() == [1, 2, 3]
     gateway.send(4, abandoned=(2,))
-    await _settled()
+    await settled()
     assert (stage.began, stage.cancelled) == ([1, 2, 3], [2])
     stage.finish(1)
     assert await gateway.receive() == [_outcome(1)]
@@ -405,10 +397,10 @@ async def test_a_gateway_may_end_its_stream_while_the_process_drains(stage: _Sta
     gateway = _Gateway(stage, in_flight=in_flight)
     assert await gateway.receive() == []
     gateway.send(1)
-    await _settled()
+    await settled()
     if ends == "before":
         gateway.end()
-        await _settled()
+        await settled()
     in_flight.drain()
     if ends == "after":
         gateway.end()
@@ -420,7 +412,7 @@ async def test_what_is_left_unanswered_has_no_outcome_and_does_not_keep_the_stre
     gateway = _Gateway(stage, leaves_unavailable=True)
     assert await gateway.receive() == []
     gateway.send(1, 2, 3)
-    await _settled()
+    await settled()
     stage.fail(1, Unavailable("the process ends"))
     stage.finish(2)
     assert await gateway.receive() == [_outcome(2)]
@@ -447,7 +439,7 @@ async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_wor
     stage: _Stage, gateway: _Gateway
 ) -> None:
     gateway.send(1, 2)
-    await _settled()
+    await settled()
     stage.finish(1)
     gateway.end(Unavailable("the tokenizer service is stopping"))
     messages = [await asyncio.wait_for(gateway.received.get(), _LIMIT_S)]
@@ -513,7 +505,7 @@ async def test_an_item_counts_against_the_limit_until_its_outcome_is_sent(
     stage.finish(1)
     assert await gateway.receive() == [_outcome(1)]
     gateway.send(2)
-    await _settled()
+    await settled()
     assert stage.began == ([1, 2] if is_sent else [1])
 
 
@@ -527,7 +519,7 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     assert (await anext(answers)).outcomes == [_outcome(1)]
     # 250 KiB each: the fifth would pass the mebibyte.
     stage.finish(*range(2, 7), annotation_bytes=250 << 10)
-    await _settled()
+    await settled()
     assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [2, 3, 4, 5]
     assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [6]
 
@@ -553,14 +545,14 @@ async def test_no_more_items_are_read_while_too_many_bytes_of_outcomes_wait(
     assert await gateway.receive() == [_outcome(1)]
     gateway.send(2)
     stage.finish(2, annotation_bytes=2000)
-    await _settled()
+    await settled()
     gateway.send(3)
     gateway.send(4)
     gateway.send(5)
-    await _settled()
+    await settled()
     assert stage.began == [1, 2, 3]  # the message that was asked for before
     gateway.takes.set()
-    await _settled()
+    await settled()
     assert stage.began == [1, 2, 3, 4, 5]
 
 
@@ -572,7 +564,7 @@ async def test_refusals_count_as_outcomes_that_wait_so_that_they_are_bounded_too
     gateway.takes.clear()
     for item_id in range(100):
         gateway.send(item_id)
-        await _settled()
+        await settled()
     assert gateway.asked < 20
 
 
@@ -582,7 +574,7 @@ async def test_outcomes_that_wait_as_draining_begins_are_named_with_what_is_work
     """The gateway sends elsewhere what has no outcome yet and is not named."""
     monkeypatch.setattr("neuronpipe.rpc.items._MAX_RESPONSE_BYTES", 1)
     gateway.send(1, 2, 3)
-    await _settled()
+    await settled()
     stage.finish(1, 2)
     gateway.end(Unavailable("the tokenizer service is stopping"))
     message = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
@@ -771,66 +763,6 @@ async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_el
     await gateway.reading
 
 
-class _Door:
-    """A gRPC server that speaks a stage's stream, as far as the stage can tell."""
-
-    def __init__(self, rpc: StageRpc, stage: Any) -> None:
-        self._method = stage_method(rpc, stage)
-        self._drains = asyncio.Event()
-        handler: Any = grpc.stream_stream_rpc_method_handler(self._answer, rpc.decode, rpc.encode)
-        self._server = grpc.aio.server()
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(rpc.service, {rpc.path.rpartition("/")[2]: handler}),)
-        )
-
-    async def open(self) -> str:
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-        return f"127.0.0.1:{port}"
-
-    async def _answer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        try:
-            async for response in self._method(self._until_draining(requests), context):
-                yield response
-        except Unavailable as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
-
-    async def _until_draining(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        draining = asyncio.create_task(self._drains.wait())
-        while True:
-            reading = asyncio.ensure_future(anext(requests))
-            await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():
-                reading.cancel()
-                raise Unavailable("the tokenizer service is stopping")
-            yield reading.result()
-
-    def drain(self) -> None:
-        self._drains.set()
-
-    async def stop(self) -> None:
-        await self._server.stop(0)
-
-
-@asynccontextmanager
-async def _serving(rpc: StageRpc, stage: Any) -> AsyncIterator[tuple[_Door, Any]]:
-    """A server with the stage, and a call to it over a real connection."""
-    server = _Door(rpc, stage)
-    async with grpc.aio.insecure_channel(await server.open()) as channel:
-        open_stream: Any = channel.stream_stream(
-            rpc.path,
-            request_serializer=rpc.request_class.SerializeToString,
-            response_deserializer=rpc.response_class.FromString,
-        )
-        call = open_stream(timeout=_LIMIT_S)
-        try:
-            assert not (await call.read()).outcomes
-            yield server, call
-        finally:
-            call.cancel()
-            await server.stop()
-
-
 _RESULT = TaskResult(text_classification=TextClassificationResult())
 
 
@@ -852,39 +784,18 @@ _RESULT = TaskResult(text_classification=TextClassificationResult())
     ids=["tokenize", "execute", "postprocess"],
 )
 async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, value: object, outcome: object) -> None:
-    async def stage(item: object) -> object:
+    async def stage(item: Any) -> Any:
         return value
 
-    async with _serving(rpc, stage) as (_, call):
+    async def requests() -> AsyncIterator[Any]:
         request = rpc.request_class()
         request.items.add(version="1").context.item_id = 9
-        await call.write(request)
-        assert (await call.read()).outcomes == [outcome]
+        yield rpc.decode(request.SerializeToString())
 
-
-async def test_over_a_connection_a_server_that_drains_answers_what_it_has_read(stage: _Stage) -> None:
-    async with _serving(TOKENIZE, stage) as (server, call):
-        await call.write(_request(1, 2))
-        stage.finish(1)
-        assert (await call.read()).outcomes == [_outcome(1)]
-        server.drain()
-        assert (await call.read()).draining.item_ids == [2]
-        stage.finish(2)
-        assert (await call.read()).outcomes == [_outcome(2)]
-        with pytest.raises(grpc.aio.AioRpcError, match="the tokenizer service is stopping") as caught:
-            await call.read()
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-async def test_over_a_connection_a_gateway_that_goes_takes_its_items_along(stage: _Stage) -> None:
-    async with _serving(TOKENIZE, stage) as (_, call):
-        await call.write(_request(1, 2))
-        stage.finish(1)
-        await call.read()
-        call.cancel()
-        async with asyncio.timeout(_LIMIT_S):
-            while stage.cancelled != [2]:
-                await asyncio.sleep(0)
+    answers = [
+        rpc.response_class.FromString(rpc.encode(one)) async for one in stage_method(rpc, stage)(requests(), None)
+    ]
+    assert [one for answer in answers for one in answer.outcomes] == [outcome]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -901,14 +812,14 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
 
     gateway = Coalescer("tokenizer", report)
     following = asyncio.create_task(follow_endpoints(TOKENIZE, f"127.0.0.1:{door.port}", gateway.serve))
-    await soon(lambda: reports == [True])
+    await happens(lambda: reports == [True])
     items = [TokenizeItem(Call(f"id-{number}"), ModelKey("m", 1), Packed(TaskInput, data=b"")) for number in (1, 2)]
     left, asked = [asyncio.create_task(gateway(item)) for item in items]
-    await soon(lambda: stage.began == [1, 2])
+    await happens(lambda: stage.began == [1, 2])
     draining = asyncio.create_task(life.drain(_LIMIT_S))
-    await soon(lambda: reports == [True, False])
+    await happens(lambda: reports == [True, False])
     left.cancel()
-    await soon(lambda: stage.cancelled == [1])
+    await happens(lambda: stage.cancelled == [1])
     stage.finish(2)
     assert (await asked).tokens == _tokens(2)
     await asyncio.wait_for(draining, _LIMIT_S / 2)

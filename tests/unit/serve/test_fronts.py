@@ -13,7 +13,7 @@ import pytest
 
 from neuronpipe.serve import fronts as fronts_module
 from neuronpipe.serve.fronts import Fronts
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 # Speaks to its parent as a front process does, and lives until it is told to end.
 _FRONT = """
@@ -68,7 +68,7 @@ async def test_a_front_process_that_cannot_be_started_again_ends_no_service(
     async with fronts.running():
         await fronts.open()
         starts.processes[0].kill()
-        await soon(lambda: len(starts.processes) == 3)
+        await happens(lambda: len(starts.processes) == 3)
         assert starts.count == 5
         assert starts.processes[1].returncode is None
     codes = [
@@ -76,7 +76,7 @@ async def test_a_front_process_that_cannot_be_started_again_ends_no_service(
     ]
     assert codes == [-9, os.strerror(number), os.strerror(number)]
     assert [process.returncode for process in starts.processes] == [-9, -15, -15]
-    await soon(lambda: _open_files() <= open_files)
+    await happens(lambda: _open_files() <= open_files)
 
 
 async def test_a_front_process_that_ends_within_a_message_ends_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ async def test_a_front_process_that_ends_within_a_message_ends_no_service(monkey
     fronts = Fronts(1, {}, [])
     async with fronts.running():
         await fronts.open()
-        await soon(lambda: len(starts.processes) >= 3)
+        await happens(lambda: len(starts.processes) >= 3)
 
 
 async def test_no_socket_for_a_front_process_ends_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ async def test_no_socket_for_a_front_process_ends_no_service(monkeypatch: pytest
 
         monkeypatch.setattr(socket, "socketpair", socketpair)
         starts.processes[0].kill()
-        await soon(lambda: len(starts.processes) == 2)
+        await happens(lambda: len(starts.processes) == 2)
         assert not errors
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,10 @@ from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages import server as stage_server
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings
 
+pytestmark = pytest.mark.usefixtures("own_signals")
+
 _LIMIT_S = 10
 _ADDRESS: dict[str, Any] = {"repository": "s3://bucket/models", "listen": "127.0.0.1:0"}
-
-
-@pytest.fixture(autouse=True)
-async def signals() -> AsyncIterator[None]:
-    """A served process has the signals until it ends, which this one does not."""
-    yield
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 @pytest.mark.parametrize(

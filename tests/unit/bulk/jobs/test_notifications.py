@@ -22,7 +22,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from tests.servers.redis import RedisServer, proxy
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _LOOPBACK = [ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")]
 _NOTIFY = "neuronpipe-jobs:notify"
@@ -85,9 +85,9 @@ async def test_a_receiver_that_refuses_is_told_again_later_each_time(
         id = await _ended(store, redis, receiver.url, attempts)
         before_s = time.time()
         async with _running(store) as meters:
-            await soon(lambda: bool(_counts(meters)))
+            await happens(lambda: bool(_counts(meters)))
             # Until it is put off, it is held for a minute.
-            await soon(lambda: not 55 < float(redis.ask("ZSCORE", _NOTIFY, id)) / 1000 - before_s < 65)
+            await happens(lambda: not 55 < float(redis.ask("ZSCORE", _NOTIFY, id)) / 1000 - before_s < 65)
         next_s = float(redis.ask("ZSCORE", _NOTIFY, id)) / 1000
         assert delay_s <= next_s - before_s <= 1.25 * delay_s + 20
         assert (receiver.asked, _counts(meters)) == (1, {"refused": 1})
@@ -97,7 +97,7 @@ async def test_a_receiver_that_refuses_the_eighth_time_is_given_up(store: JobSto
     async with _receiver(302) as receiver:
         id = await _ended(store, redis, receiver.url, attempts=7)
         async with _running(store) as meters:
-            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+            await happens(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
         assert (receiver.asked, _counts(meters)) == (1, {"given_up": 1})
     assert (await store.count())[2] == 0
     assert (await store.get(id)) is not None, "its caller can still ask for it"
@@ -106,8 +106,8 @@ async def test_a_receiver_that_refuses_the_eighth_time_is_given_up(store: JobSto
 async def test_a_url_that_is_none_is_given_up_like_a_receiver_that_refuses(store: JobStore, redis: RedisServer) -> None:
     ids = [await _ended(store, redis, "ftp://x/", attempts) for attempts in (0, 7)]
     async with _running(store) as meters:
-        await soon(lambda: len(_counts(meters)) == 2)
-        await soon(lambda: redis.ask("ZSCORE", _NOTIFY, ids[1]) is None)
+        await happens(lambda: len(_counts(meters)) == 2)
+        await happens(lambda: redis.ask("ZSCORE", _NOTIFY, ids[1]) is None)
     assert _counts(meters) == {"refused": 1, "given_up": 1}
     assert redis.ask("ZSCORE", _NOTIFY, ids[0]) is not None
 
@@ -116,7 +116,7 @@ async def test_a_receiver_that_accepts_is_told_once(store: JobStore, redis: Redi
     async with _receiver(204) as receiver:
         id = await _ended(store, redis, receiver.url, attempts=7)
         async with _running(store) as meters:
-            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+            await happens(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
         assert (receiver.asked, _counts(meters)) == (1, {"accepted": 1})
 
 
@@ -124,7 +124,7 @@ async def test_of_a_job_that_no_gateway_signed_no_receiver_is_told(store: JobSto
     async with _receiver(204) as receiver:
         id = await _ended(store, redis, receiver.url)
         async with _running(store, jobs_secret=b"a secret of thirty-two bytes, or more") as meters:
-            await soon(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
+            await happens(lambda: redis.ask("ZSCORE", _NOTIFY, id) is None)
         assert (receiver.asked, _counts(meters)) == (0, {})
 
 
@@ -161,8 +161,8 @@ async def test_a_receiver_that_hangs_holds_up_no_other(
             await _ended(store, redis, receiver.url)
         began_s = time.monotonic()
         async with _running(store) as meters:
-            await soon(lambda: receiver.asked == 50)
-            await soon(lambda: _counts(meters) == {"accepted": 50})
+            await happens(lambda: receiver.asked == 50)
+            await happens(lambda: _counts(meters) == {"accepted": 50})
             assert time.monotonic() - began_s < 8  # an attempt at the other one takes ten seconds
         # Those that were put off are told later, as if they had not been taken.
         stored = [int(redis.ask("HGET", f"neuronpipe-jobs:job:{id}", "notified")) for id in hung]
@@ -189,7 +189,7 @@ async def test_many_receivers_of_a_tenant_that_hang_hold_up_those_of_no_other(
             await _ended(store, redis, receiver.url, tenant="victim")
         began_s = time.monotonic()
         async with _running(store):
-            await soon(lambda: receiver.asked == 50)
+            await happens(lambda: receiver.asked == 50)
         assert time.monotonic() - began_s < 8  # an attempt at another one takes ten seconds
 
 
@@ -197,7 +197,7 @@ async def test_a_stop_waits_for_no_receiver(store: JobStore, redis: RedisServer)
     async with _silent() as silent:
         id = await _ended(store, redis, silent)
         running = asyncio.create_task(Notifier(store, b"secret", _LOOPBACK, Meters()).run())
-        await soon(lambda: redis.ask("HGET", f"neuronpipe-jobs:job:{id}", "notified") == b"1")
+        await happens(lambda: redis.ask("HGET", f"neuronpipe-jobs:job:{id}", "notified") == b"1")
         await asyncio.sleep(0.1)
         began_s = time.monotonic()
         running.cancel()
@@ -227,10 +227,10 @@ async def test_receivers_are_told_once_redis_answers_again(
         await _ended(store, redis, receiver.url)
         async with _running(behind) as meters:
             asked = between.requests
-            await soon(lambda: between.requests > asked + 8)  # after the retries of several looks
+            await happens(lambda: between.requests > asked + 8)  # after the retries of several looks
             assert receiver.asked == 0
             between.says = b""
-            await soon(lambda: _counts(meters) == {"accepted": 1})
+            await happens(lambda: _counts(meters) == {"accepted": 1})
         await behind.close()
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neuronpipe.bulk.jobs.post import Destination, PostFailed, check_host, post, resolve
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
 
@@ -250,7 +250,7 @@ async def test_posts_need_no_threads_and_a_cancelled_one_sends_nothing_more() ->
             posts = [asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100))) for _ in range(64)]
             cancelled = asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100)))
             cancelled.cancel()
-            await soon(lambda: len(sent) == 64)
+            await happens(lambda: len(sent) == 64)
             with pytest.raises(PostFailed, match=r"no answer within 0\.2 s"):
                 await post(to, "127.0.0.1", {}, b"x", (0.2, 100))
             released.set()

@@ -19,7 +19,7 @@ from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_a_gateway_that_cannot_be_reached_is_in_the_log(
     gateway: BulkGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     asking = asyncio.create_task(gateway.outcome(InferRequest(model="a"), "a", None, 60, _nothing))
-    await soon(lambda: bool(caplog.records))
+    await happens(lambda: bool(caplog.records))
     asking.cancel()
     assert "Connection refused" in caplog.records[0].__dict__["fields"]["reason"]
 
@@ -271,7 +271,7 @@ async def test_a_storage_that_hangs_takes_no_thread_from_jobs_without_objects(
     rows = [] if hangs == "reads" else [InferRequest(model="a")]
     hung = [asyncio.create_task(_run(gateway, *given, storage=storage, requests=rows)) for _ in range(40)]
     if hangs == "writes":
-        await soon(lambda: len(gateway.asked) == 40)
+        await happens(lambda: len(gateway.asked) == 40)
     await asyncio.sleep(0)
     try:
         async with asyncio.timeout(5):

@@ -19,7 +19,7 @@ from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.metrics import Telemetry
 from tests.servers.redis import Proxy, RedisServer, proxy
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _LEASE_S = 1.0
 _STEP_S = 0.05
@@ -108,7 +108,7 @@ async def test_while_redis_is_away_for_longer_than_a_lease_jobs_go_on(
     async with _worker(redis.url, runs.of("one"), 2), _worker(redis.url, runs.of("two"), 4):
         runs.is_held = True
         ids = [await _submit(store) for _ in range(4)]
-        await soon(lambda: len(runs.began) == 4)
+        await happens(lambda: len(runs.began) == 4)
         for _ in range(3):
             await _go_away(redis, how, 1.5 * _LEASE_S)
             await asyncio.sleep(_LEASE_S)
@@ -124,7 +124,7 @@ async def test_what_was_computed_while_redis_was_away_is_stored_and_not_computed
     runs = _Runs(steps=3)
     async with _worker(redis.url, runs.of("one")), _worker(redis.url, runs.of("two")):
         id = await _submit(store)
-        await soon(lambda: bool(runs.began))
+        await happens(lambda: bool(runs.began))
         await _go_away(redis, "is killed", 2 * _LEASE_S)
         job = await _ended(store, id)
     assert (job.state, job.attempts, runs.began[id]) == ("succeeded", 1, 1)
@@ -161,16 +161,16 @@ async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store
     ):
         runs.is_held = True
         ids = [await _submit(store), await _submit(store)]
-        await soon(lambda: len(runs.began) == 2)
+        await happens(lambda: len(runs.began) == 2)
         (theirs,) = {id for id, worker, _ in runs.steps if worker == "cut off"}
         _cut_off(between)
         runs.is_held = False
         other = next(id for id in ids if id != theirs)
         await _ended(store, other)
         runs.is_held = True
-        await soon(lambda: runs.began[theirs] == 2)
+        await happens(lambda: runs.began[theirs] == 2)
         between.is_open = True
-        await soon(lambda: not cut_off._running)
+        await happens(lambda: not cut_off._running)
         runs.is_held = False
         job = await _ended(store, theirs)
     assert (job.state, job.attempts) == ("succeeded", 2)

@@ -14,7 +14,7 @@ import pytest
 from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.connection import HttpConnection, HttpServer
 from neuronpipe.doors.http.door import HttpDoor
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.wire import Exchange
 from neuronpipe.gateway.settings import HttpSettings
 from neuronpipe.platform.process.health import HealthBoard
@@ -23,7 +23,7 @@ from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, Proce
 from neuronpipe.platform.tls import ServerTls, TlsFiles
 from tests.servers.certificates import Authority
 from tests.suite.constants import with_constants
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _WAIT = Route("GET", "/wait", "waits")
 _TAKE = Route("POST", "/take", "takes a body", is_raw=True)
@@ -66,6 +66,18 @@ async def _ask(port: int, request: bytes) -> bytes:
         return await reader.readline()
     finally:
         writer.close()
+
+
+def _answering(body: bytes = b"{}", *, after_s: float = 0) -> HttpHandler:
+    async def answer(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(after_s)
+        return HttpResponse(body)
+
+    return answer
+
+
+async def _echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.body)
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/ping", b"/v2/health/ready"])
@@ -123,22 +135,16 @@ async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_it
 
 
 async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come() -> None:
-    async def wait(request: HttpRequest) -> HttpResponse:
-        await asyncio.sleep(0.4)  # four times the limit of a head
-        return HttpResponse(b"{}")
-
-    async with _running([(_WAIT, wait)], max_handshake_s=0.1) as (_, _, port):
+    after = _answering(after_s=0.4)  # four times the limit of a head
+    async with _running([(_WAIT, after)], max_handshake_s=0.1) as (_, _, port):
         assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
 async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: str) -> None:
-    async def take(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(request.body)
-
     head = f"POST /take HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\n"
     body = b"a" * 3000
-    async with _running([(_TAKE, take)]) as (_, _, port):
+    async with _running([(_TAKE, _echo)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(head.encode() + b"content-length: 3000\r\n\r\n" + body)
@@ -147,7 +153,8 @@ async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: st
         writer.close()
 
 
-async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that_reads_nothing() -> None:
+@pytest.mark.parametrize("closes", [True, False], ids=["a connection that closes", "a caller that sends no more"])
+async def test_an_end_does_not_wait_for_ever_for_a_caller_that_reads_nothing(closes: bool) -> None:
     may_answer = asyncio.Event()
 
     async def wait(request: HttpRequest) -> HttpResponse:
@@ -158,42 +165,20 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
         caller = socket.socket()
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
         await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
-        await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        fields = b"connection: close\r\n" if closes else b""
+        await asyncio.to_thread(caller.sendall, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n" + fields + b"\r\n")
         connections = _server(door).connections
-        await soon(lambda: bool(connections))
+        await happens(lambda: bool(connections))
         (connection,) = connections
         transport: Any = connection.transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: transport.is_closing())
+        if not closes:
+            await happens(lambda: transport.get_write_buffer_size())
+            caller.shutdown(socket.SHUT_WR)
+        await happens(lambda: transport.is_closing())
         assert transport.get_write_buffer_size()
-        await soon(lambda: not connections)
-        caller.close()
-
-
-async def test_a_caller_that_sends_no_more_and_reads_nothing_is_not_waited_for_for_ever() -> None:
-    may_answer = asyncio.Event()
-
-    async def wait(request: HttpRequest) -> HttpResponse:
-        await may_answer.wait()
-        return HttpResponse(b"a" * 60_000, "text/plain", is_compressible=False)  # too little to pause who writes it
-
-    async with _running([(_WAIT, wait)], max_send_s=0.3) as (door, _, port):
-        caller = socket.socket()
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
-        await asyncio.to_thread(caller.connect, ("127.0.0.1", port))
-        await asyncio.to_thread(caller.sendall, _SMUGGLED)
-        connections = _server(door).connections
-        await soon(lambda: bool(connections))
-        (connection,) = connections
-        transport: Any = connection.transport
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-        may_answer.set()
-        await soon(lambda: transport.get_write_buffer_size())
-        caller.shutdown(socket.SHUT_WR)
-        await soon(lambda: transport.is_closing())
-        assert transport.get_write_buffer_size()
-        await soon(lambda: not connections)
+        await happens(lambda: not connections)
         caller.close()
 
 
@@ -207,28 +192,25 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
     async with _running([(_WAIT, wait)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
         writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        await soon(lambda: bool(_server(door).connections))
+        await happens(lambda: bool(_server(door).connections))
         (connection,) = _server(door).connections
         assert isinstance(connection, HttpConnection)
         system_socket = connection.transport.get_extra_info("socket")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
         may_answer.set()
-        await soon(lambda: connection._claim is not None)
+        await happens(lambda: connection._claim is not None)
         assert connection._in_flight.unread._bytes
         await reader.readuntil(b"\r\n\r\n")
         system_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         assert await reader.readexactly(len(answer)) == answer
-        await soon(lambda: connection._claim is None)
+        await happens(lambda: connection._claim is None)
         assert not connection._in_flight.unread._bytes
         writer.close()
 
 
 async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
-    async def take(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"", "text/plain")
-
     question = b"GET /health HTTP/1.1\r\nhost:localhost\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
-    async with _running([(_TAKE, take)]) as (_, _, port):
+    async with _running([(_TAKE, _answering(b""))]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
         head = b"POST /take HTTP/1.1\r\nhost:localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -239,10 +221,7 @@ async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all
 
 
 async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_of_its_answer() -> None:
-    async def wait(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"{}")
-
-    async with _running([(_WAIT, wait)]) as (_, _, port):
+    async with _running([(_WAIT, _answering())]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.0\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
         assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"\r\n\r\n{}")
@@ -282,11 +261,8 @@ async def test_a_body_that_waits_to_be_asked_for_and_is_not_read_ends_its_connec
 
 @pytest.mark.parametrize(("sent", "is_asked_for"), [((b"{}",), False), ((b"", b"{}"), True)])
 async def test_a_body_is_asked_for_unless_it_has_come(sent: tuple[bytes, ...], is_asked_for: bool) -> None:
-    async def take(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(request.body)
-
     head = b"POST /take HTTP/1.1\r\n" + _HOST + b"expect: 100-continue\r\ncontent-length: 2\r\nconnection: close\r\n"
-    async with _running([(_TAKE, take)]) as (_, _, port):
+    async with _running([(_TAKE, _echo)]) as (_, _, port):
         answers = await _refused(port, head + b"\r\n" + sent[0], *sent[1:])
     assert answers.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") == is_asked_for
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 1
@@ -304,10 +280,10 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one.pipeline for one in connections))
+        await happens(lambda: any(one.pipeline for one in connections))
         assert [len(one.pipeline) < 100 for one in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await soon(lambda: [bool(one._held) and one._awaited.name != "HEAD" for one in connections] == [True])
+        await happens(lambda: [bool(one._held) and one._awaited.name != "HEAD" for one in connections] == [True])
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -326,11 +302,8 @@ async def test_an_answer_that_cannot_be_written_is_a_fault_of_the_server(caplog:
 
 
 async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is_not() -> None:
-    async def wait(request: HttpRequest) -> HttpResponse:
-        await asyncio.sleep(0.4)  # twice the limit
-        return HttpResponse(b"{}")
-
-    async with _running([(_WAIT, wait)], max_connection_idle_s=0.2) as (_, _, port):
+    after = _answering(after_s=0.4)  # twice the limit
+    async with _running([(_WAIT, after)], max_connection_idle_s=0.2) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -463,11 +436,7 @@ async def test_a_request_that_a_proxy_may_read_as_another_one_is_refused_and_the
     version: str, rest: bytes, status: int
 ) -> None:
     """RFC 9112, 3.2, 5.1, 5.2, 6.1, 6.3 and 7.1."""
-
-    async def answer(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"{}")
-
-    async with _running([(_TAKE, answer), (_WAIT, answer)]) as (_, _, port):
+    async with _running([(_TAKE, _answering()), (_WAIT, _answering())]) as (_, _, port):
         answers = await _refused(port, b"POST /take HTTP/%s\r\n" % version.encode() + rest + _SMUGGLED)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 %d " % status) == 1
 
@@ -489,11 +458,7 @@ async def test_extensions_and_zeros_of_a_chunk_mean_nothing(chunk: bytes) -> Non
 @pytest.mark.parametrize("behind", [b"broken\r\n\r\n", b"GET /health HTTP/1.1\r\n\r\n"], ids=["syntax", "no host"])
 @pytest.mark.parametrize("first", [1, 2])
 async def test_a_request_before_a_bad_one_is_answered_and_the_bad_one_is_not(behind: bytes, first: int) -> None:
-    async def wait(request: HttpRequest) -> HttpResponse:
-        await asyncio.sleep(0.1)
-        return HttpResponse(b"{}")
-
-    async with _running([(_WAIT, wait)], max_handshake_s=0.05) as (_, _, port):
+    async with _running([(_WAIT, _answering(after_s=0.1))], max_handshake_s=0.05) as (_, _, port):
         answers = await _refused(port, _SMUGGLED * first + behind, b"a" * 40_000, _SMUGGLED)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 200 OK\r\n") == first
     assert answers.count(b"connection: close\r\n") == 1
@@ -541,12 +506,8 @@ async def test_a_host_may_be_a_name_or_an_address_with_a_port(host: bytes) -> No
 )
 async def test_the_host_of_an_absolute_target_counts_instead_of_the_field(target: bytes, status: int) -> None:
     """RFC 9112, 3.2.2."""
-
-    async def answer(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"{}")
-
     host = b"localhost" if status == 403 else b"elsewhere"
-    async with _running([(_WAIT, answer)]) as (_, _, port):
+    async with _running([(_WAIT, _answering())]) as (_, _, port):
         answered = await _ask(port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
     assert answered.startswith(b"HTTP/1.1 %d " % status)
 
@@ -566,11 +527,11 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"))
     async with _running([], tls=tls, max_connections=2) as (door, _, port):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await soon(lambda: len(_server(door).listener.handshakes) == 2)
+        await happens(lambda: len(_server(door).listener.handshakes) == 2)
         assert await _refused(port, b"\x16\x03") == b""
         assert len(_server(door).listener.handshakes) == 2
         silent[0][1].write(b"no TLS")
-        await soon(lambda: len(_server(door).listener.handshakes) == 1)
+        await happens(lambda: len(_server(door).listener.handshakes) == 1)
         for _, writer in silent:
             writer.close()
 
@@ -584,7 +545,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         connections: Any = _server(door).connections
-        await soon(lambda: any(one._parser.requests for one in connections))
+        await happens(lambda: any(one._parser.requests for one in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()
@@ -626,11 +587,7 @@ async def test_trailers_are_limited_as_heads_are(trailers: list[bytes]) -> None:
 
 async def test_chunks_whose_heads_come_with_the_data_before_are_no_trailers() -> None:
     """Each part ends right behind the head of a chunk."""
-
-    async def take(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(request.body)
-
-    async with _running([(_TAKE, take)], max_header_bytes=100) as (_, _, port):
+    async with _running([(_TAKE, _echo)], max_header_bytes=100) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for part in (_CHUNKED, b"5\r\n", *[b"     \r\n5\r\n"] * 20, b"12345\r\n0\r\n\r\n"):
             writer.write(part)
@@ -641,13 +598,9 @@ async def test_chunks_whose_heads_come_with_the_data_before_are_no_trailers() ->
 
 async def test_a_head_behind_a_body_in_the_same_bytes_has_the_limit_of_any_head() -> None:
     """The pieces of a body are as large as the largest head."""
-
-    async def take(request: HttpRequest) -> HttpResponse:
-        return HttpResponse(b"{}")
-
     body = b"a" * (55 << 10)
     head = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    async with _running([(_TAKE, take)]) as (_, _, port):
+    async with _running([(_TAKE, _answering())]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head + body + b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + _LARGE * 15 + b"\r\n")
         for answer in (b"{}", b""):
@@ -674,9 +627,7 @@ async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
 
 
 async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
-    async def wait(request: HttpRequest) -> HttpResponse:
-        await asyncio.sleep(0.05)
-        return HttpResponse(b"{}")
+    wait = _answering(after_s=0.05)
 
     def left() -> int:
         return sum(type(one) in (Exchange, HttpConnection) for one in gc.get_objects())
@@ -694,6 +645,6 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
                 await asyncio.sleep(0.02)
                 assert left() > before
                 writer.transport.abort()
-            await soon(lambda: left() == before)
+            await happens(lambda: left() == before)
         finally:
             gc.enable()

@@ -10,7 +10,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.handlers import metrics_handlers
 from neuronpipe.platform.telemetry.prometheus import write_page
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 _OPEN = "application/openmetrics-text"
 # As Prometheus 3 sends it.
@@ -35,7 +35,7 @@ async def test_callers_share_a_page_of_each_format_whatever_they_accept() -> Non
     ((_, metrics),) = metrics_handlers(write)
     before = len(asyncio.all_tasks())
     first = asyncio.ensure_future(metrics(_request("text/plain")))
-    await soon(lambda: len(written) == 1)
+    await happens(lambda: len(written) == 1)
     accepted = [f"text/plain; version={number}" for number in range(500)]
     accepted += [f"{_OPEN}; version=1.0.{number}" for number in range(500)]
     asked = [asyncio.ensure_future(metrics(_request(accept))) for accept in accepted]

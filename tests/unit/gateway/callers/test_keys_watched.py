@@ -1,6 +1,5 @@
 """gateway/callers/keys.py: a file's last good content."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.keys import WatchedFile
 from neuronpipe.platform.watched import watching
+from tests.suite.waiting import happens
 
 
 def _parse(content: bytes) -> int:
@@ -34,9 +34,7 @@ class _Numbers:
         return bool(family.number(gauge))
 
     async def until(self, number: int, *, is_good: bool) -> None:
-        async with asyncio.timeout(10):
-            while (self.file.value, self.is_good) != (number, is_good):
-                await asyncio.sleep(0.01)
+        await happens(lambda: (self.file.value, self.is_good) == (number, is_good))
 
 
 @pytest.fixture

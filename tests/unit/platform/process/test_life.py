@@ -13,7 +13,9 @@ from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.process.settings import ProcessSettings
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
+
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 _LIMIT_S = 10
 
@@ -48,14 +50,6 @@ class _Door:
 
     async def stop(self, grace_s: float) -> None:
         self._events.append(f"{self._name} stops")
-
-
-@pytest.fixture(autouse=True)
-async def signals() -> AsyncIterator[None]:
-    """A served process has the signals until it ends, which this one does not."""
-    yield
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().remove_signal_handler(number)
 
 
 @pytest.fixture
@@ -150,9 +144,9 @@ async def test_a_part_that_cannot_take_the_news_is_in_the_log_and_the_others_dra
 
 async def test_calls_that_come_while_callers_leave_are_answered(life: Life, events: list[str]) -> None:
     draining = asyncio.create_task(life.drain(_LIMIT_S))
-    await soon(lambda: events[-1] == "door asks to leave")
+    await happens(lambda: events[-1] == "door asks to leave")
     with life.in_flight:
-        await soon(lambda: events[-1] == "door drains")
+        await happens(lambda: events[-1] == "door drains")
     await draining
 
 
@@ -163,7 +157,7 @@ async def test_doors_stop_after_what_is_in_flight_over_all_of_them(events: list[
     life.open(lambda: None)
     with doors[1].in_flight:
         draining = asyncio.create_task(life.drain(_LIMIT_S))
-        await soon(lambda: events[-1] == "second drains")
+        await happens(lambda: events[-1] == "second drains")
     await draining
     assert events[-2:] == ["first stops", "second stops"]
 
@@ -265,7 +259,7 @@ async def test_a_message_that_never_comes_holds_up_the_end_for_half_of_the_grace
             await refused.wait()
 
     receiving = asyncio.create_task(receive())
-    await soon(lambda: door.in_flight.count == 1)
+    await happens(lambda: door.in_flight.count == 1)
     draining = asyncio.create_task(life.drain(1.0))
     await asyncio.sleep(0.3)
     assert not refusals

@@ -14,6 +14,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import Clock, Link, Span, SpanContext, SpanEvent
 from neuronpipe.platform.telemetry import spans
 from neuronpipe.platform.telemetry.spans import SpanQueue
+from tests.suite.waiting import until
 
 _LIMIT = 100
 
@@ -48,20 +49,13 @@ def _span(parent: SpanContext | None = None) -> Span:
     return Span("x", SpanContext.new(is_sampled=True), parent, 1_000, 3_000)
 
 
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def test_all_spans_of_a_healthy_collector_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = _Exporter(lambda: SpanExportResult.SUCCESS)
     queue, count = _queue(exporter, monkeypatch)
     for number in range(10 * _LIMIT):
         queue.add(_span())
         if number % _LIMIT == _LIMIT - 1:  # no faster than the queue is emptied
-            _until(lambda expected=number + 1: len(exporter.exported) == expected)  # type: ignore[misc]
+            until(lambda expected=number + 1: len(exporter.exported) == expected)  # type: ignore[misc]
     queue.close()
     assert (count("exported"), count("failed"), count("dropped")) == (10 * _LIMIT, 0, 0)
 

@@ -18,7 +18,7 @@ from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.transport import ServerCall, ServerOptions, end_of
 from tests.interop import frames
 from tests.suite.constants import with_constants
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 
 Answer: TypeAlias = Callable[[ServerCall, bytes | None], Awaitable[None]]
 
@@ -30,6 +30,18 @@ async def echo(call: ServerCall, request: bytes | None) -> None:
 async def echo_all(call: ServerCall, request: bytes | None) -> None:
     while (message := await call.read()) is not None:
         await call.send(message)
+
+
+class Held:
+    """Answers each call with these bytes, or with its request, once it may."""
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self.may_answer = asyncio.Event()
+        self._data = data
+
+    async def __call__(self, call: ServerCall, request: bytes | None) -> None:
+        await self.may_answer.wait()
+        await call.send(self._data if self._data is not None else request or b"")
 
 
 class Method:
@@ -101,7 +113,7 @@ class Caller:
 
     async def end(self, number: int) -> dict[bytes, bytes]:
         """The fields of the end of a call, once it is over."""
-        await soon(lambda: bool(self.of(number, StreamClosed)) or self.is_over)
+        await happens(lambda: bool(self.of(number, StreamClosed)) or self.is_over)
         fields = [field for event in self.of(number, ResponseReceived) for field in event.headers]
         fields += [field for event in self.of(number, TrailersReceived) for field in event.headers]
         return dict(fields)
@@ -150,7 +162,7 @@ async def serving(
     server.listen()
     try:
         yield system
-        await soon(lambda: method.accepted == method.ended or bool(server.connections))  # each counted call is over
+        await happens(lambda: method.accepted == method.ended or bool(server.connections))  # each counted call is over
     finally:
         for caller in system.callers:
             await caller.close()

@@ -19,8 +19,8 @@ from neuronpipe.rpc.http2.connection import _Rate
 from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
 from tests.interop import frames
-from tests.unit.rpc.http2.serving import Caller, System, connected, echo_all, serving
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
+from tests.unit.rpc.http2.serving import Caller, Held, System, connected, echo_all, serving
 
 _LIMIT_S = 10
 _ENHANCE_YOUR_CALM = 11
@@ -29,17 +29,6 @@ _HEAD = frames.block(frames.call_fields("/a/Echo"))
 _UNKNOWN_HEAD = frames.block(frames.call_fields("/a/Unknown"))
 _PING = frames.frame(frames.PING, payload=b"12345678")
 _PRIORITY_PAYLOAD = b"\0\0\0\1\0"
-
-
-class _Held:
-    """Answers once it may: each call with its request."""
-
-    def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-
-    async def __call__(self, call: ServerCall, request: bytes | None) -> None:
-        await self.may_answer.wait()
-        await call.send(request or b"")
 
 
 def _connection(system: System) -> _ServerConnection:
@@ -68,26 +57,26 @@ def _open(number: int, head: bytes = _HEAD) -> bytes:
 
 
 async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_others_are_answered() -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         others = [caller.call(b"a") for _ in range(20)]
         some = [caller.call(b"a") for _ in range(2000)]
-        await soon(lambda: system.method.accepted == 2020)
+        await happens(lambda: system.method.accepted == 2020)
         for number in some:
             caller.engine.reset_stream(number)
         caller.flush()
-        await soon(lambda: system.method.ended == 2000)
+        await happens(lambda: system.method.ended == 2000)
         held.may_answer.set()
         assert {await caller.code(number) for number in others} == {"OK"}
         assert _goaways(caller) == []
 
 
 async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connection_to_the_others() -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         other = caller.call(b"a")
         some = [caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"50m")) for _ in range(1500)]
-        await soon(lambda: system.method.ended == len(some))
+        await happens(lambda: system.method.ended == len(some))
         # A client whose own clock ends the call a moment later.
         caller.writer.write(b"".join(map(frames.reset, some)))
         await asyncio.sleep(0.1)  # to prove that nothing happens
@@ -120,7 +109,7 @@ async def test_a_ping_beside_each_message_is_no_flood() -> None:
             caller.send(number, frames.message(b"a"))
             caller.engine.ping(b"12345678")
             if not count % 100:
-                await soon(lambda count=count: len(caller.received(number)) == 6 * count)  # type: ignore[misc]
+                await happens(lambda count=count: len(caller.received(number)) == 6 * count)  # type: ignore[misc]
         caller.send(number, b"", ends=True)
         assert await caller.code(number) == "OK"
 
@@ -192,13 +181,13 @@ async def test_a_flood_ends_the_connection(
     flood: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    async with serving(_Held()) as system:
+    async with serving(Held()) as system:
         reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
         writer.write(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))
         writer.write(b"".join(flood()))
         received = await asyncio.wait_for(reader.read(), _LIMIT_S)
         assert [kind for kind, *_ in frames.frames_in(received)[0]][-1] == frames.GOAWAY
-        await soon(lambda: not system.server.connections)
+        await happens(lambda: not system.server.connections)
         assert system.ended("protocol") == 1
         writer.close()
 
@@ -207,7 +196,7 @@ async def test_a_flood_ends_the_connection(
 
 
 async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
-    held = _Held()
+    held = Held()
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         first = await call.read()
@@ -222,7 +211,7 @@ async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
         for _ in range(100):
             unread.append(caller.open())
             caller.send(unread[-1], frames.message(b"x" * 60_000) * 25, ends=True)
-        await soon(lambda: sum(bool(call._held_bytes) for call in _connection(system).streams.values()) == 100)
+        await happens(lambda: sum(bool(call._held_bytes) for call in _connection(system).streams.values()) == 100)
         other = caller.call(b"a")
         assert await caller.code(other) == "OK"
         large = caller.call(b"a")
@@ -232,7 +221,7 @@ async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
 
 
 async def test_streams_that_are_not_read_take_no_more_memory_than_a_connection_may() -> None:
-    held = _Held()
+    held = Held()
 
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await held.may_answer.wait()
@@ -244,7 +233,7 @@ async def test_streams_that_are_not_read_take_no_more_memory_than_a_connection_m
         for number in numbers:
             caller.send(number, frames.message(b"x" * 60_000) * 25)
         # Of 50 streams with more than 1 MiB each, fewer than half find room in the connection's 8 MiB.
-        await soon(lambda: sum(bool(call.error) for call in _connection(system).streams.values()) > 25)
+        await happens(lambda: sum(bool(call.error) for call in _connection(system).streams.values()) > 25)
         kept_bytes = sum(call.unread_bytes + call.buffered_bytes for call in _connection(system).streams.values())
         assert kept_bytes <= 8 * _MIB
         other = caller.open()
@@ -275,13 +264,13 @@ async def test_answers_that_a_client_does_not_read_hold_up_none_of_its_other_cal
                 unread.append(await channel.open_call("/a/Echo"))
                 await asyncio.sleep(0)  # in which its head goes
                 await unread[-1].write(b"25")
-            await soon(lambda: all(call._held_bytes for call in unread))
+            await happens(lambda: all(call._held_bytes for call in unread))
             other = await channel.open_call("/a/Echo")
             await asyncio.sleep(0)
             await other.write(b"1")
             async with asyncio.timeout(_LIMIT_S):
                 assert await other.read() == b"x" * 60_000
-        await soon(lambda: system.method.ended == 25)
+        await happens(lambda: system.method.ended == 25)
 
 
 class _SlowReader:
@@ -346,7 +335,7 @@ async def test_where_too_many_answers_wait_the_one_that_waited_longest_is_reset_
         unread = []
         for count in range(1, 5):
             unread.append(await reader.call(b"a"))
-            await soon(lambda count=count: len(_connection(system)._unread) >= min(count, 3))  # type: ignore[misc]
+            await happens(lambda count=count: len(_connection(system)._unread) >= min(count, 3))  # type: ignore[misc]
             await asyncio.sleep(0.002)  # so that one has waited longer
         await reader.caller.end(unread[0])
         assert [_resets(reader.caller, number) for number in unread] == [[_ENHANCE_YOUR_CALM], [], [], []]
@@ -359,7 +348,7 @@ async def test_of_answers_beyond_the_budget_the_largest_is_reset_alone() -> None
         reader = _SlowReader(await system.connect())
         small = await reader.call(b"x" * 200_000)
         large = [await reader.call(b"x" * size_bytes) for size_bytes in (900_000, 950_000)]
-        await soon(lambda: _calls_ended(system) == 0 and len(_connection(system)._unread) == 3)
+        await happens(lambda: _calls_ended(system) == 0 and len(_connection(system)._unread) == 3)
         large.append(await reader.call(b"x" * 800_000))  # beyond the 2 MiB of a connection
         await reader.caller.end(large[1])
         assert [_resets(reader.caller, number) for number in (small, *large)] == [[], [], [_ENHANCE_YOUR_CALM], []]
@@ -377,7 +366,7 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
         caller = await system.connect()
         number, wire = caller.open(), frames.message(b"x" * 150_000)
         caller.send(number, wire[:-1000])
-        await soon(lambda: budget._bytes == 149_000)
+        await happens(lambda: budget._bytes == 149_000)
         # Another message of the connection fills its share, up to less than the last piece.
         other = Claim(str(id(_connection(system))), lambda error: None)
         budget.grow(other, _MIB - 149_500)
@@ -393,17 +382,17 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
 
 @pytest.mark.parametrize("is_ready_s", [0.0, 0.05], ids=["before the stop", "after it"])
 async def test_answers_that_a_notice_holds_back_are_sent_though_a_stop_follows_at_once(is_ready_s: float) -> None:
-    held = _Held()
+    held = Held()
     async with connected(held) as (system, caller):
         held.may_answer.set()
         assert await caller.code(caller.call(b"a")) == "OK"
         held.may_answer.clear()
         numbers = [caller.call(b"a") for _ in range(2)]
-        await soon(lambda: system.method.accepted == 3)
+        await happens(lambda: system.method.accepted == 3)
         _connection(system)._give_notice()
         if not is_ready_s:
             held.may_answer.set()
-            await soon(lambda: system.method.ended == 3)
+            await happens(lambda: system.method.ended == 3)
         assert _connection(system).leaving.holds_answers
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
         await asyncio.sleep(is_ready_s)

@@ -28,8 +28,8 @@ from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd, ServerCall
 from tests.interop import frames
 from tests.servers.certificates import Authority
-from tests.unit.rpc.http2.serving import System, connected, echo_all, serving
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
+from tests.unit.rpc.http2.serving import Answer, Caller, Held, System, connected, echo_all, serving
 
 _LIMIT_S = 10
 _CALL_HEAD = frames.block(frames.call_fields("/a/Echo"))
@@ -186,13 +186,17 @@ async def test_messages_that_nobody_reads_count_as_arriving_until_they_are_read(
             caller.send(number, frames.message(b"x" * 900_000))
             caller.send(number, frames.message(b"a"))
         # A connection has half of the budget.
-        await soon(lambda: [bool(call.error) for call in _calls(system)] == [False, False, True, True])
+        await happens(lambda: [bool(call.error) for call in _calls(system)] == [False, False, True, True])
         assert len(_claims(system)) == 2
         may_read.set()
-        await soon(lambda: not _claims(system))
+        await happens(lambda: not _claims(system))
         assert [await caller.code(number) for number in numbers[2:]] == ["RESOURCE_EXHAUSTED"] * 2
         ends.set()
         assert [await caller.code(number) for number in numbers[:2]] == ["OK", "OK"]
+
+
+def _goaways(caller: Caller) -> list[GoAwayReceived]:
+    return [event for event in caller.events if isinstance(event, GoAwayReceived)]
 
 
 def _calls(system: System) -> list[Http2Call]:
@@ -207,13 +211,12 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
     async with serving() as system:
         caller, other = await system.connect(), await system.connect()
         number = caller.open()
-        await soon(lambda: len(system.server.connections) == 2)
+        await happens(lambda: len(system.server.connections) == 2)
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
-        began_s = time.monotonic()
-        while not any(connection._held_data for connection in system.server.connections):
-            await asyncio.sleep(0)
-            assert time.monotonic() - began_s < _LIMIT_S
+        async with asyncio.timeout(_LIMIT_S):
+            while not any(connection._held_data for connection in system.server.connections):
+                await asyncio.sleep(0)
         assert await other.code(other.call(b"a")) == "OK"
         assert any(connection._held_data for connection in system.server.connections)
 
@@ -286,14 +289,17 @@ async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> Non
         assert len(begun) == 501
 
 
-async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
-    may_read = asyncio.Event()
-
+def _echo_once(may_read: asyncio.Event) -> Answer:
     async def answer(call: ServerCall, request: bytes | None) -> None:
         await may_read.wait()
         await echo_all(call, request)
 
-    async with connected(answer, takes_stream=True) as (_, caller):
+    return answer
+
+
+async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None:
+    may_read = asyncio.Event()
+    async with connected(_echo_once(may_read), takes_stream=True) as (_, caller):
         number = caller.open()
         wire = frames.message(b"x" * 100_000) * 50
         caller.send(number, wire)
@@ -306,20 +312,14 @@ async def test_a_streams_window_is_held_while_its_messages_wait_unread() -> None
 
 
 async def test_many_empty_messages_are_held_as_large_ones_are() -> None:
-    may_read = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_read.wait()
-        await echo_all(call, request)
-
-    async with connected(answer, takes_stream=True) as (system, caller):
+    async with connected(_echo_once(asyncio.Event()), takes_stream=True) as (system, caller):
         number = caller.open()
         caller.send(number, frames.message(b"") * 600_000)  # 3 MB
         await asyncio.sleep(0.2)  # to prove that nothing happens
         assert caller.engine.queued_body_size(number) > 1 << 20
         caller.engine.reset_stream(number)
         caller.flush()
-        await soon(lambda: system.method.ended == 1)
+        await happens(lambda: system.method.ended == 1)
 
 
 async def test_messages_that_arrive_slowly_share_a_budget() -> None:
@@ -336,21 +336,12 @@ async def test_messages_that_arrive_slowly_share_a_budget() -> None:
 async def test_a_call_that_is_reset_before_it_runs_is_not_counted_any_more() -> None:
     async with connected() as (system, caller):
         for _ in range(50):
-            number = caller.engine.send_request(
-                [
-                    (b":method", b"POST"),
-                    (b":scheme", b"http"),
-                    (b":path", b"/a/Echo"),
-                    (b":authority", b"a"),
-                    (b"content-type", b"application/grpc"),
-                ]
-            )
-            caller.flush()
+            number = caller.open()
             caller.send(number, frames.message(b"a"), ends=True)
             caller.engine.reset_stream(number)
             caller.flush()
             await asyncio.sleep(0.001)
-        await soon(lambda: system.method.accepted > 0 and system.method.accepted == system.method.ended)
+        await happens(lambda: system.method.accepted > 0 and system.method.accepted == system.method.ended)
 
 
 @pytest.mark.parametrize("leaves_responses_unread", [False, True])
@@ -362,12 +353,12 @@ async def test_nothing_of_a_caller_who_leaves_waits_for_the_garbage_collector(le
 
     async with connected(answer) as (system, caller):
         caller.call(b"a")
-        await soon(lambda: system.method.accepted == 1)
+        await happens(lambda: system.method.accepted == 1)
         connection = weakref.ref(next(iter(system.server.connections)))
         gc.disable()
         try:
             await caller.close()
-            await soon(lambda: connection() is None)
+            await happens(lambda: connection() is None)
         finally:
             gc.enable()
 
@@ -387,7 +378,7 @@ async def test_a_deadline_ends_a_stream_whose_method_goes_on() -> None:
     async with connected(answer) as (_, caller):
         number = caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"100m"))
         assert await caller.code(number) == "DEADLINE_EXCEEDED"
-        await soon(lambda: ended == ["cancelled"])
+        await happens(lambda: ended == ["cancelled"])
 
 
 async def test_a_fault_of_the_method_ends_its_call_as_internal() -> None:
@@ -413,25 +404,20 @@ async def test_what_is_no_grpc_is_told_by_http() -> None:
 
 
 async def test_a_stop_answers_what_is_on_its_way_and_refuses_what_comes_later() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with connected(answer) as (system, caller):
         first = caller.call(b"a")
-        await soon(lambda: system.method.accepted == 1)
+        await happens(lambda: system.method.accepted == 1)
         system.server.ask_to_leave()
         late = caller.call(b"a")  # sent before the caller has heard of it
-        await soon(lambda: len([event for event in caller.events if isinstance(event, GoAwayReceived)]) == 2)
+        await happens(lambda: len(_goaways(caller)) == 2)
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
         await asyncio.sleep(0.05)  # to prove that nothing happens
         assert not stopping.done()
-        may_answer.set()
+        answer.may_answer.set()
         assert [await caller.code(number) for number in (first, late)] == ["OK", "OK"]
         await asyncio.wait_for(stopping, _LIMIT_S)
-        notice, final = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        notice, final = _goaways(caller)
         assert (notice.last_stream_id, final.last_stream_id) == ((1 << 31) - 1, late)
         assert {notice.error_code, final.error_code} == {_NO_ERROR}
 
@@ -487,20 +473,15 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_HOLD_S", 1.0)
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with serving(answer) as system:
         callers = [_FrameCaller(*await asyncio.open_connection("127.0.0.1", system.port)) for _ in range(2)]
         for caller in callers:
             caller.call(1)
-        await soon(lambda: system.method.accepted == 2)
+        await happens(lambda: system.method.accepted == 2)
         for connection in system.server.connections:
             connection._give_notice()
-        may_answer.set()
+        answer.may_answer.set()
         for caller in callers:
             for awaited in (frames.GOAWAY, frames.PING):
                 kind, _, ping = await caller.next(frames.GOAWAY, frames.PING, frames.DATA)
@@ -515,18 +496,13 @@ async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_mos
 
 
 async def test_a_stop_right_after_a_connection_was_made_sends_the_answer_of_its_first_call() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"answer")
-
+    answer = Held(b"answer")
     async with connected(answer) as (system, caller):
         number = caller.call(b"a")
-        await soon(lambda: system.method.accepted == 1)
+        await happens(lambda: system.method.accepted == 1)
         stopping = asyncio.create_task(system.server.stop(_LIMIT_S))
         await asyncio.sleep(0.4)  # beyond the time after which a connection without a first call is asked to leave
-        may_answer.set()
+        answer.may_answer.set()
         async with asyncio.timeout(_LIMIT_S / 2):
             assert await caller.code(number) == "OK"
             await stopping
@@ -539,10 +515,10 @@ async def test_calls_for_which_a_stop_has_no_more_time_are_told_so() -> None:
 
     async with connected(answer) as (system, caller):
         numbers = [caller.call(b"a") for _ in range(2)]
-        await soon(lambda: all(map(caller.received, numbers)))
+        await happens(lambda: all(map(caller.received, numbers)))
         await system.server.stop(0.05)
         assert [await caller.code(number) for number in numbers] == ["UNAVAILABLE"] * 2
-        await soon(lambda: system.method.ended == 2)
+        await happens(lambda: system.method.ended == 2)
 
 
 async def test_a_stream_that_comes_at_the_end_of_a_stop_is_one_that_clients_repeat() -> None:
@@ -560,10 +536,10 @@ async def test_a_flood_of_frames_that_bring_nothing_ends_the_connection_which_is
         for _ in range(600):
             caller.engine.ping(b"01234567")
         caller.flush()
-        await soon(lambda: any(isinstance(event, GoAwayReceived) for event in caller.events))
-        [end] = [event for event in caller.events if isinstance(event, GoAwayReceived)]
+        await happens(lambda: bool(_goaways(caller)))
+        [end] = _goaways(caller)
         assert end.error_code == _ENHANCE_YOUR_CALM
-        await soon(lambda: not system.server.connections)
+        await happens(lambda: not system.server.connections)
 
 
 @pytest.mark.parametrize(
@@ -589,7 +565,7 @@ async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -
     async with connected() as (system, caller):
         silent, half, whole = caller.open(), caller.open(), caller.open()
         caller.send(half, frames.message(b"a" * 100)[:50])
-        await soon(lambda: system.method.accepted == 3)
+        await happens(lambda: system.method.accepted == 3)
         caller.send(whole, frames.message(b"a"), ends=True)
         assert await caller.code(whole) == "OK"
         system.server.options.in_flight.refuse_arriving()
@@ -605,7 +581,7 @@ async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
     async with serving() as system:
         _, writer = await asyncio.open_connection("127.0.0.1", system.port)
-        await soon(lambda: bool(system.server.connections))
+        await happens(lambda: bool(system.server.connections))
         await asyncio.wait_for(system.server.stop(30), 4)  # the notice has five seconds
         writer.close()
 
@@ -615,7 +591,7 @@ async def test_a_connection_that_the_caller_ends_with_an_error_is_not_counted() 
         assert await caller.code(caller.call(b"a")) == "OK"
         caller.engine.send_goaway(_ENHANCE_YOUR_CALM)
         caller.flush()
-        await soon(lambda: not system.server.connections)
+        await happens(lambda: not system.server.connections)
         assert system.ended("protocol") == 0
 
 
@@ -632,7 +608,7 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
             assert await asyncio.wait_for(reader.read(), _LIMIT_S) == b""
         assert system.ended("max_connections") == 1
         silent[0][1].write(b"no TLS")
-        await soon(lambda: len(system.server.listener.handshakes) == 2)
+        await happens(lambda: len(system.server.listener.handshakes) == 2)
         greeted, secure = await asyncio.open_connection(
             "127.0.0.1", system.port, ssl=trusted, server_hostname="localhost"
         )
@@ -640,7 +616,7 @@ async def test_handshakes_count_as_connections_until_they_are_over(tmp_path: Pat
         assert (len(system.server.connections), len(system.server.listener.handshakes)) == (1, 2)
         for writer in (one_more, secure, *(writer for _, writer in silent)):
             writer.close()
-        await soon(lambda: not (system.server.connections or system.server.listener.handshakes))
+        await happens(lambda: not (system.server.connections or system.server.listener.handshakes))
 
 
 _ASKED = frames.PREFACE + frames.settings(((frames.INITIAL_WINDOW_SIZE, 1 << 24),)) + frames.window_update(0, 1 << 24)
@@ -661,7 +637,7 @@ async def _narrow_socket(system: System) -> socket.socket:
 
 async def _narrow_end(system: System) -> Any:
     """The server's end of the only connection, once a call is open; its socket holds little, too."""
-    await soon(lambda: any(one.streams for one in system.server.connections))
+    await happens(lambda: any(one.streams for one in system.server.connections))
     (connection,) = system.server.connections
     connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
     return connection
@@ -673,16 +649,12 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
 ) -> None:
     monkeypatch.setattr(connection_module, "TLS_CLOSE_S", 0.05)
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    authority, may_answer = Authority(), asyncio.Event()
+    authority = Authority()
     authority.issue("localhost").write(tmp_path)
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")) if is_tls else None
     trusted = ssl.create_default_context(cadata=authority.certificate.decode())
     trusted.set_alpn_protocols(["h2"])
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * _UNREAD_BYTES)
-
+    answer = Held(b"a" * _UNREAD_BYTES)
     async with serving(answer, tls=tls) as system:
         caller = await _narrow_socket(system)
         if is_tls:
@@ -690,8 +662,8 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
         end.take_no_more()
-        may_answer.set()
-        await soon(lambda: end.is_closing)
+        answer.may_answer.set()
+        await happens(lambda: end.is_closing)
         await asyncio.sleep(0.5)  # in which nothing may be given up
         received = b""
         while part := await asyncio.to_thread(caller.recv, 1 << 16):
@@ -706,20 +678,15 @@ async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that
 ) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.3)
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * _UNREAD_BYTES)
-
+    answer = Held(b"a" * _UNREAD_BYTES)
     async with serving(answer) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        may_answer.set()
-        await soon(lambda: end.transport.get_write_buffer_size() > 0)
+        answer.may_answer.set()
+        await happens(lambda: end.transport.get_write_buffer_size() > 0)
         await asyncio.to_thread(caller.sendall, b"no frame of HTTP/2")
-        await soon(lambda: not system.server.connections)
+        await happens(lambda: not system.server.connections)
         caller.close()
 
 
@@ -733,7 +700,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        await soon(lambda: end.is_paused)
+        await happens(lambda: end.is_paused)
         await asyncio.sleep(0.2)  # in which nothing more may be made
         assert end.transport.get_write_buffer_size() + end.engine.queued_body_size() < 2 * _PART_BYTES
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -743,7 +710,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
             found, rest = frames.frames_in(rest + await asyncio.to_thread(caller.recv, 1 << 20))
             left_bytes -= sum(len(data) for kind, _, _, data in found if kind == frames.DATA)
         assert left_bytes == 0
-        await soon(lambda: not system.server.sends._pending)
+        await happens(lambda: not system.server.sends._pending)
         caller.close()
 
 
@@ -752,31 +719,26 @@ async def test_a_caller_that_never_reads_loses_its_connection_though_its_windows
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         await _narrow_end(system)
-        await soon(lambda: not system.server.connections)
+        await happens(lambda: not system.server.connections)
         assert system.ended("max_send_s") == 1
         caller.close()
 
 
 async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_connection() -> None:
-    may_answer = asyncio.Event()
-
-    async def answer(call: ServerCall, request: bytes | None) -> None:
-        await may_answer.wait()
-        await call.send(b"a" * 900_000)
-
+    answer = Held(b"a" * 900_000)
     async with serving(answer, max_message_bytes=1 << 20, max_receiving_bytes=4 << 20) as system:
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        may_answer.set()
-        await soon(lambda: end.is_paused)
+        answer.may_answer.set()
+        await happens(lambda: end.is_paused)
         for number in (3, 5):  # with the first one less than a connection's half of the budget
             assert not system.ended("max_send_s")
             call = frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD)
             call += frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(b"a"))
             await asyncio.to_thread(caller.sendall, call)
-            await soon(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
-        await soon(lambda: not system.server.connections)
+            await happens(lambda accepted=(number + 1) // 2: system.method.accepted == accepted)  # type: ignore[misc]
+        await happens(lambda: not system.server.connections)
         assert system.ended("max_send_s") == 1
         assert not system.server.options.in_flight.unread._bytes
         caller.close()
@@ -785,4 +747,4 @@ async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_co
 async def test_an_idle_connection_is_asked_to_leave() -> None:
     async with connected(max_connection_idle_s=0.2) as (_, caller):
         assert await caller.code(caller.call(b"a")) == "OK"
-        await soon(lambda: any(isinstance(event, ConnectionClosed) for event in caller.events))
+        await happens(lambda: any(isinstance(event, ConnectionClosed) for event in caller.events))

@@ -25,9 +25,9 @@ from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequen
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.constants import with_constants
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
-from tests.unit.soon import soon
 from tests.unit.stages.neuron_executor.held_backend import ENDLESS, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import LIMITS, SPEC, KnownTime, System, joined, running, sequence
 
@@ -152,7 +152,7 @@ async def test_a_batch_that_hangs_is_found_though_the_one_behind_it_ends_first()
         async with _system(1, in_flight=2) as (system, backend):
             backend.hanging.add(0)
             callers.append(system.submit([1]))
-            await soon(lambda: backend.ran_on == [0])
+            await happens(lambda: backend.ran_on == [0])
             backend.hanging.clear()
             callers.append(system.submit([11]))
             await asyncio.sleep(20)  # it is cancelled
@@ -225,9 +225,9 @@ async def test_what_hangs_is_not_computed_again_where_its_caller_left() -> None:
     async with _system(2) as (system, backend):
         backend.hanging.update((0, 1))
         leaving = system.submit([11])
-        await soon(lambda: len(backend.ran_on) == 1)
+        await happens(lambda: len(backend.ran_on) == 1)
         leaving.cancel()
         backend.hanging.clear()
-        await soon(lambda: system.scheduler.cores_left == 1)
+        await happens(lambda: system.scheduler.cores_left == 1)
         await system.submit([12])
         assert backend.batches == [[[12]]]

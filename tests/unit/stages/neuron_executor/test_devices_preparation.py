@@ -26,9 +26,9 @@ from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.settings import EngineSettings
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import image_text_spec, model_spec
-from tests.unit.soon import soon
 from tests.unit.stages.neuron_executor.scheduling import sequence
 
 _PATIENCE_S = 20.0
@@ -157,16 +157,16 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
         changes: list[float] = []
         stage.models.watch(lambda: changes.append(asyncio.get_running_loop().time()))
         assert stage.models.preparation_of(ModelKey("n", 1)) == Preparation()
-        await soon(lambda: stage.models.preparation_of(key) == Preparation(len(_PLANNED), 0, 2, 3000))
+        await happens(lambda: stage.models.preparation_of(key) == Preparation(len(_PLANNED), 0, 2, 3000))
         with stage.models.table.find("m", "1") as model:
             model.is_used.set()  # type: ignore[union-attr]
-        await soon(lambda: stage.models.preparation_of(key) == Preparation(len(_PLANNED), len(_PLANNED), 2, 3000))
+        await happens(lambda: stage.models.preparation_of(key) == Preparation(len(_PLANNED), len(_PLANNED), 2, 3000))
         assert all(later - earlier > 0.04 for earlier, later in pairwise(changes))
         told = len(changes)
         await asyncio.sleep(0.2)  # nothing is told that has not changed
         assert len(changes) == told
         await stage.models.close(key)
-        await soon(lambda: not stage.models.prepared)
+        await happens(lambda: not stage.models.prepared)
 
 
 async def test_a_shape_that_a_request_had_is_not_computed_again(
@@ -271,9 +271,7 @@ async def test_a_shape_that_cannot_be_computed_is_told_once_and_requests_are_ser
     ):
         model.is_used.set()
         await backend.until(lambda: backend.prepared[-1][1] == failing)
-        async with asyncio.timeout(_PATIENCE_S):
-            while not caplog.records:
-                await asyncio.sleep(0)
+        await happens(lambda: bool(caplog.records))
         count = len(backend.prepared)
         assert len(await model.run([sequence(11), sequence(11), sequence(11)], Call())) == 3
         await asyncio.sleep(0.02)  # ten times as long as the device has to be idle

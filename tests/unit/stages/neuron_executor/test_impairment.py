@@ -24,9 +24,9 @@ from neuronpipe.stages.neuron_executor.impairment import Impairment
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.constants import with_constants
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
-from tests.unit.soon import soon
 
 # The file of each model in these tests (written.py).
 _BYTES = 256
@@ -139,7 +139,7 @@ async def test_a_model_whose_loading_hangs_delays_others_for_as_long_as_a_batch_
     hangs.loading = {"a"}
     async with running_executor(_repository(tmp_path, a=1, b=1), _settings(2)) as stage:
         waiting = asyncio.create_task(_ask(stage, "a"))
-        await soon(lambda: not hangs.loading)
+        await happens(lambda: not hangs.loading)
         await _ask(stage, "b", 10)
         assert not waiting.done()
         hangs.go_on.set()
@@ -167,7 +167,7 @@ async def test_a_model_that_leaves_while_its_loading_hangs_is_not_waited_for(tmp
     hangs.loading = {"a"}
     async with running_executor(_repository(tmp_path, a=1, b=1), _settings(1)) as stage:
         waiting = asyncio.create_task(_ask(stage, "a"))
-        await soon(lambda: not hangs.loading)
+        await happens(lambda: not hangs.loading)
         waiting.cancel()
         async with asyncio.timeout(10):
             await stage.models.close(ModelKey("a", 1))
@@ -198,7 +198,7 @@ async def test_a_model_that_waits_for_room_does_not_hold_up_smaller_ones_and_com
             using = asyncio.create_task(use())
             await used.wait()
             large = asyncio.create_task(_ask(stage, "large"))
-            await soon(lambda: stage.models.unloaded.get(ModelKey("large", 1)) is True)
+            await happens(lambda: stage.models.unloaded.get(ModelKey("large", 1)) is True)
             for name in ("b", "c", "b"):  # in the room that is left
                 await _ask(stage, name, 10)
             assert not large.done()
@@ -218,7 +218,7 @@ async def test_a_process_with_a_lost_core_is_well_until_the_limit(tmp_path: Path
         hangs.batch = True
         await _ask(stage, "a")  # after a second
         assert reports == []
-        await soon(lambda: reports == [False])
+        await happens(lambda: reports == [False])
         await _ask(stage, "a")  # it still answers
 
 
@@ -229,9 +229,9 @@ async def test_a_process_whose_loader_hangs_is_not_well_until_it_goes_on(tmp_pat
     async with running_executor(_repository(tmp_path, a=1), settings, report=reports.append) as stage:
         with pytest.raises(Unavailable):
             await _ask(stage, "a")
-        await soon(lambda: reports == [False])
+        await happens(lambda: reports == [False])
         hangs.go_on.set()
-        await soon(lambda: reports == [False, True])
+        await happens(lambda: reports == [False, True])
 
 
 async def test_a_process_that_cannot_close_a_back_end_is_not_well(tmp_path: Path, hangs: _Hangs) -> None:
@@ -241,7 +241,7 @@ async def test_a_process_that_cannot_close_a_back_end_is_not_well(tmp_path: Path
     settings = _settings(models_on_demand=False, impaired_limit_s=0.2)
     async with running_executor([bundle], settings, report=reports.append) as stage:
         await stage.models.close(ModelKey("a", 1))
-        await soon(lambda: reports == [False])
+        await happens(lambda: reports == [False])
 
 
 @pytest.mark.parametrize("limit_s", [0.0, 0.01])

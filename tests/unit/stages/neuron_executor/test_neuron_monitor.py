@@ -21,7 +21,7 @@ from neuronpipe.stages.neuron_executor.neuron_monitor import (
     record_snapshot,
     running_monitor,
 )
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.fake_monitor import SAMPLE, write_monitor
 
 _SAMPLE = (Path(__file__).parent / "neuron_monitor_sample.json").read_bytes()
@@ -168,7 +168,7 @@ async def test_the_figures_of_a_monitor_that_dies_go_away(tmp_path: Path, caplog
     meters = Meters()
     command = [str(write_monitor(tmp_path, lines=2, stays=False))]
     async with running_monitor(command, record=partial(record_snapshot, meters)):
-        await soon(lambda: "neuron-monitor ended" in caplog.text)
+        await happens(lambda: "neuron-monitor ended" in caplog.text)
         assert _numbers(meters, Metrics.NEURON_UTILIZATION) == {}
         assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 2 * 4400
 
@@ -181,7 +181,7 @@ async def test_a_monitor_ends_with_the_block_though_it_would_rather_not(tmp_path
     snapshots: list[NeuronSnapshot] = []
     async with running_monitor([str(path)], record=snapshots.append) as monitor:
         assert monitor
-        await soon(lambda: bool(snapshots))
+        await happens(lambda: bool(snapshots))
     assert not [one for one in Path("/proc").glob("[0-9]*/cmdline") if _is_running(one, path)]
 
 

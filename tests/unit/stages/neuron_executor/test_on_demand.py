@@ -19,9 +19,9 @@ from neuronpipe.stages.neuron_executor import on_demand
 from neuronpipe.stages.neuron_executor.stage import NeuronExecutorStage, running_executor
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.constants import with_constants
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
-from tests.unit.soon import soon
 
 # The file of each model in these tests (written.py).
 _BYTES = 256
@@ -99,10 +99,10 @@ async def test_what_nobody_waits_for_any_more_takes_no_room(tmp_path: Path) -> N
         used = group.create_task(_ask(stage, "a"))
         await asyncio.sleep(0)
         left = group.create_task(_ask(stage, "b"))
-        await soon(lambda: _unloaded(stage) == {"b": True})
+        await happens(lambda: _unloaded(stage) == {"b": True})
         left.cancel()
         await used
-        await soon(lambda: _unloaded(stage) == {"b": False})
+        await happens(lambda: _unloaded(stage) == {"b": False})
 
 
 async def test_callers_that_come_while_a_model_is_loaded_share_one_load(tmp_path: Path) -> None:

@@ -47,11 +47,6 @@ def _start_logits(*ids: int) -> list[object]:
     return [pytest.approx(float(np.sin(token * position)), abs=1e-6) for position, token in enumerate(ids, 1)]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
-    return FixedClock.installed(monkeypatch)
-
-
 async def test_cancelled_request_leaves_its_batch_mates_alone() -> None:
     async with occupied_scheduler() as system:
         leaving, staying = system.submit([11, 12]), system.submit([21, 22, 23])
@@ -791,9 +786,3 @@ async def test_who_comes_after_closing_is_refused_as_unavailable() -> None:
 async def test_closing_twice_in_a_row_is_the_same_as_once() -> None:
     async with held_scheduler() as system:
         system.scheduler.close()
-
-
-async def test_an_error_in_the_block_passes_as_it_is() -> None:
-    with pytest.raises(ZeroDivisionError):
-        async with held_scheduler():
-            raise ZeroDivisionError

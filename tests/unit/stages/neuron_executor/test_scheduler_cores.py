@@ -15,7 +15,7 @@ from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-from tests.unit.soon import soon
+from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,
@@ -87,8 +87,8 @@ async def test_a_sequence_that_loses_cores_fails_at_the_second_and_takes_no_othe
         await asyncio.gather(*blocked)
 
 
-async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, batch_time = FixedClock.installed(monkeypatch), BatchTime()
+async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(clock: FixedClock) -> None:
+    batch_time = BatchTime()
     async with held_scheduler(in_flight=2, batch_time=batch_time) as system:
         first = await system.occupy()
         second = system.submit([11])
@@ -102,10 +102,7 @@ async def test_the_time_of_a_batch_begins_when_its_core_is_free_for_it(monkeypat
         assert 3 <= batch_time.seconds(2) <= 3 * 1.5
 
 
-async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = FixedClock.installed(monkeypatch)
+async def test_what_would_end_too_late_behind_the_batch_that_runs_is_not_made_ready(clock: FixedClock) -> None:
     async with occupied_scheduler(in_flight=2, batch_time=KnownTime(overhead_s=10, token_s=0)) as system:
         late, in_time = system.submit([1], deadline_s=clock.now_s + 19), system.submit([2], deadline_s=clock.now_s + 21)
         assert await system.backend.begun() == [[2]]
@@ -201,14 +198,14 @@ async def test_what_is_left_of_a_failed_batch_wakes_the_other_core_where_its_own
 
         async def call(*numbers: int) -> list[asyncio.Task[list[ComputedSequence]]]:
             callers = [asyncio.create_task(scheduler.run([sequence(number)], Call())) for number in numbers]
-            await soon(lambda: numbers in backend.at)
+            await happens(lambda: numbers in backend.at)
             return callers
 
         (busy,) = await call(500)
         failing, *left = await call(FAILING, 11, 12)
         ahead = [caller for number in (21, 22) for caller in await call(number)]  # one for each core
         backend.gates[FAILING, 11, 12].set()
-        await soon(lambda: (FAILING,) in backend.at)  # again, by itself
+        await happens(lambda: (FAILING,) in backend.at)  # again, by itself
         lost = backend.at[FAILING,]
         backend.lost_before.add(lost)
         for number in 500, 21, 22:

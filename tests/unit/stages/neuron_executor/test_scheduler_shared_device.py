@@ -33,11 +33,6 @@ from tests.unit.stages.neuron_executor.scheduling import (
 _ONE_BY_ONE = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
-    return FixedClock.installed(monkeypatch)
-
-
 @asynccontextmanager
 async def _two_models(
     *,

@@ -28,9 +28,9 @@ from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.stage import _gaps, running_executor
 from neuronpipe.stages.settings import EngineSettings
+from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
-from tests.unit.soon import soon
 from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
 
 FAILING = 666
@@ -259,7 +259,7 @@ async def test_neuron_monitor_runs_beside_models_on_neuron_cores_only(
 
     async with running_executor(read_repository(tmp_path / "repository"), EngineSettings(), telemetry) as stage:
         if backend == "neuronx":
-            await soon(lambda: utilisation() == pytest.approx([0.4201, 0.975]))
+            await happens(lambda: utilisation() == pytest.approx([0.4201, 0.975]))
         await stage.execute(_item([11]))
     assert bool(utilisation()) == (backend == "neuronx")
 

@@ -26,6 +26,7 @@ from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -80,9 +81,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
             assert found in (None, greedy(prompt, count))
 
         await asyncio.gather(*(ask(number) for number in range(60)))
-        async with asyncio.timeout(10):
-            while generator.planner.blocks_in_use:
-                await asyncio.sleep(0.01)
+        await happens(lambda: not generator.planner.blocks_in_use)
     assert generator.planner.preemptions > 0, "the cache was never too small"
     assert max(map(len, decoder.steps)) <= 4
 
@@ -130,8 +129,7 @@ async def test_a_long_prompt_takes_smaller_parts_beside_others_than_alone() -> N
         decoder.steps.clear()
         decoder.may_compute.clear()
         beside = asyncio.create_task(generator.generate(_item([2], 40)))
-        while not generator.planner.running:
-            await asyncio.sleep(0.001)
+        await happens(lambda: bool(generator.planner.running))
         other = asyncio.create_task(generator.generate(_item([3] * 50, 1)))
         await asyncio.sleep(0)
         decoder.may_compute.set()

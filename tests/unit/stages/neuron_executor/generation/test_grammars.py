@@ -26,6 +26,7 @@ from neuronpipe.stages.neuron_executor.generation import grammars
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
 from neuronpipe.tasks.text_generation import check_all_options
+from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     END,
@@ -438,8 +439,7 @@ async def test_a_tenants_grammars_take_one_place_and_no_other_tenant_waits_for_t
         for tenant in ("", "a", "b"):
             assert await own.of(GenerationOptions(regex="a"), tenant)
         assert not any(one.done() for one in slow)
-        while len(waits) < 3:
-            await asyncio.sleep(0.01)
+        await happens(lambda: len(waits) >= 3)
         held.set()
         assert all(await asyncio.gather(*slow))
     assert sorted(waits) == [False] * 3 + [True] * 3
@@ -506,8 +506,7 @@ async def test_a_text_tells_that_it_waits_for_its_grammar_and_no_longer(held: th
     async with _generator() as generator:
         stream: Any = SimpleNamespace(put=told.append)
         text = asyncio.create_task(generator.generate(_item([5], regex="slow"), stream))
-        while not told:
-            await asyncio.sleep(0.01)
+        await happens(lambda: bool(told))
         assert await _texts(generator, _item([6], 3))
         held.set()
         await text

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     VOCABULARY,
@@ -75,12 +76,6 @@ async def _tokens(generator: Generator, item: ExecuteItem) -> _Tokens:
     return [one["token_ids"].tolist() for one in (await generator.generate(item)).outputs.arrays]
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():
-            await asyncio.sleep(0.001)
-
-
 async def _steps_before(generator: Generator, decoder: WrittenDecoder, number: int, count: int = 3) -> int:
     """How many steps began after a short text of another tenant came, and before its own first step."""
     began, add = list[int](), generator.planner.add
@@ -118,21 +113,21 @@ async def test_a_short_text_begins_at_once_beside_large_ones_of_another_tenant_w
         alone = [await _tokens(generator, item) for item in _large(form)]
     async with _generator() as (generator, decoder):
         large = [asyncio.create_task(_tokens(generator, item)) for item in _large(form)]
-        await _until(lambda: len(decoder.steps) > 3)
+        await happens(lambda: len(decoder.steps) > 3)
         # One may have been planned when it came.
         assert max([await _steps_before(generator, decoder, number) for number in range(6)]) <= 1
         # A search that is larger than its share takes all rows again whenever nothing else runs.
         most = 6 if form == "one search" else 3
         assert generator.planner.preemptions <= most, "room was kept for the next text"
         assert await asyncio.gather(*large) == alone
-        await _until(lambda: generator.planner.blocks_in_use == 0)
+        await happens(lambda: generator.planner.blocks_in_use == 0)
 
 
 async def test_a_short_text_begins_at_once_where_another_tenant_has_all_blocks() -> None:
     async with _generator(blocks=64) as (generator, decoder):
         prompts = [[number] * 30 for number in range(8)]
         large = [asyncio.create_task(_tokens(generator, _item("mallory", one, 60))) for one in prompts]
-        await _until(lambda: generator.planner.blocks_in_use > 55)
+        await happens(lambda: generator.planner.blocks_in_use > 55)
         assert max([await _steps_before(generator, decoder, number) for number in range(6)]) <= 1
         texts = await asyncio.gather(*large)
         assert generator.planner.preemptions
@@ -143,7 +138,7 @@ async def test_a_short_text_begins_at_once_where_another_tenant_has_all_blocks()
 async def test_a_short_prompt_is_read_beside_long_ones_of_another_tenant() -> None:
     async with _generator(step_s=0.005) as (generator, decoder):  # the long ones take 200 steps
         large = [asyncio.create_task(_tokens(generator, _item("mallory", [one] * 400, 2))) for one in range(8)]
-        await _until(lambda: len(decoder.steps) > 3)
+        await happens(lambda: len(decoder.steps) > 3)
         assert max([await _steps_before(generator, decoder, number, 1) for number in range(4)]) <= 1
         assert not all(one.done() for one in large), "it did not wait for these"
         await asyncio.gather(*large)
@@ -152,9 +147,9 @@ async def test_a_short_prompt_is_read_beside_long_ones_of_another_tenant() -> No
 async def test_a_tenant_alone_has_all_rows_and_gives_only_those_beyond_its_share() -> None:
     async with _generator() as (generator, _):
         many = [asyncio.create_task(_tokens(generator, _item("a", [7, one], 100))) for one in range(12)]
-        await _until(lambda: len(generator.planner.running) == _ROWS)
+        await happens(lambda: len(generator.planner.running) == _ROWS)
         others = [asyncio.create_task(_tokens(generator, _item("b", [8, one], 100))) for one in range(12)]
-        await _until(lambda: sum(one.tenant == "b" for one in generator.planner.running) > 0)
+        await happens(lambda: sum(one.tenant == "b" for one in generator.planner.running) > 0)
         await asyncio.sleep(0.02)
         assert [one.tenant for one in generator.planner.running].count("a") == _ROWS // 2
         await asyncio.gather(*many, *others)
@@ -167,7 +162,7 @@ async def test_a_tenant_of_more_weight_has_more_rows() -> None:
             for one in range(12)
             for tenant, weight in (("a", 3.0), ("b", 1.0))
         ]
-        await _until(lambda: len(decoder.steps) > 5)
+        await happens(lambda: len(decoder.steps) > 5)
         assert [one.tenant for one in generator.planner.running].count("a") == 6
         await asyncio.gather(*texts)
 
@@ -239,7 +234,7 @@ async def test_a_forecast_is_that_of_the_tenants_own_texts() -> None:
     async with _generator(max_prompt_wait_s=1) as (generator, decoder):
         generator.planner.pace.note_text(20.0)
         large = [asyncio.create_task(_tokens(generator, _item("mallory", [7, one], 60))) for one in range(8)]
-        await _until(lambda: len(decoder.steps) > 2)
+        await happens(lambda: len(decoder.steps) > 2)
         with pytest.raises(Overloaded, match="max_prompt_wait_s"):
             await _tokens(generator, _item("mallory", [7, 9], 60))
         assert await _tokens(generator, _item("victim", [5], 3))
