@@ -88,13 +88,10 @@ def _inputs() -> list[TaskInput]:
     ]
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch", pytest.param("neuronx", marks=pytest.mark.sampled)])
-async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(
-    backend: str, tmp_path: Path, neuron_double: Mapping[str, str]
-) -> None:
+@pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.sampled)])
+async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(backend: str, tmp_path: Path) -> None:
     source = _source(tmp_path)
-    options = for_neuron(tmp_path, "4x64") if backend == "neuronx" else {"backend": backend}
-    bundle = compile_model(source, tmp_path / "repository", name="model", **options)
+    bundle = compile_model(source, tmp_path / "repository", name="model", backend=backend)
     assert bundle.spec.task == "sentence_embedding"
     assert {"sparse_embedding", "multi_vector_embedding"} < {*bundle.spec.also_answers}
     expected = _flag_embedding(source, _TEXTS)
@@ -108,6 +105,18 @@ async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(
         assert len(weights) >= 1
         ours = to_array(vectors.multi_vector_embedding)
         np.testing.assert_allclose(ours, expected["colbert_vecs"][number], rtol=0, atol=_TOLERANCE)
+
+
+def test_the_graph_for_neuron_has_the_three_outputs(tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
+    bundle = compile_model(_source(tmp_path), tmp_path / "repository", name="model", **for_neuron(tmp_path, "4x64"))
+    assert [output.name for output in bundle.spec.outputs] == [
+        "sentence_embedding",
+        "token_weights",
+        "token_embeddings",
+    ]
+    accuracy = bundle.manifest.artifacts[0].accuracy
+    assert accuracy is not None
+    assert accuracy.largest_difference < _TOLERANCE
 
 
 async def test_texts_are_ranked_by_the_mean_of_the_best_products(tmp_path: Path) -> None:

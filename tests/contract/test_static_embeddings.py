@@ -92,13 +92,10 @@ async def test_vectors_equal_those_of_model2vec(name: str, tmp_path: Path) -> No
         np.testing.assert_allclose(ours, expected, rtol=0, atol=(_HALF if name == "float16" else _TOLERANCE) * largest)
 
 
-@pytest.mark.parametrize("backend", ["openvino", "torch", "neuronx"])
-async def test_vectors_equal_those_of_static_embedding(
-    backend: str, tmp_path: Path, neuron_double: Mapping[str, str]
-) -> None:
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+async def test_vectors_equal_those_of_static_embedding(backend: str, tmp_path: Path) -> None:
     source = _sentence_transformer(tmp_path, unigram, Dense(_WIDTH, 16), Normalize())
-    options = for_neuron(tmp_path, "4x256") if backend == "neuronx" else {"backend": backend}
-    bundle = compile_model(source, tmp_path / "repository", name="model", **options)
+    bundle = compile_model(source, tmp_path / "repository", name="model", backend=backend)
     reference = SentenceTransformer(str(source), device="cpu")
     texts = list(_TEXTS)
     expected = reference.encode(texts)
@@ -122,6 +119,14 @@ async def test_a_table_without_a_limit_takes_long_texts_and_answers_similarity(t
     np.testing.assert_allclose(list(result.sentence_similarity.scores), expected, rtol=0, atol=2e-2)
     with pytest.raises(InvalidInput, match="text: is empty, and has no tokens"):
         await infer_all(bundle.folder, _inputs([""]))
+
+
+def test_the_graph_for_neuron_equals_that_of_pytorch(tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
+    source = _model2vec(tmp_path, word_piece)
+    bundle = compile_model(source, tmp_path / "repository", name="model", **for_neuron(tmp_path, "4x64"))
+    accuracy = bundle.manifest.artifacts[0].accuracy
+    assert accuracy is not None
+    assert accuracy.largest_difference < _TOLERANCE
 
 
 def test_a_quantized_table_agrees(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from neuronpipe.compiler.routers import read_router, write_document_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
-from neuronpipe.compiler.static_embeddings import register_static_embeddings, static_folder, write_encoder
+from neuronpipe.compiler.static_embeddings import static_folder, write_encoder
 from neuronpipe.core.errors import SetupError
 
 # The names of Nomic's own code → the names of transformers. Source: configuration_hf_nomic_bert.py.
@@ -87,7 +87,6 @@ KNOWN_FORM = "known_form"
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
-    register_static_embeddings()
     if static := static_folder(source.folder):
         linked = with_links(source, scratch)
         write_encoder(source.folder, static, linked.folder)

@@ -17,6 +17,7 @@ from transformers.models.bert.modeling_bert import BertAttention
 from transformers.models.clip.modeling_clip import CLIPMLP
 
 from neuronpipe.compiler.architectures import replacing
+from neuronpipe.compiler.static_embeddings import register_static_embeddings
 
 # Jina-BERT v2. Sources: modeling_bert.py of jina-bert-implementation, and modeling_bert.py of
 # jina-bert-v2-qk-post-norm, which has more norms; "Train Short, Test Long" (ALiBi), arXiv 2108.12409, with distances in
@@ -286,6 +287,7 @@ OWN_GRAPHS = (*JINA_BERTS, NomicExpertsModel.__name__)
 
 def register_own_graphs() -> None:
     """Registers our graphs with transformers' automatic classes. Every process that loads models has to call it."""
+    register_static_embeddings()
     transformers.AutoConfig.register(JinaBertConfig.model_type, JinaBertConfig, exist_ok=True)
     for auto_class, model in zip(
         (transformers.AutoModel, transformers.AutoModelForMaskedLM, transformers.AutoModelForSequenceClassification),

@@ -73,7 +73,7 @@ def encode_kind(
     token_ids = np.insert(token_ids, min(kind.prefix_at, len(token_ids)), kind.prefix_ids).astype(np.int32)
     roles = np.where(np.isin(token_ids, kind.skipped_ids), SEEN, SEEN_AND_KEPT)
     missing = max(min(kind.expanded_to, model.max_tokens) - len(token_ids), 0)
-    sequence: Arrays = {"input_ids": np.append(token_ids, [kind.expansion_id] * missing).astype(np.int32)}
+    sequence: dict[str, Array] = {"input_ids": np.append(token_ids, [kind.expansion_id] * missing).astype(np.int32)}
     if ROLE in model.inputs:
         expansion_role = SEEN_AND_KEPT if kind.sees_expansion else KEPT
         sequence[ROLE] = np.append(roles, [expansion_role] * missing).astype(np.int32)

@@ -28,7 +28,6 @@ def _folder(folder: Path, *names: str, modules: tuple[str, ...] = ()) -> Path:
 
 def test_heads_beside_the_weights_are_named(tmp_path: Path) -> None:
     heads = (
-        "colbert_linear.pt",
         "sparse_linear.pt",
         "head/model_head.pkl",
         "other.safetensors",
