@@ -209,8 +209,8 @@ async def test_back_ends_and_number_types_agree_with_the_formula(
 @pytest.mark.parametrize("kind", ["CausalLM", "SequenceClassification"])
 async def test_a_template_of_the_options_is_stored_in_the_bundle(kind: str, tmp_path: Path) -> None:
     source = _decoder(tmp_path / "ours")
-    template = "<|im_start|>Q: {query}\nD: {document}<|im_end|>{instruction}?"
-    options = RerankerOptions(template, "{sure}", "Yes,no" if kind == "CausalLM" else "")
+    written = "<|im_start|>Q: {query}\nD: {document}<|im_end|>{instruction}?"
+    options = RerankerOptions(written, "{sure}", "Yes,no" if kind == "CausalLM" else "")
     model = transformers.AutoModelForCausalLM.from_pretrained(source).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     head = model.lm_head.weight[tokenizer.convert_tokens_to_ids(["Yes", "no"])]
@@ -218,11 +218,9 @@ async def test_a_template_of_the_options_is_stored_in_the_bundle(kind: str, tmp_
         classifier = transformers.Qwen2ForSequenceClassification.from_pretrained(source, num_labels=1)
         source, head = save(classifier, tmp_path / "classifier", tokenizer), classifier.score.weight
     bundle = compile_model(source, tmp_path / "repository", "rerank", reranker=options)
-    assert RerankFacts.of(bundle.spec).template[1:] == (
-        "Q: {query}\nD: {document}",
-        (tokenizer.convert_tokens_to_ids("<|im_end|>"),),
-        "{{sure}}?",
-    ) or RerankFacts.of(bundle.spec).template[2][1:] == tuple(_ids(tokenizer, "{sure}?"))
+    template = RerankFacts.of(bundle.spec).template
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert template == ((start,), "Q: {query}\nD: {document}", (end, *_ids(tokenizer, "{sure}?")))
     body = (model if kind == "CausalLM" else classifier.eval()).model
     expected = []
     for text in _TEXTS[:5]:

@@ -45,7 +45,7 @@ def make_source(folder: Path, task: str, tokenizer: Any) -> Path:
     model = GlinerModel(encoder, described)
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.2)
+            torch.nn.init.normal_(parameter, std=0.1)
     folder.mkdir(parents=True)
     tokenizer.save_pretrained(folder)
     save_file(model.state_dict(), folder / "model.safetensors")
