@@ -219,9 +219,10 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
             if isinstance(block, ToolUseBlock)
         ]
         thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-        further = {"tool_calls": calls} if calls else {}
+        further: dict[str, Any] = {"tool_calls": calls} if calls else {}
         further |= {"reasoning_content": thoughts} if thoughts else {}
-        if (text := _text(message.content)) or further or not blocks:
+        has_results = any(isinstance(block, ToolResultBlock) for block in blocks)
+        if (text := _text(message.content)) or further or not has_results:
             say(place, message.role, text, **further)
     continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
     variables = {} if body.thinking is None else dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
@@ -270,7 +271,7 @@ class _MessageWriter:
             async for event in events:
                 if isinstance(event, GenerateStart):
                     usage = {"input_tokens": event.prompt_tokens, "output_tokens": 0}
-                    message = self._head | {"content": [], "stop_reason": None, "usage": usage}
+                    message: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "usage": usage}
                     yield {"type": "message_start", "message": message}
                     continue
                 written = self._read(event.text) if isinstance(event, GeneratedPart) else self._ended(event, "")

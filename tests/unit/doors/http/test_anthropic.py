@@ -9,6 +9,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
@@ -31,11 +32,11 @@ def _browser(
     browser = Browser([model_spec("text_generation", **{"chat_template": _TEMPLATE} | facts)], answer)
     whole = browser.pipeline.generate
 
-    async def generate(request: InferenceRequest, *given: Any) -> AsyncGenerator[TextEvent, None]:
+    async def generate(request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
         yield GenerateStart(prompt_tokens=5)
         for at in range(0, len(text), 3):
             yield GeneratedPart(text[at : at + 3], [1])
-        async for event in whole(request, *given):
+        async for event in whole(request, span):
             yield event
 
     browser.pipeline.generate = generate  # type: ignore[method-assign]
@@ -150,6 +151,13 @@ async def test_blocks_become_messages_of_the_template() -> None:
     assert json.loads(input.template_arguments) == {"enable_thinking": False, "thinking": False}
     assert (input.options.max_new_tokens, input.options.do_sample, list(input.options.stop_strings)) == (9, True, ["."])
     assert not input.continue_final_message
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]], ids=str)
+async def test_an_empty_message_is_still_a_message(content: object) -> None:
+    browser = _browser()
+    assert (await browser.post("/v1/messages", _ASKED | {"messages": [{"role": "user", "content": content}]}))[0] == 200
+    assert [message.role for message in browser.inputs[0].text_generation.messages] == ["user"]
 
 
 async def test_the_answer_continues_the_last_message_of_the_assistant() -> None:
