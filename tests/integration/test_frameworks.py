@@ -167,6 +167,15 @@ def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> No
     _check(found["rerank"], [[one.index, one.score] for one in ranked])
 
 
+def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[int], str], tmp_path: Path) -> None:
+    found = _ask("anthropic", http_server, tmp_path, writer)
+    assert (found["whole"], found["stream"]) == (said(MAX_TOKENS), said(MAX_TOKENS))
+    assert found["ends"] == ["max_tokens", "max_tokens", MAX_TOKENS]
+    assert found["tokens"][0] == found["tokens"][1] > 0
+    jsonschema.validate(found["form"], SCHEMA)
+    assert found["refused"] == "not_found_error"
+
+
 def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
     found = _ask("voyage", http_server, tmp_path)
     _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])

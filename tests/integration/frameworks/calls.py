@@ -1,6 +1,6 @@
 """Calls the HTTP door with the clients of a framework, and prints as JSON what they read out of its answers.
 
-Run in .venv-frameworks: calls.py {litellm,langchain,llama_index,haystack,tei_client,voyage,sagemaker} URL WRITER_URL
+Run in .venv-frameworks: calls.py FRAMEWORK URL WRITER_URL. FRAMEWORK is the name of one of the functions here.
 """
 
 import asyncio
@@ -211,6 +211,34 @@ def tei_client(url: str, writer: str) -> dict[str, Any]:
         "decode": embedder.decode([tokens.get_ids()]),
         "classify": [[[one.label, one.score] for one in labels.scores] for labels in classifier.classify(TEXTS)],
         "rerank": [[one.index, one.score] for one in reranker.rerank(QUERY, DOCUMENTS).ranks],
+    }
+
+
+def anthropic(url: str, writer: str) -> dict[str, Any]:
+    """Anthropic's own client."""
+    import anthropic as client
+
+    messages = client.Anthropic(base_url=writer, api_key=None, auth_token="none", max_retries=0).messages
+    asked: dict[str, Any] = {"model": "writer", "system": CHAT[0]["content"], "messages": CHAT[1:]}
+    with messages.stream(**asked, max_tokens=MAX_TOKENS) as stream:
+        streamed = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    tool = {"name": "thing", "description": "A thing.", "input_schema": SCHEMA}
+    forced = messages.create(
+        **asked, max_tokens=_FORM_TOKENS, tools=[tool], tool_choice={"type": "tool", "name": "thing"}
+    )
+    try:
+        messages.create(**asked | {"model": "unknown"}, max_tokens=1)
+    except client.NotFoundError as error:
+        refused = error.body["error"]["type"]
+    whole = messages.create(**asked, max_tokens=MAX_TOKENS)
+    return {
+        "whole": whole.content[0].text,
+        "stream": streamed,
+        "ends": [whole.stop_reason, final.stop_reason, final.usage.output_tokens],
+        "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens],
+        "form": forced.content[0].input,
+        "refused": refused,
     }
 
 

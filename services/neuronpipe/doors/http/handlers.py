@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.http import (
+    anthropic,
     cohere,
     huggingface,
     moderations,
@@ -32,6 +33,7 @@ _PROTOCOLS = (
     openai,
     openai_text,
     openai_responses,
+    anthropic,
     cohere,
     moderations,
     rerank,

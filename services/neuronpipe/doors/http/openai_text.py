@@ -20,7 +20,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import AnswerReader, Reasoning
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, Reasoning
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
@@ -35,8 +35,6 @@ _REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
 _NO_TOOLS = ToolUse(())
 # Fields of a chat that are variables of the model's template.
 _VARIABLES = ("add_generation_prompt", "reasoning_effort", "verbosity")
-# Variables of templates that say whether the model reasons: of Qwen and others, and of DeepSeek.
-_SWITCHES = ("enable_thinking", "thinking")
 # vLLM's names of forms of a text → our options.
 _FORM_OPTIONS = {"json": "json_schema", "choice": "choices"}
 
@@ -343,16 +341,16 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
 def _switched(body: bodies.ChatRequest) -> dict[str, Any]:
     """Returns the variables of the template that the request names. No effort switches the reasoning off."""
     variables = body.chat_template_kwargs or {}
-    if body.reasoning_effort != "none" or not variables.keys().isdisjoint(_SWITCHES):
+    if body.reasoning_effort != "none" or not variables.keys().isdisjoint(THINKING_VARIABLES):
         return variables
-    return dict.fromkeys(_SWITCHES, False) | variables
+    return dict.fromkeys(THINKING_VARIABLES, False) | variables
 
 
 def _is_reasoning_open(body: bodies.ChatRequest, facts: GenerationFacts) -> bool:
     """Tells whether the prompt ends in the model's reasoning."""
     if body.continue_final_message or body.add_generation_prompt is False:
         return False
-    switches = [bool(value) for name, value in _switched(body).items() if name in _SWITCHES]
+    switches = [bool(value) for name, value in _switched(body).items() if name in THINKING_VARIABLES]
     return ("default" if not switches else "on" if switches[-1] else "off") in facts.opens_reasoning
 
 

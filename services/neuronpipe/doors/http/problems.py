@@ -128,4 +128,21 @@ TGI_ERROR = ErrorForm(
 COHERE_ERROR = ErrorForm(
     lambda problem: {"message": problem.message, "detail": problem.message}, {"message": str, "detail": str}
 )
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def _anthropic_error(problem: Problem) -> dict[str, Any]:
+    status = problem.codes.status
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+
+
+ANTHROPIC_ERROR = ErrorForm(_anthropic_error, {"type": str, "error": {"type": str, "message": str}})
 OIP_ERROR = ErrorForm(lambda problem: {"error": problem.message}, {"error": str})

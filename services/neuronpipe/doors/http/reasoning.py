@@ -5,6 +5,9 @@ from typing import Any
 
 from neuronpipe.doors.http.tool_calls import CallReader
 
+# Variables with which templates switch reasoning: the first one is in Qwen's and others', the second in DeepSeek's.
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+
 
 class Reasoning(str):
     """A part of a text before the answer."""

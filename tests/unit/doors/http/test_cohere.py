@@ -16,7 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     Truncation,
 )
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 # The vector of a model, which is not of length one, and its ranges of int8.

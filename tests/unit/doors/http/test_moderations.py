@@ -13,7 +13,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _SCORES = {"kind": {"a": 0.4, "b": 0.1, "c": 0.2}, "rude": {"b": 0.9, "a": 0.5, "c": 0.1}}

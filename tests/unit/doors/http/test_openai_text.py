@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TextGenerationResult
+from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
-from tests.unit.doors.http.doubles import Browser
+from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
 _TEMPLATE = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{%- endif %}"
@@ -25,10 +26,10 @@ def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[st
     browser = Browser([model_spec("text_generation", chat_template=template, opens_reasoning=opens)], answer)
     whole = browser.pipeline.generate
 
-    async def generate(request: InferenceRequest, *given: Any) -> AsyncGenerator[TextEvent, None]:
+    async def generate(request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
         for at in range(0, len(text), 3):
             yield GeneratedPart(text[at : at + 3], [1])
-        async for event in whole(request, *given):
+        async for event in whole(request, span):
             yield event
 
     browser.pipeline.generate = generate  # type: ignore[method-assign]

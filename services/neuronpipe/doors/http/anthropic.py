@@ -1,0 +1,331 @@
+"""Anthropic's messages, whole and as events, and the number of their tokens."""
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field
+
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
+from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
+from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, ModelBody, option_field, write_body
+from neuronpipe.doors.http.events import event_response
+from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
+from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
+from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, Reasoning
+from neuronpipe.doors.http.tool_calls import ToolUse
+from neuronpipe.doors.inference import Inference
+from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
+from neuronpipe.tasks.text_generation import GenerationFacts
+
+_DRAWING = ("temperature", "top_p", "top_k")
+_FIELDS = {
+    "options.max_new_tokens": "max_tokens",
+    "options.stop_strings": "stop_sequences",
+    **{f"options.{name}": name for name in _DRAWING},
+}
+_CHOICES = {"any": "required", "auto": "auto", "none": "none"}
+_REASONS = {
+    FinishReason.FINISH_REASON_LENGTH: "max_tokens",
+    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
+}
+# Kinds of blocks → the field of their content, and the type of its deltas.
+_DELTAS = {
+    "thinking": ("thinking", "thinking_delta"),
+    "text": ("text", "text_delta"),
+    "tool_use": ("partial_json", "input_json_delta"),
+}
+
+
+class TextBlock(Body):
+    harmless = HARMLESS | {"citations"}
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Body):
+    harmless = HARMLESS | {"signature"}
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ToolUseBlock(Body):
+    harmless = HARMLESS | {"caller"}
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Body):
+    harmless = HARMLESS | {"is_error"}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Many[TextBlock] = ""
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
+
+
+class Message(Body):
+    role: Literal["user", "assistant"]
+    content: str | Many[Block]
+
+
+class InputTool(Body):
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: str | None = None
+    input_schema: Parameters = None
+
+
+class InputToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Body):
+    """The variables `enable_thinking` and `thinking` of the model's template."""
+
+    harmless = HARMLESS | {"budget_tokens", "display"}
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class CountedMessages(ModelBody):
+    messages: Annotated[Many[Message], Field(min_length=1)]
+    system: str | Many[TextBlock] = ""
+    tools: Annotated[Many[InputTool], Field(max_length=128)] | None = None
+    tool_choice: InputToolChoice = InputToolChoice(type="auto")
+    thinking: Thinking | None = None
+
+
+@with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
+class MessagesRequest(CountedMessages):
+    """Without an option of drawing, the most probable tokens are taken."""
+
+    max_tokens: Count
+    stop_sequences: Many[str] | None = None
+    stream: bool = False
+
+
+_MESSAGE = named(
+    "AnthropicMessage",
+    id=str,
+    type=Literal["message"],
+    role=Literal["assistant"],
+    model=str,
+    content=list[dict[str, Any]],
+    stop_reason=Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None,
+    stop_sequence=str | None,
+    usage=dict[str, int],
+)
+_post = partial(Route, "POST", error_form=ANTHROPIC_ERROR)
+MESSAGES = _post("/v1/messages", "Anthropic: the next message, whole or as events", MessagesRequest, _MESSAGE)
+COUNT = _post(
+    "/v1/messages/count_tokens",
+    "Anthropic: the number of tokens of messages",
+    CountedMessages,
+    named("MessageTokens", input_tokens=int),
+)
+
+
+async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
+    body: MessagesRequest = request.body
+    model = inference.choose(request.model(body.model), "text_generation")
+    options = {name: value for name in _DRAWING if (value := getattr(body, name)) is not None}
+    options |= {"stop_strings": body.stop_sequences} if body.stop_sequences else {}
+    tools = _tool_use(body)
+    generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
+    tools.force(generation)
+    input, fields = _input(body, tools, generation)
+
+    def new_writer() -> _MessageWriter:
+        facts = GenerationFacts.of(inference.catalog.spec(*model))
+        calls = tools.reader(facts.chat_template if tools.tools else "")
+        marks = None if generation.json_schema else facts.reasoning_marks  # the form holds from the first token on
+        is_open = not input.text_generation.continue_final_message and _thinking(body) in facts.opens_reasoning
+        return _MessageWriter(request.call.request_id, model.name, AnswerReader(calls, marks, is_open=is_open))
+
+    if body.stream:
+        events = await inference.stream(request.call, model, input, fields)
+        return event_response(new_writer().events(events), ANTHROPIC_ERROR)
+    result = await inference.infer_one(request.call, model, input, fields)
+    return HttpResponse(write_body(new_writer().whole(result)))
+
+
+async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
+    """Answers POST /v1/messages/count_tokens: the model reads the messages, and writes one token."""
+    body: CountedMessages = request.body
+    model = inference.choose(request.model(body.model), "text_generation")
+    input, fields = _input(body, _tool_use(body), GenerationOptions(max_new_tokens=1))
+    result = await inference.infer_one(request.call, model, input, fields)
+    return HttpResponse(write_body({"input_tokens": result.usage.tokens}))
+
+
+ANSWERS: Answers[Inference] = [(MESSAGES, _messages), (COUNT, _count)]
+
+
+def _tool_use(body: CountedMessages) -> ToolUse:
+    tools = []
+    for tool in body.tools or ():
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        given = {name: value for name, value in function.items() if value is not None}
+        tools.append({"type": "function", "function": given})
+    choice, has_several = body.tool_choice, not body.tool_choice.disable_parallel_tool_use
+    if choice.type == "tool":
+        return ToolUse.of(tools, None, choice.name or "", "tool_choice.name", has_several)
+    return ToolUse.of(tools, _CHOICES[choice.type], None, "tool_choice", has_several)
+
+
+def _thinking(body: CountedMessages) -> str:
+    """Returns the setting of the template's thinking; see GenerationFacts.opens_reasoning."""
+    if body.thinking is None:
+        return "default"
+    return "off" if body.thinking.type == "disabled" else "on"
+
+
+def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) -> tuple[TaskInput, dict[str, str]]:
+    """Returns the input of a request, and its names of the input's fields."""
+    said: list[dict[str, Any]] = []
+    fields: dict[str, str] = {}
+
+    def say(place: str, role: str, content: str, **further: Any) -> None:
+        ours = f"messages[{len(said)}]"
+        fields.update({ours: place, f"{ours}.role": f"{place}.role", f"{ours}.content": f"{place}.content"})
+        said.append({"role": role, "content": content, **further})
+
+    if system := _text(body.system):
+        say("system", "system", system)
+    for number, message in enumerate(body.messages):
+        place = f"messages[{number}]"
+        blocks = message.content if isinstance(message.content, list) else []
+        for block in blocks:
+            if isinstance(block, ToolResultBlock):
+                say(place, "tool", _text(block.content), tool_call_id=block.tool_use_id)
+        calls = [
+            {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+            for block in blocks
+            if isinstance(block, ToolUseBlock)
+        ]
+        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+        further: dict[str, Any] = {"tool_calls": calls} if calls else {}
+        further |= {"reasoning_content": thoughts} if thoughts else {}
+        has_results = any(isinstance(block, ToolResultBlock) for block in blocks)
+        if (text := _text(message.content)) or further or not has_results:
+            say(place, message.role, text, **further)
+    continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
+    variables = {} if body.thinking is None else dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
+    input = TextGenerationInput(
+        messages=[SaidMessage.model_validate(message).message() for message in said],
+        tools=tools.for_template,
+        template_arguments=json.dumps(variables) if variables else "",
+        continue_final_message=continues,
+        options=options,
+    )
+    return TaskInput(text_generation=input), _FIELDS | fields | tools.fields("input_schema")
+
+
+def _text(content: Any) -> str:
+    """Returns the text of blocks."""
+    if isinstance(content, str):
+        return content
+    return "".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+class _MessageWriter:
+    """Writes a message, whole or as events. A whole message has the blocks of its events."""
+
+    def __init__(self, request_id: str, model: str, reader: AnswerReader) -> None:
+        self._head = {
+            "id": f"msg_{request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "stop_sequence": None,
+        }
+        self._reader = reader
+        # The last block is open until it is closed; its content is in the pieces.
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
+
+    def whole(self, result: InferenceResult) -> dict[str, Any]:
+        """Returns the message with its blocks."""
+        *_, end, _ = self._ended(result, result.result.message.text_generation.sequences[0].text)
+        usage = {"input_tokens": result.usage.tokens, **end["usage"]}
+        return self._head | {"content": self._blocks, **end["delta"], "usage": usage}
+
+    async def events(self, events: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields Anthropic's events of a text."""
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, GenerateStart):
+                    usage = {"input_tokens": event.prompt_tokens, "output_tokens": 0}
+                    message: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "usage": usage}
+                    yield {"type": "message_start", "message": message}
+                    continue
+                written = self._read(event.text) if isinstance(event, GeneratedPart) else self._ended(event, "")
+                for part in written:
+                    yield part
+
+    def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
+        for part in self._reader.read(text, is_last=is_last):
+            if isinstance(part, Reasoning):
+                yield from self._said("thinking", part, {"thinking": "", "signature": ""})
+            elif isinstance(part, str):
+                yield from self._said("text", part, {"text": ""})
+            elif "id" in part:
+                yield from self._begun(
+                    {"type": "tool_use", "id": part["id"], "name": part["function"]["name"], "input": {}}
+                )
+            else:
+                yield self._delta(part["function"]["arguments"])
+
+    def _said(self, kind: str, text: str, empty: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if not self._blocks or self._blocks[-1]["type"] != kind:
+            yield from self._begun({"type": kind, **empty})
+        yield self._delta(text)
+
+    def _begun(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._closed()
+        self._blocks.append(block)
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
+
+    def _delta(self, piece: str) -> dict[str, Any]:
+        self._pieces.append(piece)
+        name, kind = _DELTAS[self._blocks[-1]["type"]]
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, name: piece}}
+
+    def _closed(self) -> Iterator[dict[str, Any]]:
+        """Yields the event that closes the open block."""
+        if not self._blocks:
+            return
+        block, text = self._blocks[-1], "".join(self._pieces)
+        content: Any = {block["type"]: text}
+        if block["type"] == "tool_use":
+            content = {"input": {}}
+            with suppress(ValueError):  # arguments that were cut
+                content["input"] = json.loads(text or "{}")
+        self._blocks[-1], self._pieces = block | content, []
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    def _ended(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
+        """Yields the events of the rest of the text; the `message_delta` has the reason for the end."""
+        yield from self._read(rest, is_last=True)
+        yield from self._closed()
+        reason = _REASONS.get(result.result.message.text_generation.sequences[0].finish_reason, "end_turn")
+        if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
+            reason = "tool_use"
+        usage = {"output_tokens": result.usage.generated_tokens}
+        yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+        yield {"type": "message_stop"}
