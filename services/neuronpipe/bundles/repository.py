@@ -8,7 +8,7 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,6 +89,10 @@ class Bundle:
             return
         with tempfile.TemporaryDirectory(prefix="neuronpipe-") as private:
             yield [self.files.copy(name, Path(private)) for name in artifact.files]
+
+    def adapted(self, number: int) -> "Bundle":
+        """The same bundle for requests that name its adapter of this number, from 1 on."""
+        return replace(self, manifest=self.manifest.model_copy(update={"model": self.spec.adapted(number)}))
 
     @property
     def files(self) -> BundleFiles:

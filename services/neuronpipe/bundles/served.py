@@ -2,7 +2,7 @@
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -71,17 +71,38 @@ class ServedModel(Generic[ResourceT]):
         await self._stack.aclose()
 
 
+class ServedAdapter(ServedModel[ResourceT]):
+    """An adapter of a served model. Requests that name it use the model."""
+
+    def __init__(self, base: ServedModel[ResourceT], bundle: Bundle, resource: ResourceT) -> None:
+        super().__init__(bundle)
+        self.base = base
+        self.resource = resource
+
+    def __enter__(self) -> ResourceT:
+        self.base.__enter__()
+        return self.resource
+
+    def __exit__(self, *_: object) -> None:
+        self.base.__exit__()
+
+
 class ServedModels(Generic[ResourceT]):
-    """The models of a process. `table` is a snapshot, which is replaced on every change."""
+    """The models of a process. `table` is a snapshot with adapters, which is replaced on every change."""
 
     def __init__(
         self,
         open_model: Callable[[Bundle], AbstractAsyncContextManager[ResourceT]],
         other_names: Callable[[Iterable[Bundle]], Mapping[str, str]] = lambda bundles: {},
+        adapt: Callable[[ResourceT, Bundle], ResourceT] = lambda resource, bundle: resource,
     ) -> None:
-        """`other_names`: returns further names by which requests may call these models."""
+        """`other_names`: returns further names by which requests may call these models. `adapt`: makes the resource of
+        an adapter from the resource of its base, for the bundle as the adapter describes it.
+        """
         self._open_model = open_model
         self._other_names = other_names
+        self._adapt = adapt
+        self._models: list[ServedModel[ResourceT]] = []
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
@@ -97,7 +118,13 @@ class ServedModels(Generic[ResourceT]):
 
     @property
     def keys(self) -> frozenset[ModelKey]:
-        return frozenset(model.key for model in self.table)
+        """The models, and their adapters."""
+        return frozenset(model.key for model in (*self._models, *self.table))
+
+    @property
+    def bases(self) -> list[ModelKey]:
+        """The models without their adapters, sorted."""
+        return sorted(model.key for model in self._models)
 
     def has(self, key: ModelKey) -> bool:
         return key in self.keys
@@ -151,7 +178,7 @@ class ServedModels(Generic[ResourceT]):
 
     def route(self, routes: Mapping[str, ModelRoute]) -> None:
         if routes != self.table.declared_routes:
-            self._replace(list(self.table), routes)
+            self._replace(self._models, routes)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of the table, until the returned function is called."""
@@ -169,19 +196,27 @@ class ServedModels(Generic[ResourceT]):
             await model.open(self._open_model(bundle))
         finally:
             self._opening.remove(model.key)
-        self._replace([*self.table, model])
+        self._replace([*self._models, model])
 
     async def close(self, key: ModelKey) -> None:
         """Stops serving a model, waits until it is unused, and unloads it."""
-        (closing,) = [model for model in self.table if model.key == key]
-        self._replace([model for model in self.table if model.key != key])
+        (closing,) = [model for model in self._models if model.key == key]
+        self._replace([model for model in self._models if model.key != key])
         await closing.close()
 
     def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
         routes = self.table.declared_routes if routes is None else routes
-        entries = {(model.spec.name, model.spec.version): model for model in models}
+        self._models = models
+        adapters = (adapter for model in models for adapter in self._adapters_of(model))
+        complete = (model for model in models if not model.spec.needs_adapter)
+        entries = {(model.spec.name, model.spec.version): model for model in (*complete, *adapters)}
         self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
         self._notify()
+
+    def _adapters_of(self, model: ServedModel[ResourceT]) -> Iterator[ServedAdapter[ResourceT]]:
+        for number in range(1, 1 + len(model.spec.adapters)):
+            bundle = model.bundle.adapted(number)
+            yield ServedAdapter(model, bundle, self._adapt(model.resource, bundle))
 
     def _notify(self) -> None:
         for changed in list(self._watchers):
@@ -199,5 +234,5 @@ async def running_models(
                 await models.open(bundle)
             yield models
         finally:
-            for model in models.table:
-                closing.push_async_callback(models.close, model.key)
+            for key in models.bases:
+                closing.push_async_callback(models.close, key)

@@ -42,6 +42,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--revision REVISION", "branch, tag or commit on the Hub")
     option(parser, "--merge-adapter", "SOURCE is an adapter (LoRA): merge it into its base model, and compile that")
     option(parser, "--base-model MODEL", "the adapter's base model, folder or id (default: by adapter_config.json)", "")
+    option(
+        parser,
+        "--adapter NAME=FOLDER",
+        "a LoRA adapter of SOURCE in the same bundle, which requests name as MODEL/NAME; repeat it for others",
+        default=[],
+        action="append",
+        dest="adapters",
+    )
     option(parser, "--backend BACKEND", "openvino (default), neuronx, torch or fake", "openvino")
     option(
         parser,
@@ -151,6 +159,7 @@ def _compile(options: argparse.Namespace) -> Path:
         options,
         task=options.task.replace("-", "_"),
         name=name,
+        adapters=tuple(options.adapters),
         buckets=_bucket_request(options),
         pipeline=PipelineOptions(options.pipeline_cores, options.pipeline_balance),
         neuronx=made(NeuronxOptions, options),

@@ -66,6 +66,7 @@ class CompileRequest:
     - `reranker`: the template and the answers of a decoder that ranks.
     - `merge_adapter`: the source is an adapter (LoRA), which is merged into `base_model`, or into the model that it
       names.
+    - `adapters`: adapters that requests name, each NAME=FOLDER.
     - `signing_key`: signs the bundle.
     """
 
@@ -88,6 +89,7 @@ class CompileRequest:
     cache_results: bool = False
     merge_adapter: bool = False
     base_model: str = ""
+    adapters: tuple[str, ...] = ()
     signing_key: "SigningKey | None" = None
 
 
@@ -161,7 +163,7 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
     step("load the model in PyTorch, float32")
-    module = load_module(source.folder, request.task, tokenizer)
+    module = load_module(source.folder, request.task, tokenizer, adapters=request.adapters)
     if configuration.has_own_code:
         report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
     _refuse(_refusals_of_layers(request, module))
@@ -216,6 +218,7 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
             request.neuronx,
             request.device_times,
             pipeline,
+            request.adapters,
         )
         artifact = COMPILERS[request.backend].convert(conversion)
         measure = partial(
@@ -350,6 +353,7 @@ def _refusals(request: CompileRequest) -> Iterator[str]:
     yield from _refusals_of_pipeline(request)
     if request.base_model and not request.merge_adapter:
         yield "--base-model is for --merge-adapter"
+    yield from _refusals_of_adapters(request)
     if request.max_divergence is not None and not request.max_divergence >= 0:  # also false for NaN
         yield f"--max-divergence {request.max_divergence}: must be 0 or more"
     if request.min_agreement is not None and not 0 < request.min_agreement <= 1:
@@ -375,6 +379,18 @@ def _refusals_of_pipeline(request: CompileRequest) -> Iterator[str]:
         )
     if request.dtype.startswith("int8"):
         yield f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut"
+
+
+def _refusals_of_adapters(request: CompileRequest) -> Iterator[str]:
+    if not request.adapters:
+        return
+    if request.merge_adapter:
+        yield "--adapter: not with --merge-adapter, whose SOURCE is the adapter; SOURCE of --adapter is the base"
+    if request.pipeline.cores != 1:
+        yield "--adapter: not with --pipeline-cores; a model with adapters is computed by one core"
+    if request.backend == "fake" or request.dtype == "int8":
+        chosen = "--backend fake" if request.backend == "fake" else "--dtype int8"
+        yield f"--adapter: not with {chosen}; openvino, torch and neuronx take it, in the other data types"
 
 
 def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:

@@ -66,6 +66,7 @@ class Conversion:
     neuronx: NeuronxOptions
     device_times: str = ""
     pipeline: PipelinedModel | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def parts(self) -> int:

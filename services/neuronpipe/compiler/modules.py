@@ -34,7 +34,8 @@ from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError, first_line
-from neuronpipe.core.model import ImageSpec, ModelSpec, OutputSpec, TaskFacts
+from neuronpipe.core.model import AdapterSpec, ImageSpec, ModelSpec, OutputSpec, TaskFacts
+from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
 
 class Positional(torch.nn.Module):
@@ -87,6 +88,8 @@ class SourceModule:
     facts: Mapping[str, TaskFacts] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
     largest_bucket: str = ""
+    adapters: tuple[AdapterSpec, ...] = ()
+    needs_adapter: bool = False
 
     @property
     def takes_images(self) -> bool:
@@ -143,9 +146,13 @@ class SourceModule:
             labels=self.labels,
             image=self.image,
             facts=self.facts,
+            adapters=self.adapters,
+            needs_adapter=self.needs_adapter,
         )
 
     def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
+        if self.adapters and self.labels:  # an adapter may have more labels, to which the graph pads
+            shape = (*shape[:-1], len(self.labels))
         return OutputSpec(name=name, axes=("tokens", *shape[1:]) if name in self.per_token_outputs else shape)
 
 
@@ -281,6 +288,27 @@ def source_module(
         facts={task: facts} if isinstance(facts, TaskFacts) else facts,
         remarks=remarks,
     )
+
+
+def labels_of(config: Any) -> tuple[str, ...]:
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
+def classifier_facts(config: Any) -> ClassifierFacts:
+    """The facts of a classifier, whose score function is the default of the pipelines of texts and images.
+
+    Raises SetupError for categories of labels that the model does not have.
+    """
+    function: ScoreFunctionName = "softmax"
+    if config.problem_type == "regression":
+        function = "none"
+    elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        function = "sigmoid"
+    categories: Any = getattr(config, "moderation_categories", None) or {}
+    if not isinstance(categories, dict) or not set(categories) <= set(labels_of(config)):
+        raise SetupError("config.json: moderation_categories must be an object of the model's labels")
+    categories = {label: str(category) for label, category in categories.items()}
+    return ClassifierFacts(score_function=function, moderation_categories=categories)
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:

@@ -24,6 +24,7 @@ from neuronpipe.compiler import neuronx_processes
 from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
+from neuronpipe.compiler.stacked_adapters import stacks_sha256
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.stages.neuron_executor.runtimes.neuron import CORES_PER_DEVICE, device_count, sdk_release
@@ -101,7 +102,7 @@ def convert(conversion: Conversion) -> Artifact:
     if missing:
         with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
             source, task = str(conversion.source.folder), conversion.module.task
-            job = TraceJob(source, task, options.attention, list(flags), firsts, outputs={})
+            job = TraceJob(source, task, options.attention, list(flags), firsts, {}, conversion.adapters)
             outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
             neuronx_processes.trace_all(
                 job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])
@@ -211,6 +212,7 @@ def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], version
         "versions": {**versions, "neuronpipe": __version__},
         "weights_sha256": conversion.source.describe().weights_sha256,
         "configuration_sha256": _configuration_sha256(conversion.source.folder),
+        **({"adapters_sha256": stacks_sha256(module.module)} if module.adapters else {}),
     }
 
 

@@ -60,6 +60,7 @@ class TraceJob:
     flags: list[str]
     firsts: list[int]
     outputs: dict[str, str]
+    adapters: tuple[str, ...] = ()
 
 
 def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Callable[[str], None]) -> None:
@@ -129,7 +130,7 @@ def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
     torch.set_num_threads(1)
     register_own_graphs()
     folder = Path(job.source_folder)
-    source = load_module(folder, job.task, SOURCE_TASKS[job.task].load_tokenizer(folder), attention=job.attention)
+    source = load_module(folder, job.task, SOURCE_TASKS[job.task].load_tokenizer(folder), job.attention, job.adapters)
     for name, path in job.outputs.items():
         bucket_name, is_encoder = split_name(name)
         bucket_name, _, part = bucket_name.partition("-")

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 
@@ -23,8 +24,17 @@ from neuronpipe.compiler.modules import (
 from neuronpipe.compiler.onnx import HIDDEN, OnnxModel, onnx_model
 from neuronpipe.compiler.own_graphs import taking_rows
 from neuronpipe.compiler.saved_files import cause_of, refusing
+from neuronpipe.compiler.stacked_adapters import TakingStacks, stacks_of
 from neuronpipe.core.errors import SetupError
-from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, traced
+from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    STACKS_FILE,
+    computable,
+    engine,
+    has_bfloat16,
+    openvino,
+    traced,
+    with_stacks,
+)
 from neuronpipe.stages.neuron_executor.runtimes.parts import part_names
 
 # The parts of an int8 artefact that are not quantized compute in float32, and so does an int8-weights artefact.
@@ -49,6 +59,9 @@ def convert(conversion: Conversion) -> Artifact:
         for name, (part, example) in zip(part_names(_MODEL, conversion.parts), conversion.each_part(), strict=True):
             _convert(part, example, folder / _FOLDER / f"{name}.xml")
             files += [f"{_FOLDER}/{name}.xml", f"{_FOLDER}/{name}.bin"]
+    if stacks := stacks_of(module.module):
+        files.append(f"{_FOLDER}/{STACKS_FILE}")
+        np.savez(folder / files[-1], **{name: stack.numpy() for name, stack in stacks.items()})
     return Artifact(
         backend="openvino",
         dtype=dtype,
@@ -65,29 +78,31 @@ def convert(conversion: Conversion) -> Artifact:
 
 def _convert(module: SourceModule, example: Mapping[str, torch.Tensor], path: Path) -> None:
     model = _from_onnx(module) if onnx_model(module.module) else _traced(module, example)
-    if len(model.inputs) != len(module.inputs):
+    inputs = [*module.inputs, *stacks_of(module.module)]
+    if len(model.inputs) != len(inputs):
         names = [port.any_name for port in model.inputs]
-        raise SetupError(
-            f"{module.architecture} uses the inputs {names} of {list(module.inputs)}, which is not supported"
-        )
-    for port, name in zip([*model.inputs, *model.outputs], [*module.inputs, *module.outputs], strict=True):
+        raise SetupError(f"{module.architecture} uses the inputs {names} of {inputs}, which is not supported")
+    for port, name in zip([*model.inputs, *model.outputs], [*inputs, *module.outputs], strict=True):
         port.set_names({name})
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
 def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvino.Model:
-    inputs = []
+    inputs, stacks = [], stacks_of(module.module)
     for name in module.inputs:
         free, array = module.free_axes(name), example[name].numpy()
         shape = openvino.PartialShape([-1 if axis in free else length for axis, length in enumerate(array.shape)])
         inputs.append((shape, openvino.Type(array.dtype)))
+    # Stacks are inputs of any number of adapters and any rank, so that the file of weights has the base alone.
+    inputs += [(openvino.PartialShape([-1] * stack.dim()), openvino.Type.f32) for stack in stacks.values()]
     with warnings.catch_warnings(), torch.inference_mode():
         # The tracer warns of every Python value that it treats as constant. In these models the values are constant, as
         # the comparison shows.
         warnings.simplefilter("ignore")
         with refusing(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}", why=cause_of):
-            positional = Positional(module.module, module.inputs, module.outputs)
-            return traced(positional, tuple(example.values()), input=inputs)
+            called = TakingStacks(module.module) if stacks else module.module
+            positional = Positional(called, [*module.inputs, *stacks], module.outputs)
+            return traced(positional, (*example.values(), *stacks.values()), input=inputs)
 
 
 def _from_onnx(module: SourceModule) -> openvino.Model:
@@ -122,7 +137,8 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
 def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatch]) -> Ran:
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     with refusing(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}"):
-        parts = [engine().compile_model(path, "CPU", computable(artifact.properties)) for path in paths]
+        models = [with_stacks(engine().read_model(path), path) for path in paths]
+        parts = [engine().compile_model(model, "CPU", computable(artifact.properties)) for model in models]
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

@@ -18,15 +18,21 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import InternalError
 from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.model import base_name
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
 from neuronpipe.core.tracing import SpanContext
 
 
 class ModelKey(NamedTuple):
-    """A model's name and version."""
+    """A model's name and version. The name of an adapter is BASE/NAME."""
 
     name: str
     version: int
+
+    @property
+    def base(self) -> "ModelKey":
+        """The model that computes: the base of an adapter, or the model itself."""
+        return ModelKey(base_name(self.name), self.version) if "/" in self.name else self
 
 
 class Work(NamedTuple):

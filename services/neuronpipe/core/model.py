@@ -19,6 +19,9 @@ Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hammin
 # Tasks that every model of texts answers by its tokenizer alone, in addition to the tasks of its graph.
 TOKENIZER_TASKS = ("tokenization", "detokenization")
 
+# The input of a model with adapters: at each token of a row, the number of its adapter, or 0 for the base alone.
+ADAPTER = "adapter"
+
 # Longer words of a request are not repeated in its error, which must fit into gRPC's trailers (8 KiB).
 _MAX_WORD_LENGTH = 256
 
@@ -81,6 +84,14 @@ class ImageSpec(Frozen):
         return max(3, -(-height // 16) * -(-width // 16))  # 3 is the minimum of max_tokens
 
 
+class AdapterSpec(Frozen):
+    """An adapter, which requests name as BASE/NAME. `labels`, `score_function`: empty where the base's are meant."""
+
+    name: str = Field(min_length=1)
+    labels: tuple[str, ...] = ()
+    score_function: str = ""
+
+
 def with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[PydanticT]], type[PydanticT]]:
     """Decorates a pydantic class: adds the fields that the class lacks, each a type and a default."""
 
@@ -132,6 +143,23 @@ class ModelSpec(Frozen):
         (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
     )
     image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
+    adapters: tuple[AdapterSpec, ...] = Field((), description="adapters in the graph, numbered from 1 on")
+    needs_adapter: bool = Field(False, description="whether only adapters have a head, so that the base is not served")
+    adapter: int = Field(0, exclude=True, description="the number of the adapter that this describes; 0 for the base")
+
+    def adapted(self, number: int) -> "ModelSpec":
+        """Describes the model with an adapter, by its number from 1 on, as a model named BASE/NAME."""
+        adapter = self.adapters[number - 1]
+        changes: dict[str, Any] = {"name": f"{self.name}/{adapter.name}", "adapter": number}
+        if adapter.labels:
+            facts = self.facts.get(self.task, TaskFacts())
+            if adapter.score_function:
+                facts = facts.model_copy(update={"score_function": adapter.score_function})
+            outputs = tuple(
+                OutputSpec(name=output.name, axes=(*output.axes[:-1], len(adapter.labels))) for output in self.outputs
+            )
+            changes |= {"labels": adapter.labels, "outputs": outputs, "facts": {self.task: facts}, "also_answers": ()}
+        return self.model_copy(update=changes)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -237,7 +265,11 @@ class ModelTable(Generic[EntryT]):
         self.other_names = other_names
         self._entries = dict(sorted(entries.items()))
         self.declared_routes = routes
-        self.routes = {name: _present(name, route, self._entries) for name, route in routes.items()}
+        # Adapters of a model have its route.
+        adapted = {
+            name: routes[base] for name, _ in self._entries if (base := base_name(name)) != name and base in routes
+        }
+        self.routes = {name: _present(name, route, self._entries) for name, route in (adapted | dict(routes)).items()}
         self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
         self._newest |= {
             name: max(route.shares, key=itemgetter(1))[0] for name, route in self.routes.items() if route.shares
@@ -270,10 +302,16 @@ class ModelTable(Generic[EntryT]):
             name = self.other_names[name]
             if name in self._newest:
                 return self.find(name, version, key)
+        head, _, adapter = name.rpartition("/")
+        if (base := self.other_names.get(head)) in self._newest and name not in self._newest:
+            return self.find(f"{base}/{adapter}", version, key)
         for field, word in ("model", name), ("version", version):
             if len(word) > _MAX_WORD_LENGTH:
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
         if name not in self._newest:
+            if related := [other for other in self._newest if base_name(other) == base_name(name)]:
+                there_are = f"of {base_name(name)!r} there are: {', '.join(related)}"
+                raise ModelNotFound(f"model {name!r} is not served; {there_are}")
             raise ModelNotFound(f"model {name!r} is not served; the served models are: {', '.join(self._newest)}")
         if name in self.declared_routes and version in self.declared_routes[name].aliases:
             aliased_version = self.declared_routes[name].aliases[version]
@@ -301,11 +339,13 @@ class ModelTable(Generic[EntryT]):
         return self._entries[name, route.shadow[0]]
 
     def only(self, names: frozenset[str]) -> "ModelTable[EntryT]":
-        """Returns the part of the table with these models. Unknown names are ignored."""
+        """Returns the part of the table with these models and their adapters. Unknown names are ignored."""
         part = self._parts.get(names)
         if part is None:
             routes = {name: route for name, route in self.declared_routes.items() if name in names}
-            entries = {key: entry for key, entry in self._entries.items() if key[0] in names}
+            entries = {
+                key: entry for key, entry in self._entries.items() if key[0] in names or base_name(key[0]) in names
+            }
             other_names = {other: name for other, name in self.other_names.items() if name in names}
             part = self._parts[names] = ModelTable(entries, routes, other_names)
         return part
@@ -313,6 +353,11 @@ class ModelTable(Generic[EntryT]):
     def is_newest(self, name: str, version: int) -> bool:
         """Returns whether requests that name no version get this version, or most of them do."""
         return self._newest.get(name) == version
+
+
+def base_name(name: str) -> str:
+    """The name of an adapter's base model, or of a model itself: only names of adapters have a slash."""
+    return name.partition("/")[0]
 
 
 def _place(text: str) -> float:

@@ -15,6 +15,7 @@ from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.model import base_name
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.doors.text_stream import begun, side_by_side
@@ -108,6 +109,7 @@ class Inference:
         for name in self._defaults:
             if name in names:
                 return ModelName(name, requested.version)
+        names = [name for name in names if base_name(name) == name or base_name(name) not in names]
         if len(names) > 1:
             raise InvalidInput(
                 "model", f"is missing; several models have {needed}: {', '.join(names)} (or set default_models)"

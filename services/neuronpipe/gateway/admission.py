@@ -12,6 +12,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
+from neuronpipe.core.model import base_name
 from neuronpipe.gateway.load_shedding import Admitted, Load, ModelLoad, TenantLoad
 from neuronpipe.gateway.tenant_turns import Turn
 from neuronpipe.gateway.tenants.tenants import Tenants
@@ -171,6 +172,7 @@ class AdmissionControl:
         `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
         has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.
         """
+        model = model if model in self._model_limits else base_name(model)  # adapters share the limit of their base
         load = self._models.get(model)
         if load is None:
             load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))

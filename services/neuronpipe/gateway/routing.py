@@ -51,7 +51,11 @@ def open_gateway_models(
         key = ModelKey(*bundle.key)
         yield GatewayModel(key, bundle.spec, ModelMeters(meters, key), bundle.digest if keeps_results(bundle) else "")
 
-    return ServedModels(open_model, other_names)
+    def adapt(model: GatewayModel, bundle: Bundle) -> GatewayModel:
+        key, digest = ModelKey(*bundle.key), f"{model.digest} {bundle.spec.name}" if model.digest else ""
+        return GatewayModel(key, bundle.spec, ModelMeters(meters, key), digest)
+
+    return ServedModels(open_model, other_names, adapt)
 
 
 _NO_ROUTE = ModelRoute({}, ())
@@ -124,9 +128,10 @@ class VersionRouter:
         """Returns the fields of ModelService for the state of a version."""
         route = self._models.table.routes.get(key.name, _NO_ROUTE)
         shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
+        name, key = key.name, key.base
         problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
         return Model(
-            name=key.name,
+            name=name,
             version=str(key.version),
             state=self._state_of(key, problem),
             problem=problem,

@@ -86,7 +86,7 @@ class RunningRequest:
     async def answer(self) -> tuple[Result, Usage]:
         """Computes the result. The order of the blocks is the order in which the request waits."""
         with self._admitted() as admission, self._until_deadline():
-            async with admission.turn(self.model.key):
+            async with admission.turn(self.model.key.base):
                 encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
                 self.timings.note(encoded)
                 check_tokens(encoded, self.pipeline.settings)

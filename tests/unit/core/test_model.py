@@ -3,7 +3,8 @@
 import pytest
 
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, Unavailable
-from neuronpipe.core.model import ModelRoute, ModelTable, TaskFacts, encoding_traits
+from neuronpipe.core.model import AdapterSpec, ModelRoute, ModelTable, TaskFacts, encoding_traits
+from neuronpipe.tasks.scores import ClassifierFacts
 from tests.unit.model_specs import model_spec
 
 _TABLE = ModelTable({("b", 2): "b2", ("a", 10): "a10", ("b", 1): "b1", ("a", 9): "a9"})
@@ -189,3 +190,42 @@ def test_a_stage_finds_a_model_by_its_key_whatever_its_route() -> None:
     assert [_ROUTED.at(("a", version)) for version in (1, 2)] == ["a1", "a2"]
     with pytest.raises(ModelNotFound, match=r"model 'a' has no version 9; it has: 1, 2, 3$"):
         _ROUTED.at(("a", 9))
+
+
+_ADAPTED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("a/x", 1): "x1", ("a/x", 2): "x2", ("a/y", 2): "y2", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1}, ((1, 1.0),))},
+    {"owner/a": "a"},
+)
+
+
+def test_adapters_have_the_route_of_their_base() -> None:
+    assert _ADAPTED.find("a/x", "") == "x1"
+    assert _ADAPTED.find("a/x", "stable") == "x1"
+    assert _ADAPTED.find("a/x", "2") == "x2"
+
+
+def test_adapters_are_found_by_other_names_of_their_base() -> None:
+    assert _ADAPTED.find("owner/a/x", "") == "x1"
+
+
+def test_an_unknown_adapter_is_told_which_there_are() -> None:
+    for name in ("a/z", "owner/a/z"):
+        with pytest.raises(ModelNotFound, match=r"model 'a/z' is not served; of 'a' there are: a, a/x, a/y$"):
+            _ADAPTED.find(name, "")
+
+
+def test_part_of_a_table_has_the_adapters_of_its_models_and_adapters_that_are_named_alone() -> None:
+    assert list(_ADAPTED.only(frozenset({"a"}))) == ["a1", "a2", "x1", "x2", "y2"]
+    assert list(_ADAPTED.only(frozenset({"a/x", "b"}))) == ["x1", "x2", "b1"]
+
+
+def test_an_adapter_with_labels_of_its_own_is_described_with_them() -> None:
+    spec = model_spec(adapters=(AdapterSpec(name="x", labels=("p", "q", "r"), score_function="sigmoid"),))
+    adapted = spec.adapted(1)
+    assert (adapted.name, adapted.labels, adapted.adapter) == (f"{spec.name}/x", ("p", "q", "r"), 1)
+    assert adapted.outputs[0].axes == (3,)
+    assert (ClassifierFacts.of(adapted).score_function, ClassifierFacts.of(spec).score_function) == (
+        "sigmoid",
+        "softmax",
+    )

@@ -36,3 +36,16 @@ def test_a_model_has_as_many_places_as_its_limit_and_others_are_not_touched() ->
         raise KeyError  # a request that fails gives its place back, too
     with place("small"):
         pass
+
+
+def test_adapters_count_as_their_base_unless_the_setting_names_them() -> None:
+    control = AdmissionControl(100, 100, model_limits={"small": 1, "small/own": 1})
+
+    def place(model: str) -> Admission:
+        return control.admit(Call(), 4, model=model, shed=lambda: None)
+
+    with place("small/one"), place("small/own"):
+        with pytest.raises(Overloaded, match="model 'small': 1 requests in flight"), place("small/two"):
+            raise AssertionError
+        with pytest.raises(Overloaded, match="model 'small/own': 1 requests in flight"), place("small/own"):
+            raise AssertionError

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from neuronpipe.compiler.modules import MASK, Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.tokenizers import SourceTokenizer, encode_batch, load_tokenizer
+from neuronpipe.core.model import ADAPTER
 from neuronpipe.tasks.base import PROMPT_TOKENS
 
 Measured: TypeAlias = NDArray[Any]  # a number or truth value for each text
@@ -44,4 +45,7 @@ def encode_texts(module: SourceModule, texts: Sequence[str], before: Sequence[st
     if PROMPT_TOKENS in module.inputs:  # as for a prompt of a few tokens
         tokens = batch["attention_mask"].sum(axis=1, keepdims=True)
         batch[PROMPT_TOKENS] = (np.arange(batch["input_ids"].shape[1]) < np.minimum(tokens // 2, 3)).astype(np.int64)
+    if ADAPTER in module.inputs:  # the rows have the base and each adapter in turn
+        numbers = np.arange(len(texts))[:, None] % (1 + len(module.adapters))
+        batch[ADAPTER] = np.broadcast_to(numbers, batch["input_ids"].shape).astype(np.int64)
     return batch

@@ -20,11 +20,19 @@ from neuronpipe.compiler.images import (
     load_image_processor,
     try_images,
 )
-from neuronpipe.compiler.modules import PIXELS, PLACES, SampleBatch, SourceModule, load_weights
+from neuronpipe.compiler.modules import (
+    PIXELS,
+    PLACES,
+    SampleBatch,
+    SourceModule,
+    classifier_facts,
+    labels_of,
+    load_weights,
+)
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import SourceTask, encode_texts
-from neuronpipe.compiler.tasks.labels import classifier_facts, labels_of, same_best_label
+from neuronpipe.compiler.tasks.labels import same_best_label
 from neuronpipe.compiler.tasks.vectors import cosine_similarity
 from neuronpipe.compiler.tokenizers import NO_TOKENIZER, SourceTokenizer
 from neuronpipe.core.errors import SetupError

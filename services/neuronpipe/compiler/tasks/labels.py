@@ -24,6 +24,8 @@ from neuronpipe.compiler.modules import (
     SampleBatch,
     SourceModule,
     choosing,
+    classifier_facts,
+    labels_of,
     load_encoder,
     load_weights,
     source_module,
@@ -54,7 +56,6 @@ from neuronpipe.core.model import TaskFacts
 from neuronpipe.tasks.fill_mask import FillMaskFacts
 from neuronpipe.tasks.question_answering import QuestionAnsweringFacts
 from neuronpipe.tasks.rerank import RerankFacts
-from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
 # Task → its facts about a model. Raises SetupError if the model cannot have the task.
 _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
@@ -108,27 +109,6 @@ class DecoderClassifier(torch.nn.Module):
         padding = self.model.config.pad_token_id
         mask = attention_mask if padding is None else attention_mask * (input_ids != padding)
         return {"logits": self.model.score(last_token(vectors, mask))}
-
-
-def labels_of(config: Any) -> tuple[str, ...]:
-    return tuple(config.id2label[index] for index in range(config.num_labels))
-
-
-def classifier_facts(config: Any) -> ClassifierFacts:
-    """The facts of a classifier, whose score function is the default of the pipelines of texts and images.
-
-    Raises SetupError for categories of labels that the model does not have.
-    """
-    function: ScoreFunctionName = "softmax"
-    if config.problem_type == "regression":
-        function = "none"
-    elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        function = "sigmoid"
-    categories: Any = getattr(config, "moderation_categories", None) or {}
-    if not isinstance(categories, dict) or not set(categories) <= set(labels_of(config)):
-        raise SetupError("config.json: moderation_categories must be an object of the model's labels")
-    categories = {label: str(category) for label, category in categories.items()}
-    return ClassifierFacts(score_function=function, moderation_categories=categories)
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:

@@ -8,7 +8,7 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import EncodedInput
-from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.model import ADAPTER, ModelSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import NamedTensor, Parameter, RowInput, TensorSpec, padded, row_field
@@ -28,10 +28,11 @@ class RawModel:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        names = [name for name in spec.inputs if name != ADAPTER]  # the model's name says which
         if spec.image:
             self.inputs = [TensorSpec(name, "UINT8", (3, *spec.image.size)) for name in spec.inputs]
         else:
-            self.inputs = [TensorSpec(name, "INT64", (-1,), name in _OPTIONAL, also=("INT32",)) for name in spec.inputs]
+            self.inputs = [TensorSpec(name, "INT64", (-1,), name in _OPTIONAL, also=("INT32",)) for name in names]
         self.outputs = [
             TensorSpec(output.name, "FP32", tuple(-1 if axis == "tokens" else axis for axis in output.axes))
             for output in spec.outputs

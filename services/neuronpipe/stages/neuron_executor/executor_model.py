@@ -22,7 +22,7 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.core.logs import log, log_warning
-from neuronpipe.core.model import ModelSpec, OutputSpec
+from neuronpipe.core.model import ADAPTER, ModelSpec, OutputSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
@@ -93,6 +93,8 @@ class ExecutorModel:
         # Set by the first batch of a request.
         self.is_used = asyncio.Event()
         self._kind = input_kind(spec)
+        # The outputs of a row by the number of its adapter. Adapters may have other numbers of labels than the base.
+        self._outputs = [spec.outputs, *(spec.adapted(number + 1).outputs for number in range(len(spec.adapters)))]
         self._limits = limits
         self._device = device
         self._computed = 0
@@ -206,10 +208,11 @@ class ExecutorModel:
         """
         # Read on this thread: the model may forget a member's arrays while the back end's thread works.
         sequences, lengths = [member.arrays for member in batch.members], [member.tokens for member in batch.members]
+        specs = [self._outputs[int(arrays[ADAPTER][0]) if ADAPTER in arrays else 0] for arrays in sequences]
         sequences += sequences[:1] * (batch.rows - len(sequences))
 
         def finish(outputs: Arrays) -> list[RowOutputs]:
-            rows = (cut(outputs, row, tokens, self.spec.outputs) for row, tokens in enumerate(lengths))
+            rows = (cut(outputs, row, tokens, specs[row]) for row, tokens in enumerate(lengths))
             return [fault_of(arrays) or arrays for arrays in rows]
 
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
@@ -273,8 +276,8 @@ def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> 
     arrays = {}
     for output in specs:
         array = outputs[output.name][row]
-        if "tokens" in output.axes:
-            array = array[tuple(slice(tokens) if axis == "tokens" else slice(None) for axis in output.axes)]
+        if array.shape != output.axes:  # padding to the batch's longest row, or to the most labels of an adapter
+            array = array[tuple(slice(tokens if axis == "tokens" else axis) for axis in output.axes)]
         arrays[output.name] = array.copy()
     return arrays
 

@@ -11,6 +11,7 @@ from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
 from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import running_devices
@@ -21,6 +22,7 @@ from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, ru
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
 from neuronpipe.stages.neuron_executor.runtimes.host import memory_limit
 from neuronpipe.stages.settings import EngineSettings
+from neuronpipe.tasks.inputs.kind import adapted
 
 _NEURON = "neuronx"
 
@@ -40,22 +42,24 @@ class NeuronExecutorStage:
     async def execute(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
         """Runs the sequences of one input. The tokens of a text are put into the stream as they come."""
         arrived_ns = time.monotonic_ns()
-        with self.models.table.at(item.model) as model:
+        served = self.models.table.at(item.model)
+        with served as model:
             if isinstance(model, OnDemandModel):
                 async with model.use() as loaded:
-                    return await self._run(item, loaded, arrived_ns, stream)
-            return await self._run(item, model, arrived_ns, stream)
+                    return await self._run(item, loaded, served.spec, arrived_ns, stream)
+            return await self._run(item, model, served.spec, arrived_ns, stream)
 
     async def _run(
-        self, item: ExecuteItem, model: LoadedModel, arrived_ns: int, stream: TokenSink | None
+        self, item: ExecuteItem, model: LoadedModel, spec: ModelSpec, arrived_ns: int, stream: TokenSink | None
     ) -> Prediction:
         if isinstance(model, Generator):
             return await model.generate(item, stream)
         trace = self._tracer.joined(item.work.trace)
         try:
-            computed = await model.run(
-                item.sequences.arrays, item.call, trace, is_beyond_share=item.work.is_beyond_share
-            )
+            sequences = item.sequences.arrays
+            if spec.adapters:
+                sequences = [adapted(arrays, spec.adapter) for arrays in sequences]
+            computed = await model.run(sequences, item.call, trace, is_beyond_share=item.work.is_beyond_share)
         except BaseException as error:
             model.observer.dropped(trace, arrived_ns, error)
             raise

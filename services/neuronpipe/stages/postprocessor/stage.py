@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
@@ -131,4 +131,8 @@ async def running_postprocessor(bundles: list[Bundle]) -> AsyncIterator[Postproc
             finally:
                 await lane.close()
 
-        yield PostprocessorStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))
+        def adapt(model: DecodingModel, bundle: Bundle) -> DecodingModel:
+            return replace(model, spec=bundle.spec)
+
+        models = ServedModels(open_model, adapt=adapt)
+        yield PostprocessorStage(await stack.enter_async_context(running_models(models, bundles)))

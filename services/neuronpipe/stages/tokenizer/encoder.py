@@ -4,6 +4,7 @@ Redis stores the wire message, with arrays as 16-bit numbers if their values all
 [tokens]. The lowest value is -1 (no position). Most vocabularies end below 65,535.
 """
 
+import copy
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,7 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.api.v1.tensors_pb2 import DataType, TensorSet
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.items import EncodedInput
-from neuronpipe.core.model import encoding_traits
+from neuronpipe.core.model import ModelSpec, encoding_traits
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.platform.cache.cache import CacheKind
@@ -105,6 +106,12 @@ class Encoder:
         self._key = blake2b(repr(traits).encode(), digest_size=_KEY_BYTES)
         # The kind of encoded inputs decides the cache that stores them.
         self.kind: CacheKind = "pixels" if bundle.spec.image else "tokens"
+
+    def adapted(self, spec: ModelSpec) -> "Encoder":
+        """The encoder for an adapter of the model. It shares the tokenizer, and the encodings in caches."""
+        encoder = copy.copy(self)
+        encoder._spec = spec
+        return encoder
 
     def check(self, input: Packed[TaskInput]) -> None:
         """Checks everything that can be checked without tokenizing. Raises InvalidInput and WrongTask."""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from neuronpipe.bundles.repository import Bundle
@@ -110,7 +110,11 @@ async def running_tokenizer(
                 for lane in model_lanes:
                     await lane.close()
 
-        yield TokenizerStage(await stack.enter_async_context(running_models(ServedModels(open_model), bundles)))
+        def adapt(model: EncodingModel, bundle: Bundle) -> EncodingModel:
+            return replace(model, encoder=model.encoder.adapted(bundle.spec))
+
+        models = ServedModels(open_model, adapt=adapt)
+        yield TokenizerStage(await stack.enter_async_context(running_models(models, bundles)))
 
 
 def _cache(kind: CacheKind, settings: EncodingSettings, redis: RedisSettings) -> Cache[EncodedInput] | None:

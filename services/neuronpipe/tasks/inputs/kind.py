@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.model import ImageSpec, ModelSpec
+from neuronpipe.core.model import ADAPTER, ImageSpec, ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 
 # Lengths of the warm-up's batches: fast, and different enough to separate a batch's overhead from a token's cost.
@@ -36,6 +36,12 @@ class InputKind(Protocol):
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
         """Rows and tokens of two batches, whose times give the overhead of a batch and the cost of a token."""
+
+
+def adapted(arrays: Arrays, number: int) -> Arrays:
+    """A sequence of tokens for the adapter of this number, 0 for the base alone."""
+    token_ids = arrays.get("input_ids")
+    return arrays if token_ids is None else {**arrays, ADAPTER: np.full(token_ids.shape, number, np.int32)}
 
 
 def input_kind(spec: ModelSpec) -> InputKind:

@@ -21,6 +21,7 @@ from openvino._offline_transformations import (  # noqa: E402
 )
 
 __all__ = [
+    "STACKS_FILE",
     "apply_make_stateful_transformation",
     "compute",
     "engine",
@@ -31,6 +32,7 @@ __all__ = [
     "paged_attention_transformation",
     "read",
     "traced",
+    "with_stacks",
 ]
 
 
@@ -55,8 +57,25 @@ def read(path: Path) -> openvino.Model:
 
     The weights stay in the file, and all graphs that are compiled from it share them.
     """
-    model = engine().read_model(path)
+    model = with_stacks(engine().read_model(path), path)
     look_up_first(model)
+    return model
+
+
+# The file beside a graph with its adapters, whose stacks the graph has as inputs (compiler/stacked_adapters.py).
+STACKS_FILE = "adapters.npz"
+
+
+def with_stacks(model: openvino.Model, path: Path) -> openvino.Model:
+    """Replaces the inputs of a graph that are stacks of adapters by the stacks, which lie beside the graph's file."""
+    if not (path.parent / STACKS_FILE).is_file():
+        return model
+    with np.load(path.parent / STACKS_FILE) as stacks:
+        for parameter in model.get_parameters():
+            if (name := parameter.output(0).any_name) in stacks:
+                parameter.output(0).replace(opset13.constant(stacks[name]).output(0))
+                model.remove_parameter(parameter)
+    model.validate_nodes_and_infer_types()
     return model
 
 
