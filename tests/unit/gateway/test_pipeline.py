@@ -624,6 +624,13 @@ async def test_a_bad_request_leaves_the_others_of_its_stream_alone(bad: InferReq
     assert outcomes == {"good": "response", "bad": "error", "better": "response"}
 
 
+async def test_a_request_of_a_stream_needs_an_id() -> None:
+    requests = _Requests(iter([_request(), _request(request_id="named")]))
+    answers = {answer.request_id: answer.outcome for answer in await _all(_pipeline().infer_stream(requests, Call()))}
+    assert from_status(answers[""].error).message == "request_id: is required on a stream"
+    assert answers["named"].HasField("response")
+
+
 async def test_a_stream_reads_ahead_no_further_than_its_limit() -> None:
     gate, requests = _Gate(), _endless()
     pipeline = _pipeline(tokenize=gate.tokenize, max_stream_in_flight=3)
