@@ -29,7 +29,13 @@ from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.conftest import DOUBLES
 from tests.documentation.measured_models import GRAPHS, PAGE, RECORD, page, wanted
-from tests.models.architectures import ARCHITECTURES, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
+from tests.models.architectures import (
+    ARCHITECTURES,
+    ENCODER_DECODERS,
+    MAX_TOKENS,
+    TEXT_ARCHITECTURES,
+    make_source,
+)
 from tests.models.compiling import compile_model
 from tests.models.images import IMAGE_TEXT_FAMILIES
 from tests.suite.sampling import Sample, sample_of
@@ -43,6 +49,7 @@ _PLACES = [
 # Those that no core can share, with the reason.
 _UNCUT = dict.fromkeys(("ALBERT", "Longformer"), "has no two layers of its own that run one after the other")
 _UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "passes from one layer to the next")
+_UNCUT |= dict.fromkeys(ENCODER_DECODERS, "has an encoder that every layer of its decoder reads")
 # Those of images and texts have a suite of their own, test_images_and_texts.py.
 _OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
 _CORES = 2

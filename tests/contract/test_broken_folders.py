@@ -341,8 +341,8 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     ),
     (
         "classifier",
-        _fields("config.json", model_type="t5", architectures=["T5EncoderModel"]),
-        "T5EncoderModel is the encoder of a model with a decoder, which is not supported; take a model of an encoder",
+        _fields("config.json", model_type="longt5", architectures=["LongT5EncoderModel"]),
+        "LongT5EncoderModel is not supported: its attention depends on distances",
     ),
     (
         "classifier",

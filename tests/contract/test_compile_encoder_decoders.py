@@ -150,12 +150,6 @@ def test_a_model_without_positions_writes_as_much_as_it_says(tmp_path: Path) -> 
     assert (facts.max_text_tokens, facts.max_new_tokens) == (699, 699)
 
 
-def test_a_classifier_with_a_decoder_is_refused(tmp_path: Path) -> None:
-    transformers.BartConfig(architectures=["BartForSequenceClassification"]).save_pretrained(tmp_path / "source")
-    with pytest.raises(SetupError, match="of such models those are served that summarize or translate"):
-        _compile(tmp_path / "source", tmp_path / "repository")
-
-
 @pytest.mark.parametrize("task", ["text_generation", "fill_mask"])
 def test_another_task_is_refused(task: str, tmp_path: Path) -> None:
     source = save_encoder_decoder("bart", tmp_path / "source")

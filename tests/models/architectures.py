@@ -22,7 +22,7 @@ from tests.models.images import (
     make_image_text_source,
 )
 from tests.models.repository import save
-from tests.models.tokenizers import byte_level_bpe, unigram, unigram_pairs, word_piece
+from tests.models.tokenizers import byte_level_bpe, mbart, t5, unigram, unigram_pairs, word_piece
 
 MAX_TOKENS = 64
 
@@ -73,12 +73,14 @@ class Architecture:
         if self.publish:
             return self.publish(folder, task, self.tokenizer(max_tokens=MAX_TOKENS))
         head, values = _HEADS[task]
+        if self.model_type in _T5_KINDS and head == "AutoModel":
+            head = "AutoModelForTextEncoding"
         tokenizer = self.tokenizer(max_tokens=MAX_TOKENS)
         special = {
             "pad_token_id": tokenizer.pad_token_id,
             "bos_token_id": tokenizer.cls_token_id,
             "cls_token_id": tokenizer.cls_token_id,
-            "eos_token_id": tokenizer.sep_token_id,
+            "eos_token_id": tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id,
             "sep_token_id": tokenizer.sep_token_id,
         }
         config = transformers.AutoConfig.for_model(
@@ -126,9 +128,27 @@ _OF_JINA_2 = (*_SCORES_AND_VECTORS, "fill_mask", "feature_extraction")
 _OTHERS = (*_OF_IMAGES, "zero_shot_image_classification")
 _NOT_OF_ALL = (*_OTHERS, "multi_vector_embedding")
 _LATE_INTERACTION = ("BERT", "XLM-R", "ModernBERT")
+_BART_SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
 _DECODER = {**_BERT, "num_key_value_heads": 2, "head_dim": 8}
 _GEMMA = {**_DECODER, "query_pre_attn_scalar": 8, "sliding_window": 16}
 _GEMMA_3 = {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]}
+
+_BART = {
+    "d_model": 32,
+    **{f"{part}_{size}": count for part in ("encoder", "decoder") for size, count in _BART_SIZES.items()},
+    "max_position_embeddings": MAX_TOKENS,
+}
+_T5_KINDS = ("t5", "mt5", "umt5")
+_T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+}
 
 # Decoders, for vectors and scores.
 DECODERS: dict[str, Architecture] = {
@@ -185,7 +205,17 @@ ENCODERS: dict[str, Architecture] = {
         publish=functools.partial(jina_bert.make_source, has_query_norms=True),
     ),
 }
-TEXT_ARCHITECTURES = ENCODERS | DECODERS
+_READS = (*_SCORES, "question_answering")
+_OF_T5 = (*_SCORES_AND_VECTORS, "feature_extraction")
+# Of which the decoder reads what the encoder read, for scores and spans, or T5's encoder alone makes vectors.
+ENCODER_DECODERS: dict[str, Architecture] = {
+    "BART": Architecture("bart", byte_level_bpe, {**_BART, "decoder_start_token_id": 2}, _READS),
+    "mBART": Architecture("mbart", mbart, _BART, _READS),
+    "T5": Architecture("t5", t5, {**_T5, "feed_forward_proj": "relu"}, (*_OF_T5, "question_answering")),
+    # With gates, as T5 1.1, Flan-T5 and mT5.
+    "UMT5": Architecture("umt5", t5, {**_T5, "feed_forward_proj": "gated-gelu"}, _OF_T5),
+}
+TEXT_ARCHITECTURES = ENCODERS | DECODERS | ENCODER_DECODERS
 ARCHITECTURES = (*TEXT_ARCHITECTURES, *IMAGE_FAMILIES, *IMAGE_TEXT_FAMILIES)
 
 

@@ -68,6 +68,24 @@ MODELS: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+INSTRUCTIONS = {"query": "Represent the question for retrieving documents: ", "title": "Represent the Science title: "}
+
+
+def save_embedder(folder: Path, base: Path, *, include_prompt: bool = True) -> Path:
+    """Writes a T5 encoder of width 32 with the modules of sentence-t5, GTR and Instructor, and INSTRUCTIONS."""
+    # The environment of transformers 4 lacks this library.
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+
+    weight = torch.randn((48, 32), generator=torch.Generator().manual_seed(5))
+    dense = Dense(32, 48, bias=False, activation_function=torch.nn.Identity(), init_weight=weight)
+    pooling = Pooling(32, "mean", include_prompt=include_prompt)
+    modules = [Transformer(str(base)), pooling, dense, Normalize()]
+    SentenceTransformer(modules=modules, device="cpu", prompts=INSTRUCTIONS).save(str(folder))
+    return folder
+
+
 def save_encoder_decoder(
     name: str,
     folder: Path,

@@ -106,6 +106,15 @@ def unigram(*, max_tokens: int) -> Any:
     return _fast(_sentence_piece([*_ROBERTA_TOKENS, _MASK], ends), max_tokens, _ROBERTA_NAMES)
 
 
+@_trained_once
+def t5(*, max_tokens: int) -> Any:
+    """T5's kind, SentencePiece: A </s> B </s>, without a token at the start of a text."""
+    ends = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    inputs = {"model_input_names": ["input_ids", "attention_mask"]}
+    return _fast(_sentence_piece(["<pad>", "</s>", "<unk>"], ends), max_tokens, {**names, **inputs})
+
+
 def _sentence_piece(special: Sequence[str | AddedToken], ends: Any) -> Any:
     tokenizer = tokenizers.Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(

@@ -12,7 +12,7 @@ import pytest_asyncio
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
-from tests.models.architectures import ENCODERS, make_source
+from tests.models.architectures import ENCODER_DECODERS, ENCODERS, make_source
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
@@ -21,7 +21,7 @@ from tests.suite.sampling import Sample
 pytestmark = pytest.mark.long
 
 # Those that transformers does not have are compared with their published code, in test_own_code.py.
-_ARCHITECTURES = [name for name, one in ENCODERS.items() if one.publish is None]
+_ARCHITECTURES = [name for name, one in (ENCODERS | ENCODER_DECODERS).items() if one.publish is None]
 # Not those with the names of special tokens: the tokenizers' suites say what becomes of them.
 _TEXTS = [text for text in PICKED if "[CLS]" not in text] + [*generated(41, 16), *generated(42, 4, words=(60, 150))]
 # Logits of up to 50, where sums of float32 in another order differ by more than scores do.

@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, TaskInput
+from tests.models import architectures
 from tests.oracle.comparison import Comparison
 from tests.oracle.serving import Served
 from tests.oracle.small_models import FAMILIES, make_source
@@ -19,6 +20,7 @@ from tests.oracle.transformers4 import Answers, ask
 from tests.suite.sampling import Sample
 
 _MAX_TOKENS = 96
+_ENCODER_DECODERS = ("BART", "T5")
 _QUESTIONS = ("Where is it?", "¿Qué número – 数字 – 🤔?", "What does [SEP] or </i> mean, and to whom?")
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -43,7 +45,10 @@ pytestmark = pytest.mark.sampled
 def sources(asked: Set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("answerers")
     return {
-        family: make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS) for family in asked
+        family: architectures.make_source(folder / family, family, TASK)
+        if family in _ENCODER_DECODERS
+        else make_source(folder / family, family, "ForQuestionAnswering", max_tokens=_MAX_TOKENS)
+        for family in asked
     }
 
 
@@ -79,7 +84,7 @@ def reference(sources: dict[str, Path], sample: Sample, tmp_path_factory: pytest
     return _Reference(cases, *ask(models, cases, tmp_path_factory.mktemp("transformers4")))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *_ENCODER_DECODERS])
 async def test_answers_equal_those_of_transformers(
     family: str, served: Served, reference: _Reference, comparison: Callable[[str, str], Comparison]
 ) -> None:

@@ -9,17 +9,20 @@ import pytest
 import sentence_transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
 from demo.model import find_minilm
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
+from tests.models import architectures
+from tests.models.encoder_decoders import save_embedder
 from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
 
 _MAX_TOKENS = 64
 _POOLING = dict(zip(FAMILIES, ("cls", "mean", "max"), strict=True))
-_MODELS = ("minilm", *FAMILIES)
+# As sentence-t5 and GTR: an encoder of T5, and a layer behind its pooling.
+_MODELS = ("minilm", *FAMILIES, "T5")
 _TRUNCATIONS = {"right": Truncation.TRUNCATION_RIGHT, "left": Truncation.TRUNCATION_LEFT}
 _TEXTS = (*PICKED, *generated(41, 30, words=(1, 30)), *generated(42, 8, words=(60, 400)))
 # None: all.
@@ -31,7 +34,8 @@ pytestmark = pytest.mark.sampled
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("embedders")
-    made = {"minilm": find_minilm()}
+    base = architectures.make_source(folder / "T5-base", "T5", TASK)
+    made = {"minilm": find_minilm(), "T5": save_embedder(folder / "T5", base)}
     for family, pooling in _POOLING.items():
         base = make_source(folder / f"{family}-base", family, "Model", max_tokens=_MAX_TOKENS)
         SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, pooling)], device="cpu").save(
@@ -66,9 +70,10 @@ async def test_vectors_equal_those_of_sentence_transformers(model: str, suite: S
 
 def _reference(source: Path) -> SentenceTransformer:
     model = SentenceTransformer(str(source), device="cpu")
-    # MiniLM scales its vectors itself; here that is the caller's choice. As here, what looks like a special token in a
-    # text is text.
-    reference = SentenceTransformer(modules=list(model)[:2], device="cpu")
+    # Some models scale their vectors themselves; here that is the caller's choice. As here, what looks like a special
+    # token in a text is text.
+    modules = [module for module in model if not isinstance(module, Normalize)]
+    reference = SentenceTransformer(modules=modules, device="cpu")
     reference.tokenizer.split_special_tokens = True
     return reference
 

@@ -16,6 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
     ZeroShotClassificationInput,
 )
+from tests.models import architectures
 from tests.oracle.conftest import Suite
 from tests.oracle.serving import Served
 from tests.oracle.small_models import make_source
@@ -28,6 +29,8 @@ _LABELS = {
     "Roberta": ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"],
     "XLMRoberta": ["not_entailment", "Entailed"],
 }
+# As bart-large-mnli.
+_FAMILIES = (*_LABELS, "BART")
 _CANDIDATES = (
     ["urgent"],
     ["urgent", "not urgent"],
@@ -62,7 +65,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             label2id={label: index for index, label in enumerate(labels)},
         )
         for family, labels in _LABELS.items()
-    }
+    } | {"BART": architectures.make_source(folder / "BART", "BART", "zero_shot_classification")}
 
 
 def _reference(source: Path) -> Any:
@@ -85,7 +88,7 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield text, {"candidate_labels": next(candidates), "hypothesis_template": template, "multi_label": multi_label}
 
 
-@pytest.mark.parametrize("family", _LABELS)
+@pytest.mark.parametrize("family", _FAMILIES)
 async def test_labels_equal_those_of_transformers(family: str, suite: Suite, sources: dict[str, Path]) -> None:
     compared = suite.comparison(
         f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}"

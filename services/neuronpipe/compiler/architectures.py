@@ -1,9 +1,10 @@
 """Special cases of some architectures, for which the compiler changes or checks a model.
 
-The cases are the attention masks of decoders that make vectors and scores, the reach of attention, batches without
-rows, experts, positions of images, and Longformer.
+The cases are the attention masks of decoders that make vectors and scores, decoders behind an encoder, the reach of
+attention, batches without rows, experts, positions of images, and Longformer.
 """
 
+import inspect
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from neuronpipe.compiler.sentence_transformers import last_token
 from neuronpipe.core.errors import SetupError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -145,6 +147,43 @@ def _mask(config: Any, attention_mask: torch.Tensor, slides: bool, dtype: torch.
     # Padding sees itself, because a softmax over nothing is NaN: in a window, padding would see no token.
     is_seen = (is_near[None, None] & attention_mask[:, None, None, :].bool()) | (distance == 0)[None, None]
     return added_to_scores(is_seen, dtype)
+
+
+# Decoders that read the text of their encoder once more, shifted right by a token, for a score or a span.
+#
+# Sources: shift_tokens_right of BART and mBART and _shift_right of T5 in transformers 5.
+
+T5_KINDS = ("t5", "mt5", "umt5")
+# The kinds whose classifiers and readers are served.
+READING_KINDS = ("bart", "mbart", *T5_KINDS)
+
+
+def has_decoder(model: Any) -> bool:
+    """Whether the model is an encoder and a decoder; T5's encoder alone is not."""
+    return "decoder_input_ids" in inspect.signature(model.forward).parameters
+
+
+def shifted_inputs(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """The inputs of the decoder. `input_ids`, `attention_mask`: the inputs of the encoder, [batch, tokens].
+
+    The decoder's mask hides later tokens only: padding is behind the tokens that are read. Raises SetupError if the
+    decoder has no token to begin with.
+    """
+    config = model.config
+    if config.model_type == "mbart":  # begins with the last token, the language
+        start = last_token(input_ids[:, :, None], attention_mask)
+    elif config.decoder_start_token_id is None:
+        problem = "config.json has no decoder_start_token_id, with which its decoder begins"
+        raise SetupError(f"{config.name_or_path}: {problem}")
+    else:
+        start = torch.full_like(input_ids[:, :1], config.decoder_start_token_id)
+    places = torch.arange(input_ids.shape[1], device=input_ids.device)
+    is_before = (places[:, None] >= places[None, :])[None, None]
+    return {
+        "decoder_input_ids": torch.cat([start, input_ids[:, :-1]], dim=1),
+        "decoder_attention_mask": added_to_scores(is_before, next(model.parameters()).dtype),
+        "use_cache": False,
+    }
 
 
 # Lets a model compute a batch without rows.

@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub.repocard import metadata_load
 from transformers.models.auto import modeling_auto
 
-from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
@@ -36,12 +36,14 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForImageClassification": ("image_classification",),
     "ForCausalLM": ("text_generation", "feature_extraction", "sentence_embedding", "rerank"),
     "LMHeadModel": ("text_generation",),
-    "ForConditionalGeneration": ("summarization", "translation"),
+    "ForConditionalGeneration": ("summarization", "translation", "feature_extraction", "sentence_embedding"),
     "MTModel": ("translation",),
     "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
+_READING_HEADS = ("ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification")
 _FROM_TEXT_TO_TEXT = ("summarization", "translation")
+_OF_ENCODERS = ("feature_extraction", "sentence_embedding", "sentence_similarity", "multi_vector_embedding")
 # Encoder-decoders whose attention depends on distances, which OpenVINO's attention with a cache in blocks leaves out.
 # All layers of the first kinds share the biases, which can thus be a part of the mask.
 WITH_SHARED_BIASES = ("t5", "mt5")
@@ -78,6 +80,11 @@ class Configuration:
     card: Mapping[str, Any]
     weights_dtype: str
     has_own_code: bool
+
+    @property
+    def encoder_decoder_tasks(self) -> tuple[str, ...] | None:
+        """The tasks of a model with an encoder and a decoder, or of such an encoder; None for other models."""
+        return _tasks_of_encoder_decoder(self.config, self.architecture)
 
     def find_task(self) -> DetectedTask:
         """The task for which the model was made. Raises SetupError, which names the kind of model, for no task."""
@@ -131,13 +138,17 @@ class Configuration:
                 f"alone are, which end in {' or '.join(_WRITING_HEADS)}"
             )
         writes = self.architecture.endswith(_WRITING_HEADS)
-        if getattr(self.config, "is_encoder_decoder", False) != (task in _FROM_TEXT_TO_TEXT):
+        tasks = self.encoder_decoder_tasks or ()
+        if task in tasks and task in _FROM_TEXT_TO_TEXT and kind in _WITH_OTHER_BIASES:
+            raise _other_biases(self.folder, name)
+        if task in tasks:
+            return
+        if tasks or task in _FROM_TEXT_TO_TEXT:
+            others = f"; its tasks are {', '.join(tasks).replace('_', '-')}" if tasks else ""
             raise SetupError(
                 f"{self.folder}: {name} cannot have the task {task.replace('_', '-')}: summarization and translation "
-                "are for models with an encoder and a decoder, and the only tasks of these"
+                f"are for models with an encoder and a decoder that write text{others}"
             )
-        if task in _FROM_TEXT_TO_TEXT:
-            return
         is_decoder = (kind in causal and kind not in masked) or getattr(self.config, "is_decoder", False) or writes
         if is_decoder and task != "text_generation" and kind not in MASKED_DECODERS:
             raise SetupError(
@@ -185,6 +196,8 @@ class Configuration:
             raise SetupError(f"{self.folder}: is a cross-encoder with {others} behind its model; {advice}")
 
     def _can(self, task: str) -> bool:
+        if self.encoder_decoder_tasks is not None and task not in self.encoder_decoder_tasks:
+            return False
         if self.architecture.endswith(_WRITING_HEADS) and task != "text_generation":
             return self.config.model_type in MASKED_DECODERS
         reads = reads_of(self.config, self.architecture) or "texts"
@@ -256,22 +269,37 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
     return "\n".join(f"      {name:14}{line}" for name, line in lines.items())
 
 
+def _tasks_of_encoder_decoder(config: Any, architecture: str) -> tuple[str, ...] | None:
+    """The tasks of an encoder-decoder or its encoder: none if it is not supported. None for other models."""
+    kind = config.model_type
+    if not getattr(config, "is_encoder_decoder", False) and not architecture.endswith("EncoderModel"):
+        return None
+    if architecture == modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(kind):
+        return (*_FROM_TEXT_TO_TEXT, *(_OF_ENCODERS if kind in T5_KINDS else ()))
+    if kind in READING_KINDS and architecture.endswith(_READING_HEADS):
+        return next(tasks for head, tasks in _HEADS.items() if architecture.endswith(head))
+    is_encoder = kind in T5_KINDS and architecture.endswith("Model")
+    return _OF_ENCODERS if is_encoder else ()
+
+
 def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
-    """Refuses encoder-decoders that write no text about a text."""
-    if not getattr(config, "is_encoder_decoder", False):
-        return
+    """Refuses encoder-decoders of which nothing is served."""
     kind, name = config.model_type, architecture or config.model_type
+    if _tasks_of_encoder_decoder(config, architecture) != ():
+        return
     if kind in _WITH_OTHER_BIASES:
-        raise SetupError(
-            f"{folder}: {name} is not supported: its attention depends on distances (position biases) in another way "
-            "than that of T5"
-        )
-    writing = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    if kind not in writing or architecture != writing[kind]:
-        raise SetupError(
-            f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or "
-            "translate texts (BART, mBART, Marian, PEGASUS, T5)"
-        )
+        raise _other_biases(folder, name)
+    raise SetupError(
+        f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or translate "
+        "texts (BART, mBART, Marian, PEGASUS, T5), classifiers and readers of BART, mBART and T5, and encoders of T5"
+    )
+
+
+def _other_biases(folder: Path, name: str) -> SetupError:
+    return SetupError(
+        f"{folder}: {name} is not supported: its attention depends on distances (position biases) in another way "
+        "than that of T5"
+    )
 
 
 def _card(folder: Path) -> Mapping[str, Any]:

@@ -20,7 +20,15 @@ import transformers
 from numpy.typing import NDArray
 
 from neuronpipe.bundles.buckets import BucketPlan
-from neuronpipe.compiler.architectures import MASKED_DECODERS, decoder_inputs, positions, prepare
+from neuronpipe.compiler.architectures import (
+    MASKED_DECODERS,
+    T5_KINDS,
+    decoder_inputs,
+    has_decoder,
+    positions,
+    prepare,
+    shifted_inputs,
+)
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
 from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import transformer_folder
@@ -144,6 +152,7 @@ class Named(torch.nn.Module):
         super().__init__()
         self.model = model
         self.outputs = outputs
+        self._has_decoder = has_decoder(model)
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
@@ -151,6 +160,8 @@ class Named(torch.nn.Module):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.model.config.model_type in MASKED_DECODERS:
             inputs |= decoder_inputs(self.model, attention_mask)
+        if self._has_decoder:
+            inputs |= shifted_inputs(self.model, input_ids, attention_mask)
         if token_type_ids is not None:
             inputs["token_type_ids"] = token_type_ids
         result = self.model(**inputs, return_dict=True)
@@ -175,6 +186,12 @@ class PooledModule(torch.nn.Module):
     ) -> dict[str, torch.Tensor]:
         token_vectors = self.model(input_ids, attention_mask, token_type_ids)["last_hidden_state"]
         return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
+
+
+def load_encoder(folder: Path) -> Any:
+    """Loads a model without a head, or T5's encoder; see load_weights."""
+    kind = read_object(transformer_folder(folder) / "config.json").get("model_type")
+    return load_weights(transformers.AutoModelForTextEncoding if kind in T5_KINDS else transformers.AutoModel, folder)
 
 
 @contextmanager

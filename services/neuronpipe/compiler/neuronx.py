@@ -94,7 +94,7 @@ def convert(conversion: Conversion) -> Artifact:
         for bucket in buckets
         for part, name in enumerate(part_names(str(bucket), conversion.parts))
     }
-    if conversion.module.config.is_encoder_decoder:
+    if conversion.module.config.is_encoder_decoder and TASKS[conversion.module.task].generates:
         stamps |= {encoder_file(bucket): stamps[str(bucket)] | {"part": "encoder"} for bucket in buckets}
     cache = ArtifactCache(options.cache.expanduser())
     missing = [name for name, stamp in stamps.items() if cache.find(stamp) is None]

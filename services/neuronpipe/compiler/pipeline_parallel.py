@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from neuronpipe.compiler.modules import Positional, SampleBatch, SourceModule
+from neuronpipe.compiler.architectures import has_decoder
+from neuronpipe.compiler.modules import Positional, SampleBatch, SourceModule, pretrained_model
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 
@@ -39,6 +40,11 @@ def cut_module(source: SourceModule, batch: SampleBatch, options: PipelineOption
     """Cuts a model into the requested parts; None for one part. Raises SetupError if the model cannot be cut."""
     if options.cores == 1:
         return None
+    if has_decoder(pretrained_model(source.module)):
+        raise SetupError(
+            f"--pipeline-cores: {source.architecture} has an encoder that every layer of its decoder reads; compile it "
+            "for one core"
+        )
     return PipelinedModel(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
 
 

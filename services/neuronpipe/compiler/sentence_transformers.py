@@ -3,6 +3,7 @@
 Source of the formats: sentence-transformers 2 to 6, modules.json and the config.json of each module.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_INSTRUCTOR = re.compile("hkunlp(/|--)instructor-")
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": torch.nn.Tanh,
     "torch.nn.modules.activation.GELU": torch.nn.GELU,
@@ -127,7 +129,8 @@ class Head(torch.nn.Module):
         kept_numbers = (
             f", of which the first {self._dimensions} numbers are kept (truncate_dim)" if self._dimensions else ""
         )
-        return " and ".join(self.pooling.modes) + layers + kept_numbers
+        without_prompt = "" if self.pooling.pools_prompt else " without the prompt"
+        return " and ".join(self.pooling.modes) + without_prompt + layers + kept_numbers
 
     def forward(
         self, token_vectors: torch.Tensor, attention_mask: torch.Tensor, prompt_tokens: torch.Tensor | None = None
@@ -246,7 +249,18 @@ def read_pooling(folder: Path) -> TokenPooling:
         modes = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     if unsupported := sorted({*map(str, modes)} - {*_POOLINGS}):
         raise SetupError(f"{folder.parent}: pooling {', '.join(unsupported)}; supported are {', '.join(_POOLINGS)}")
-    return TokenPooling(modes, pools_prompt=config.get("include_prompt") is not False)
+    pools_prompt = config["include_prompt"] if "include_prompt" in config else not _is_instructor(folder.parent)
+    return TokenPooling(modes, pools_prompt=pools_prompt is not False)
+
+
+def _is_instructor(folder: Path) -> bool:
+    """Whether the model is Instructor, whose files do not say that its vectors leave out the prompt, the instruction.
+
+    sentence-transformers knows it by its name on the Hub, which is in the path of a download and in README.md.
+    """
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    return bool(_INSTRUCTOR.search(f"{folder.resolve()} {text}"))
 
 
 def read_dense(folder: Path, of: str = VECTOR) -> Layer:

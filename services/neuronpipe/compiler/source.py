@@ -110,12 +110,6 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
         "quantized here",
     ),
     (
-        lambda content: next(
-            (name for name in content.get("architectures") or () if f"{name}".endswith("EncoderModel")), ""
-        ),
-        "{} is the encoder of a model with a decoder, which is not supported; take a model of an encoder only, as BERT",
-    ),
-    (
         lambda content: ", ".join(_own_classes(content)),
         "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model "
         "type may compute something else; take auto_map out of config.json to compile that",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.architectures import MASKED_DECODERS, has_decoder
 from neuronpipe.compiler.modules import (
     Named,
     Outputs,
@@ -23,6 +23,7 @@ from neuronpipe.compiler.modules import (
     SampleBatch,
     SourceModule,
     choosing,
+    load_encoder,
     load_weights,
     source_module,
 )
@@ -66,20 +67,35 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
             facts[answered] = find(folder, model.config)
     labels = labels_of(model.config)
     limit = read_limits(transformer_folder(folder)).get("max_seq_length")
-    named = DecoderClassifier(model) if model.config.model_type in MASKED_DECODERS else Named(model, "logits")
+    end = model.config.eos_token_id
+    if has_decoder(model) and end not in tokenizer.transformers_tokenizer("a")["input_ids"]:
+        raise SetupError(
+            f"{folder}: its tokenizer does not end texts with the eos_token_id {end} of config.json, at which its "
+            "classifier reads; correct one of the two"
+        )
+    reads_one_token = model.config.model_type in MASKED_DECODERS or has_decoder(model)
+    named = DecoderClassifier(model) if reads_one_token else Named(model, "logits")
     return source_module(named, model, task, tokenizer, saved_limit=limit, labels=labels, facts=facts)
 
 
 class DecoderClassifier(torch.nn.Module):
-    """A decoder whose head sees the last token without the id of padding, as GenericForSequenceClassification."""
+    """A decoder whose head sees one token of a text.
+
+    Behind an encoder, the last end of a sequence (BartForSequenceClassification); else, the last token without the id
+    of padding (GenericForSequenceClassification).
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self._has_encoder = has_decoder(model)
         self.named = Named(model.base_model, "last_hidden_state")
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
         vectors = self.named(input_ids, attention_mask)["last_hidden_state"]
+        if self._has_encoder:
+            is_end = attention_mask * (input_ids == self.model.config.eos_token_id)
+            return {"logits": self.model.classification_head(last_token(vectors, is_end))}
         padding = self.model.config.pad_token_id
         mask = attention_mask if padding is None else attention_mask * (input_ids != padding)
         return {"logits": self.model.score(last_token(vectors, mask))}
@@ -165,7 +181,7 @@ def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
 def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     """A cross-encoder of modules: an encoder, pooling, and layers that make the score."""
     parts = read_sentence_transformer(folder, SCORES)
-    model = load_weights(transformers.AutoModel, parts.model_folder)
+    model = load_encoder(parts.model_folder)
     module = PooledModule(model, parts.head, "logits")
     with torch.inference_mode():
         scores = module(*torch.ones((2, 1, 1), dtype=torch.int64))["logits"].shape[1]

@@ -22,6 +22,7 @@ from neuronpipe.compiler.modules import (
     PooledModule,
     SampleBatch,
     SourceModule,
+    load_encoder,
     load_weights,
     source_module,
 )
@@ -51,7 +52,7 @@ _HIDDEN_STATE = "last_hidden_state"
 
 
 def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    model = load_weights(transformers.AutoModel, folder)
+    model = load_encoder(folder)
     facts = FeatureFacts(embedding_dimensions=model.config.hidden_size)
     named, outputs = Named(model, _HIDDEN_STATE), (_HIDDEN_STATE,)
     return source_module(named, model, "feature_extraction", tokenizer, outputs=outputs, per_token=True, facts=facts)
@@ -88,7 +89,7 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
     """Loads an embedding model for one of the two tasks of its graph, and names both. Raises SetupError."""
     parts = read_sentence_transformer(folder)
-    model = load_weights(transformers.AutoModel, parts.model_folder)
+    model = load_encoder(parts.model_folder)
     module = PooledModule(model, parts.head, _EMBEDDING)
     with torch.inference_mode():
         example = module(torch.zeros((1, 1), dtype=torch.int64), torch.ones((1, 1), dtype=torch.int64))
@@ -220,7 +221,7 @@ class _TokenVectors(torch.nn.Module):
 
 def _load_multi_vector_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     parts = read_late_interaction(folder)
-    model = load_weights(transformers.AutoModel, parts.model_folder)
+    model = load_encoder(parts.model_folder)
     module = source_module(
         _TokenVectors(model, parts.layers),
         model,
