@@ -191,6 +191,13 @@ _TAIL = """
   and changes nothing, whatever side the tokenizer names. Rerankers that answer yes or no (`Qwen3ForCausalLM`) have two
   rows of the head and the template of their tokenizer, or that of Qwen3-Reranker's card. Decoders of other kinds are
   refused by name. Samples have up to 4,096 tokens, where a model takes more.
+- **BART, mBART and T5** classify and answer questions by an encoder and a decoder in one execution. The decoder reads
+  the text once more. `facebook/bart-large-mnli`, the default of transformers' zero-shot pipeline, is such a model. They
+  are not cut into parts (`--pipeline-cores`).
+- **Encoders of T5** make vectors: `sentence-transformers/sentence-t5-base`, `sentence-transformers/gtr-t5-base`,
+  mT5, UMT5, and the encoder of any `T5ForConditionalGeneration`.
+- **Instructor** (`hkunlp/instructor-base`) takes its instructions as prompts, which its pooling leaves out. Write them
+  as `prompts` into `config_sentence_transformers.json`. A request names one as `prompt_name`.
 - **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
   transformers' windows, with memory for the square of a text's tokens.
 - **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not
