@@ -1,5 +1,6 @@
 """bge-m3's vectors, weights of tokens and vectors of tokens equal FlagEmbedding's."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def _source(folder: Path) -> Path:
     SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, "cls"), Normalize()], device="cpu").save(
         str(folder / "model")
     )
+    limits = {"max_seq_length": 64, "do_lower_case": False}
+    (folder / "model" / "sentence_bert_config.json").write_text(json.dumps(limits))
     torch.manual_seed(20261129)
     for name, width in zip(_HEADS, (1, 32), strict=True):
         torch.save(torch.nn.Linear(32, width).state_dict(), folder / "model" / name)
