@@ -151,7 +151,9 @@ def _loaded_scores(source: Path, query: str) -> list[float]:
     return [one.score for one in sorted(decode(input, spec, [], outputs).texts, key=lambda one: one.index)]
 
 
-async def _scores(bundle: Any, query: str, function: "ScoreFunction.ValueType" = 0) -> list[float]:
+async def _scores(
+    bundle: Any, query: str, function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
+) -> list[float]:
     ranking = RerankInput(query=query, texts=_TEXTS, truncation=Truncation.TRUNCATION_RIGHT, function=function)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
     return [one.score for one in sorted(result.rerank.texts, key=lambda one: one.index)]

@@ -141,7 +141,7 @@ async def test_a_text_that_is_too_long_is_an_error_or_loses_words(tmp_path: Path
     words = " ".join("abcdefghijklmnopqrstuvwxyz")
 
     def ask(**changes: Any) -> ZeroShotTokenClassificationInput:
-        fields = {"text": words, "candidate_labels": ["a", "b"], "threshold": 0.3} | changes
+        fields: Any = {"text": words, "candidate_labels": ["a", "b"], "threshold": 0.3} | changes
         return ZeroShotTokenClassificationInput(**fields)
 
     for changes, message in (

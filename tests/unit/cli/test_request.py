@@ -74,6 +74,8 @@ def _value(field: FieldDescriptor) -> list[str]:
         return []
     if field.enum_type:
         return [field.enum_type.values[-1].name.rpartition("_")[2].lower()]
+    if field.type == FieldDescriptor.TYPE_DOUBLE:
+        return ["0.5"]
     return ["7"] if field.type == FieldDescriptor.TYPE_UINT32 else [__file__]
 
 
