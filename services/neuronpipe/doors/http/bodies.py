@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -202,17 +202,11 @@ class Part(Body):
     image: str | None = None
     image_url: str | Address | None = None
 
-    @model_validator(mode="after")
-    def _check_kinds(self) -> Self:
-        names = [name for name in ("text", "image", "image_url") if name in self.model_fields_set]
-        if len(names) != 1:
-            problem = "a part must have one of text, image and image_url"
-            raise PydanticCustomError(_UNKNOWN, problem, {"field": names[-1] if names else "text"})
-        return self
-
     @property
     def value(self) -> str | bytes:
         """The text, or the bytes of the image. Raises InvalidInput."""
+        if len({"text", "image", "image_url"} & self.model_fields_set) != 1:
+            raise InvalidInput("text", "a part must have one of text, image and image_url")
         if self.text is not None:
             return self.text
         image = self.image_url or self.image or ""

@@ -1,9 +1,9 @@
 """Cohere's vectors of texts and images, in several precisions at once. Cohere's reranking is in rerank.py."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
@@ -49,15 +49,11 @@ class CohereEmbed(ModelBody):
         None, description="tokens that are kept of a text; default: all that the model takes"
     )
 
-    @model_validator(mode="after")
-    def _check_values(self) -> Self:
-        if len({"texts", "images", "inputs"} & self.model_fields_set) != 1:
-            raise ValueError("must have one of texts, images and inputs")
-        return self
-
     @property
     def parts(self) -> tuple[str, list[Part]]:
-        """The name of the field with the inputs, and the inputs."""
+        """The name of the field with the inputs, and the inputs. Raises InvalidInput."""
+        if len({"texts", "images", "inputs"} & self.model_fields_set) != 1:
+            raise InvalidInput("texts", "a request must have one of texts, images and inputs")
         if self.texts is not None:
             return "texts", [Part(text=text) for text in self.texts]
         if self.images is not None:

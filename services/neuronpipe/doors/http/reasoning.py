@@ -5,7 +5,7 @@ from typing import Any
 
 from neuronpipe.doors.http.tool_calls import CallReader
 
-# Variables with which templates switch reasoning: the first one is in Qwen's and others', the second in DeepSeek's.
+# Variables with which templates switch reasoning: `enable_thinking` of Qwen's, `thinking` of DeepSeek's.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 
 

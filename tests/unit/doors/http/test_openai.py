@@ -340,7 +340,7 @@ async def test_an_image_may_be_larger_than_a_text() -> None:
     [
         ({"input": ["a", {"image": "https://example.com/a.png"}]}, "input[1]", "is an address; send the image itself"),
         ({"input": [{"image": ""}, {"image": "é"}]}, "input[1]", "is no Base64"),
-        ({"input": {"image": "a", "text": "b"}}, "input.image", "must have one of text, image and image_url"),
+        ({"input": {"image": "a", "text": "b"}}, "input", "must have one of text, image and image_url"),
         ({"input": {"type": "text"}}, "input", "must have one of text, image and image_url"),
         ({"input": [{"type": "audio", "text": "b"}]}, "input[0].type", "input should be 'text'"),
         ({"messages": [{"role": "user", "content": _PARTS[:2]}]}, "messages[0].content", "at most 1 item"),
