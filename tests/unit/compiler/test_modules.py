@@ -1,11 +1,11 @@
-"""compiler/tasks/labels.py."""
+"""compiler/modules.py."""
 
 from typing import Any
 
 import pytest
 from transformers import BertConfig
 
-from neuronpipe.compiler.tasks.labels import classifier_facts
+from neuronpipe.compiler.modules import classifier_facts
 from neuronpipe.core.errors import SetupError
 
 
