@@ -194,10 +194,10 @@ async def test_the_instruction_of_the_options_replaces_the_published(tmp_path: P
     np.testing.assert_allclose(await _scores(bundle, _QUERIES[0]), expected, rtol=0, atol=_TOLERANCE)
 
 
-# Logits of up to 1, with the 8 bits of bfloat16's fraction, or of a small model in int8.
+# Logits of up to 1, with the 8 bits of bfloat16's fraction, or of weights in int8.
 @pytest.mark.parametrize(
     ("backend", "dtype", "tolerance"),
-    [("torch", "float32", _TOLERANCE), ("openvino", "bfloat16", 0.05), ("openvino", "int8", 0.05)],
+    [("torch", "float32", _TOLERANCE), ("openvino", "bfloat16", 0.05), ("openvino", "int8-weights", 0.05)],
 )
 async def test_back_ends_and_number_types_agree_with_the_formula(
     backend: str, dtype: str, tolerance: float, tmp_path: Path
