@@ -344,7 +344,7 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     (
         "classifier",
         _fields("config.json", model_type="longt5", architectures=["LongT5EncoderModel"]),
-        "LongT5EncoderModel is not supported: its attention depends on distances (position biases) in another way",
+        "LongT5EncoderModel is not supported: its attention depends on distances",
     ),
     (
         "classifier",

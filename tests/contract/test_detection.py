@@ -137,11 +137,11 @@ _ANY = ("", "text_classification")
         ),
         (_is("OPTForSequenceClassification", "opt"), _ANY, "OPTForSequenceClassification is a decoder"),
         (
-            _is("UMT5ForConditionalGeneration", "umt5"),
+            _is("LongT5ForConditionalGeneration", "longt5"),
             _ANY,
-            "UMT5ForConditionalGeneration is not supported: its attention depends on distances",
+            "LongT5ForConditionalGeneration is not supported: its attention depends on distances",
         ),
-        (_is("BartForSequenceClassification", "bart"), _ANY, "has an encoder and a decoder"),
+        (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
         (
             {"model_type": "nomic_own", "auto_map": {"AutoModel": "m.M"}},
