@@ -137,9 +137,9 @@ _ANY = ("", "text_classification")
         ),
         (_is("OPTForSequenceClassification", "opt"), _ANY, "OPTForSequenceClassification is a decoder"),
         (
-            _is("LongT5ForConditionalGeneration", "longt5"),
+            _is("LongT5EncoderModel", "longt5"),
             _ANY,
-            "LongT5ForConditionalGeneration is not supported: its attention depends on distances",
+            "LongT5EncoderModel is not supported: its attention depends on distances",
         ),
         (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
