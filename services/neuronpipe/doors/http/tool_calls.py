@@ -1,8 +1,9 @@
 """OpenAI's tools: the form of texts that must call a tool, and the calls in texts that come in parts."""
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Self
@@ -26,22 +27,69 @@ _CALL_KEYS = {"name", "arguments", "parameters", "type", "id", "function"}
 class CallFormat:
     """The form in which a model writes calls: JSON with a tool's name and its arguments or parameters.
 
-    `opening`, `closing`: texts before and after a call. If they are special tokens, no text has them: so in every
-    format, JSON that begins a text or follows a call is a call, and so are the items of a list. `has_name_first`: a
-    call may also be a name with an object behind it. `id_length`: length of the ids that the template takes; 0: any.
+    - `openings`, `closing`: texts before and after a call. If they are special tokens, no text has them: so in every
+      format, JSON that begins a text or follows a call is a call, and so are the items of a list.
+    - `has_name_first`: a call may also be a name with an object behind it.
+    - `id_length`: length of the ids that the template takes; 0: any.
+    - `call`: pattern of a whole call in another form than JSON, with the group `name`, where NAMES stands for the names
+      of the tools, and a group with its arguments: `json`, `pairs`, or `python` for the text of calls without `name`.
+    - `end`: pattern of the end of a call of this form. `pair`: pattern of the key and the value of one of the `pairs`.
     """
 
-    opening: str = ""
+    openings: tuple[str, ...] = ()
     closing: str = ""
     has_name_first: bool = False
     id_length: int = 0
+    call: str = ""
+    end: str = ""
+    pair: str = ""
 
 
-# A word in the template of a model → the format.
+# A word in the template of a model → the format: the first that the template has. The parsers of vLLM and SGLang read
+# the same forms.
 _FORMATS = {
-    "<tool_call>": CallFormat("<tool_call>", "</tool_call>"),  # Hermes, Qwen
-    "[TOOL_CALLS]": CallFormat("[TOOL_CALLS]", has_name_first=True, id_length=9),
-    "<|python_tag|>": CallFormat("<|python_tag|>"),  # Llama 3
+    "<function=": CallFormat(  # Qwen3-Coder
+        ("<tool_call>", "<function="),
+        "</tool_call>",
+        call=r"(?:<tool_call>\s*)?<function=(?P<name>NAMES)>(?P<pairs>.*)</function>",
+        end="</function>",
+        pair=r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))",
+    ),
+    "<arg_key>": CallFormat(  # GLM-4.5 and later
+        ("<tool_call>",),
+        "</tool_call>",
+        call=r"<tool_call>\s*(?P<name>NAMES)(?P<pairs>\s.*|<arg_key>.*|)</tool_call>",
+        end="</tool_call>",
+        pair=r"\s*<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>",
+    ),
+    "<｜tool▁sep｜>": CallFormat(  # DeepSeek R1 and V3, whose arguments have fences, and V3.1
+        ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        "<｜tool▁calls▁end｜>",
+        call=r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>NAMES)"
+        r"(?:<｜tool▁sep｜>|\s*```json)\s*(?P<json>\{.*\})\s*(?:```\s*)?<｜tool▁calls?▁end｜>",
+        end="<｜tool▁calls?▁end｜>",
+    ),
+    "<|channel|>": CallFormat(  # harmony: GPT-OSS. The end of a call is also the end of the text.
+        (
+            "<|start|>assistant<|channel|>commentary to=functions.",
+            "<|start|>assistant to=functions.",
+            "<|channel|>commentary to=functions.",
+            "commentary to=functions.",
+        ),
+        call=r"(?:<\|start\|>assistant)?(?:<\|channel\|>)?(?:commentary)? ?to=functions\.(?P<name>NAMES)"
+        r"(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?\s*(?:<\|message\|>)?\s*(?P<json>\{.*\})"
+        r"\s*(?:<\|(?:call|end)\|>)?",
+        end=r"<\|(?:call|end)\|>",
+    ),
+    "<start_of_turn>": CallFormat(  # Gemma, which reads how to call in its prompt
+        ("```tool_code", "```tool_call", "```json"),
+        "```",
+        call=r"```tool_code\s+(?P<python>.*)",
+        end=r"\)\s*(?=```)",
+    ),
+    "<tool_call>": CallFormat(("<tool_call>",), "</tool_call>"),  # Hermes, Qwen
+    "[TOOL_CALLS]": CallFormat(("[TOOL_CALLS]",), has_name_first=True, id_length=9),
+    "<|python_tag|>": CallFormat(("<|python_tag|>",)),  # Llama 3
 }
 
 
@@ -144,14 +192,18 @@ class CallReader:
     def __init__(self, use: ToolUse, form: CallFormat) -> None:
         self._function, self._must_call, self._has_several = use.function, use.must_call, use.has_several
         self._form = form
-        self._names = {function["name"] for function in use.functions}
+        self._parameters = {function["name"]: function.get("parameters") or {} for function in use.functions}
+        self._names = {*self._parameters}
         names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
         # The id of a call may follow its name; the marks around the id are special tokens.
         self._name_head = re.compile(rf"({names})(?:[a-zA-Z0-9]{{9}})?\s*(?=\{{)")
         self._name_begin = re.compile(rf"(?:{names})[a-zA-Z0-9]{{0,9}}\s*$")
-        self._before = re.compile(
-            rf"(?P<end>\s*(?:{re.escape(form.closing)})?[\s,;\]]*)(?P<begin>(?:{re.escape(form.opening)})?[\s\[]*)"
-        )
+        self._call, self._end = re.compile(form.call.replace("NAMES", names), re.DOTALL), re.compile(form.end)
+        openings = "|".join(re.escape(opening) for opening in form.openings)
+        begin = rf"(?P<begin>(?:{openings})?[\s\[]*)"
+        self._before_first = re.compile(rf"(?P<end>[\s,;\]]*){begin}")
+        closing = rf"(?!{openings}){re.escape(form.closing)}" if form.closing else ""
+        self._before_next = re.compile(rf"(?P<end>[\s,;\]]*(?:{closing})?[\s,;\]]*){begin}")
         self._rest = ""  # text that is not divided yet
         self._may_begin = True  # whether a call without an opening may begin at the rest
         self._calls = 0
@@ -212,11 +264,16 @@ class CallReader:
 
     def _at_begin(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
         """Divides a rest that may be a call, or text before a call."""
-        before = self._before.match(self._rest)
+        before = (self._before_next if self._calls else self._before_first).match(self._rest)
         assert before  # noqa: S101 (it also matches an empty text)
-        body = self._rest[before.end() :]
+        body, begin = self._rest[before.end() :], self._rest[before.end("end") :]
         head = _JSON_HEAD.match(body)
-        if head and head[1] in self._names:
+        if calls := self._marked_calls(begin, is_last=is_last):
+            for name, arguments in calls:
+                yield from self._complete(name, arguments)
+        elif calls is None:
+            return
+        elif head and head[1] in self._names:
             self._rest = body[head.end() :]
             yield self._begun(head[1], base=1)
         elif self._form.has_name_first and (head := self._name_head.match(body)):
@@ -225,18 +282,53 @@ class CallReader:
         elif call := _whole_call(body, self._names):
             name, arguments, end = call
             self._rest = body[end:]
-            yield self._begun(name, base=0)
-            yield self._delta({"function": {"arguments": arguments}})
-            self._has_arguments = False
-        elif is_last or not self._may_become_call(body, self._rest[before.end("end") :]):
+            yield from self._complete(name, arguments)
+        elif is_last or not self._may_become_call(body, begin):
             self._may_begin = False
             said, self._rest = before["begin"] if self._calls else before[0], body
             if said:
                 yield said
 
+    def _complete(self, name: str, arguments: str) -> Iterator[dict[str, Any]]:
+        yield self._begun(name, base=0)
+        yield self._delta({"function": {"arguments": arguments}})
+        self._has_arguments = False
+
+    def _marked_calls(self, begin: str, *, is_last: bool) -> list[tuple[str, str]] | None:
+        """Takes the calls in the form of `call` that begin the text: names, arguments. None: the end is to come."""
+        opening = next((opening for opening in self._form.openings if begin.startswith(opening)), "")
+        if not self._form.call or not opening or begin[len(opening) :].lstrip().startswith(("{", "[")):
+            return []
+        end = self._end.search(begin, len(opening))
+        if not end and not is_last:
+            return None
+        text = begin[: end.end()] if end else begin
+        calls = self._calls_of(match) if (match := self._call.fullmatch(text)) else []
+        if calls:
+            self._rest = begin[len(text) :]
+        return calls
+
+    def _calls_of(self, match: re.Match[str]) -> list[tuple[str, str]]:
+        """Returns the names and the arguments in JSON; an empty list if they are not valid."""
+        groups = match.groupdict()
+        if "python" in groups:
+            return _python_calls(groups["python"], self._names)
+        name = match["name"]
+        if "json" in groups:
+            value = _value_at(match["json"])
+            return [(name, match["json"])] if value and value[1] == len(match["json"]) else []
+        arguments, at, pairs = dict[str, Any](), 0, match["pairs"].rstrip()
+        properties = self._parameters[name].get("properties")
+        pattern = re.compile(self._form.pair, re.DOTALL)
+        while pair := pattern.match(pairs, at):
+            key, at = pair[1].strip(), pair.end()
+            schema = properties.get(key) if isinstance(properties, dict) else None
+            arguments[key] = _typed(pair[2], _types(schema))
+        return [(name, json.dumps(arguments, ensure_ascii=False))] if at == len(pairs) else []
+
     def _may_become_call(self, body: str, begin: str) -> bool:
         """Returns whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
-        if not body or any(tag.startswith(begin) for tag in (self._form.opening, self._form.closing)):
+        if not body or any(tag.startswith(begin) for tag in (*self._form.openings, self._form.closing)):
             return True
         if self._form.has_name_first and (self._name_begin.match(body) or _begins_any(body, self._names)):
             return True
@@ -249,12 +341,13 @@ class CallReader:
 
     def _said(self, *, is_last: bool) -> Iterator[str]:
         """Yields the text up to the next opening, without the white space before it."""
-        opening, text = self._form.opening, self._rest
+        openings, text = self._form.openings, self._rest
         end = len(text)
-        if opening and (at := text.find(opening)) >= 0:
-            self._may_begin, end = True, len(text[:at].rstrip())
-        elif opening and not is_last:
-            begun = next((size for size in range(len(opening) - 1, 0, -1) if text.endswith(opening[:size])), 0)
+        if found := [at for opening in openings if (at := text.find(opening)) >= 0]:
+            self._may_begin, end = True, len(text[: min(found)].rstrip())
+        elif openings and not is_last:
+            sizes = range(min(len(text), max(map(len, openings)) - 1), 0, -1)
+            begun = next((size for size in sizes if _begins_any(text[-size:], openings)), 0)
             end = len(text[: end - begun].rstrip())
         self._rest = text[end:]
         if end:
@@ -287,7 +380,7 @@ class CallReader:
         return {"index": self._calls - 1, **call}
 
 
-def _begins_any(beginning: str, words: set[str]) -> bool:
+def _begins_any(beginning: str, words: Iterable[str]) -> bool:
     return any(word.startswith(beginning) for word in words)
 
 
@@ -309,3 +402,52 @@ def _whole_call(text: str, names: set[str]) -> tuple[str, str, int] | None:
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
     return name, json.dumps(arguments, ensure_ascii=False), end
+
+
+def _python_calls(text: str, names: set[str]) -> list[tuple[str, str]]:
+    """Returns the calls of a Python program with literals as arguments, also in `print`, as names and JSON."""
+    calls = []
+    try:
+        for line in ast.parse(text.strip()).body:
+            call = line.value if isinstance(line, ast.Expr) else None
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and len(call.args) == 1:
+                call = call.args[0]
+            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) and not call.args else ""
+            if name not in names or not isinstance(call, ast.Call) or any(not word.arg for word in call.keywords):
+                return []
+            arguments = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+            calls.append((name, _json_of(arguments)))
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        return []
+    return calls
+
+
+def _json_of(value: Any) -> str:
+    """Writes JSON. Raises ValueError for what JSON does not have, and for what is not Unicode."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text
+
+
+def _types(schema: Any) -> set[str]:
+    """Returns the types of JSON that a schema names; an empty set if it names none."""
+    if not isinstance(schema, dict):
+        return set()
+    lists = {key: value if isinstance(value, list) else [value] for key, value in schema.items()}
+    types = {name for name in lists.get("type", []) if isinstance(name, str)}
+    types |= {"string" for value in lists.get("enum", []) if isinstance(value, str)}
+    return types.union(*(_types(part) for key in ("anyOf", "oneOf") for part in lists.get(key, [])))
+
+
+def _typed(text: str, types: set[str]) -> Any:
+    """Returns the value that a text without quotes stands for: a text, or JSON if its types allow no text."""
+    written = text.strip()
+    if "string" in types and not ("null" in types and written in ("null", "None")):
+        return text
+    constants = {"True": "true", "False": "false", "None": "null"}  # as Qwen's template writes them
+    try:
+        value = json.loads(constants.get(written, written))
+        _json_of(value)
+    except (ValueError, RecursionError):
+        return text
+    return value

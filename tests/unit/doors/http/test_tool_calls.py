@@ -18,15 +18,48 @@ _PLACE = {
 _TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": _PLACE}},
     {"type": "function", "function": {"name": "wait"}},
+    {
+        "type": "function",
+        "function": {
+            "name": "note",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string"},
+                    "count": {"type": "integer"},
+                    "is_new": {"type": "boolean"},
+                    "due": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    "tree": {"type": ["object", "array"]},
+                },
+            },
+        },
+    },
 ]
 _LOOK, _WAIT = ("look", '{"place": "here"}'), ("wait", "{}")
 _TEMPLATES = {
     "hermes": "{{ '<tool_call>' }}",
     "llama": "{{ '<|python_tag|>' }}",
     "mistral": "{{ '[TOOL_CALLS]' }}",
+    "qwen": "{{ '<tool_call><function=' }}",
+    "glm": "{{ '<tool_call><arg_key>' }}",
+    "deepseek": "{{ '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' }}",
+    "harmony": "{{ '<|channel|>' }}",
+    "gemma": "{{ '<start_of_turn>' }}",
     "json": "",
 }
 _HARD = '{"a": "}]\\"{\\\\", "b": [{"c": {}}]}'
+_SAID = 'He said: "go\\n".\n  </b> {"a": [1'
+_NOTE = ("note", json.dumps({"text": _SAID, "count": 5, "is_new": True, "due": None, "tree": {"a": [{"b": "]}"}]}}))
+_PYTHON_NOTE = f"note(text={_SAID!r}, count=5, is_new=True, due=None, tree={{'a': [{{'b': ']}}'}}]}})"
+_NOTE_VALUES = {"text": _SAID, "count": "5", "is_new": "true", "due": "null", "tree": '{"a": [{"b": "]}"}]}'}
+_XML_NOTE = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in _NOTE_VALUES.items())
+_GLM_NOTE = "".join(
+    f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in _NOTE_VALUES.items()
+)
+_XML_LOOK = "<tool_call>\n<function=look>\n<parameter=place>\nhere\n</parameter>\n</function>\n</tool_call>"
+_GLM_LOOK = "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>here</arg_value>\n</tool_call>"
+_FENCED_LOOK = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"place": "here"}\n```<｜tool▁call▁end｜>'
+_CHANNEL_LOOK = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "here"}'
 
 
 def _reader(template: str, **use: Any) -> CallReader:
@@ -102,6 +135,104 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("json", "", "", []),
 ]
 
+# The same for the forms of calls that are read when they end.
+_MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("qwen", f"So.\n\n{_XML_LOOK}\n{_XML_LOOK}\nDone.", "So.Done.", [_LOOK, _LOOK]),
+    ("qwen", f"<tool_call>\n<function=note>\n{_XML_NOTE}</function>\n</tool_call>", "", [_NOTE]),
+    ("qwen", "<function=wait></function></tool_call>", "", [_WAIT]),
+    (
+        "qwen",
+        "<tool_call><function=note><parameter=text>a</parameter>b</parameter></function></tool_call>",
+        "",
+        [("note", '{"text": "a</parameter>b"}')],
+    ),
+    (
+        "qwen",
+        "<tool_call><function=note><parameter=count>many</parameter><parameter=is_new>False</parameter>"
+        "<parameter=more>[1]</parameter></function></tool_call>",
+        "",
+        [("note", '{"count": "many", "is_new": false, "more": [1]}')],
+    ),
+    (
+        "qwen",
+        "<tool_call><function=note><parameter=tree>NaN</parameter></function></tool_call>",
+        "",
+        [("note", '{"tree": "NaN"}')],
+    ),
+    ("qwen", '<tool_call>{"name": "wait", "arguments": {}}</tool_call>', "", [_WAIT]),
+    ("qwen", _XML_LOOK[:-30], _XML_LOOK[:-30], []),
+    (
+        "qwen",
+        "a <tool_call><function=sing></function></tool_call> b",
+        "a <tool_call><function=sing></function></tool_call> b",
+        [],
+    ),
+    (
+        "qwen",
+        "<function=look><parameter=place>here</function> and <function",
+        "<function=look><parameter=place>here</function> and <function",
+        [],
+    ),
+    ("glm", f"So.\n{_GLM_LOOK}\n{_GLM_LOOK} Done.", "So.Done.", [_LOOK, _LOOK]),
+    ("glm", f"<tool_call>note{_GLM_NOTE}\n</tool_call>", "", [_NOTE]),
+    ("glm", "<tool_call>look<arg_key>place</arg_key><arg_value>here</arg_value></tool_call>", "", [_LOOK]),
+    ("glm", "<tool_call>wait</tool_call><tool_call>wait\n</tool_call>", "", [_WAIT, _WAIT]),
+    ("glm", _GLM_LOOK[:-4], _GLM_LOOK[:-4], []),
+    ("glm", "<tool_call>looks</tool_call>", "<tool_call>looks</tool_call>", []),
+    (
+        "glm",
+        "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>",
+        "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>",
+        [],
+    ),
+    (
+        "deepseek",
+        f"So.\n<｜tool▁calls▁begin｜>{_FENCED_LOOK}\n{_FENCED_LOOK}<｜tool▁calls▁end｜>Done.",
+        "So.Done.",
+        [_LOOK, _LOOK],
+    ),
+    (
+        "deepseek",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>wait<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        f"<｜tool▁call▁begin｜>note<｜tool▁sep｜>{_NOTE[1]}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [_WAIT, _NOTE],
+    ),
+    ("deepseek", f"<｜tool▁calls▁begin｜>{_FENCED_LOOK[:-20]}", f"<｜tool▁calls▁begin｜>{_FENCED_LOOK[:-20]}", []),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>wait<｜tool▁sep｜>{a}<｜tool▁call▁end｜>",
+        "<｜tool▁call▁begin｜>wait<｜tool▁sep｜>{a}<｜tool▁call▁end｜>",
+        [],
+    ),
+    ("harmony", _CHANNEL_LOOK, "", [_LOOK]),
+    (
+        "harmony",
+        f"So.<|start|>assistant{_CHANNEL_LOOK}<|call|><|start|>assistant to=functions.note<|channel|>"
+        f"commentary json<|message|>{_NOTE[1]}<|call|> Done.",
+        "So.Done.",
+        [_LOOK, _NOTE],
+    ),
+    # Where its tags are special tokens, which no text has.
+    ("harmony", 'commentary to=functions.look json{"place": "here"}', "", [_LOOK]),
+    ("harmony", _CHANNEL_LOOK[:-1], _CHANNEL_LOOK[:-1], []),
+    ("harmony", "commentary to=functions.sing json{}<|call|>", "commentary to=functions.sing json{}<|call|>", []),
+    ("gemma", 'So.\n```tool_code\nprint(api.look(place="here"))\nwait()\n```\nDone.', "So.Done.", [_LOOK, _WAIT]),
+    ("gemma", f"```tool_code\n{_PYTHON_NOTE}\n```\n```tool_code\nwait()\n```", "", [_NOTE, _WAIT]),
+    (
+        "gemma",
+        f'```json\n[{{"name": "note", "parameters": {_NOTE[1]}}}, {{"name": "wait"}}]\n```\nDone.',
+        "Done.",
+        [_NOTE, _WAIT],
+    ),
+    ("gemma", '```tool_call\n{"name": "wait", "arguments": {}}\n```', "", [_WAIT]),
+    ("gemma", "```json\n[1, 2]\n``` and `a`", "```json\n[1, 2]\n``` and `a`", []),
+    ("gemma", "```tool_code\nlook(place=here())\n```", "```tool_code\nlook(place=here())\n```", []),
+    ("gemma", '```tool_code\nlook("here")\n```', '```tool_code\nlook("here")\n```', []),
+    ("gemma", '```tool_code\nlook(place="he', '```tool_code\nlook(place="he', []),
+]
+_TEXTS += _MARKED
+
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _TEXTS, ids=lambda value: str(value)[:40])
 def test_calls_are_read_in_the_forms_of_models(
@@ -142,6 +273,23 @@ def test_calls_are_told_as_they_come_however_the_text_is_cut(
         assert [tuple(one) for one in found] == calls
 
 
+@pytest.mark.parametrize(("template", "text", "said", "calls"), _MARKED, ids=lambda value: str(value)[:40])
+def test_marked_calls_may_be_cut_at_every_character(
+    template: str, text: str, said: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([*text], *([text[:size], text[size:]] for size in range(1, len(text)))):
+        reader = _reader(template)
+        parts = [part for piece in pieces for part in reader.read(piece)] + [*reader.read("", is_last=True)]
+        assert "".join(part for part in parts if isinstance(part, str)) == said
+        found = list[list[str]]()
+        for part in parts:
+            if isinstance(part, dict) and "id" in part:
+                found.append([part["function"]["name"], ""])
+            elif isinstance(part, dict):
+                found[part["index"]][1] += part["function"]["arguments"]
+        assert [tuple(one) for one in found] == calls
+
+
 def test_texts_and_arguments_do_not_wait_for_their_end() -> None:
     reader = _reader("hermes")
     assert [*reader.read("Let me see. <tool")] == ["Let me see."]
@@ -150,6 +298,10 @@ def test_texts_and_arguments_do_not_wait_for_their_end() -> None:
     assert begin["function"] == {"name": "look", "arguments": ""}  # type: ignore[index]
     assert arguments == {"index": 0, "function": {"arguments": '{"place": "he'}}
     assert [*reader.read('re"}}\n</tool_call>')] == [{"index": 0, "function": {"arguments": 're"}'}}]
+    qwen = _reader("qwen")
+    assert [*qwen.read("Let me see.\n<tool_call>\n<function=look>\n<parameter=")] == ["Let me see."]
+    assert [*qwen.read("place>\nhere\n</parameter>\n")] == []
+    assert len([*qwen.read("</function>")]) == 2
     plain = _reader("json")
     assert [*plain.read('{"answer": 4')] == ['{"answer": 4']
 
