@@ -1,7 +1,8 @@
 """docs/troubleshooting.md quotes messages that the code still has.
 
 A row of a table whose first cell is a quotation (`…`) is checked: its parts between the ellipses must occur, in that
-order, in one text of the sources. Messages of other programs have their name before the quotation.
+order, in one text of the sources. Messages of other programs have their name before the quotation. No message of the
+sources names a setting that was removed.
 """
 
 import ast
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuronpipe.core.errors import CUT
+from neuronpipe.core.removed_settings import REMOVED
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -71,3 +73,12 @@ def test_a_quoted_message_is_one_of_the_sources(quoted: str, texts: str) -> None
 def test_a_message_that_no_source_has_is_found_out(texts: str) -> None:
     assert not _is_in("the … service cannot be teached", texts)
     assert _is_in("the … service cannot be reached", texts)
+
+
+_NAMES_REMOVED = re.compile(rf"(?:'s |\()(?:{'|'.join(REMOVED)})\b[^{_END}]*")
+
+
+def test_no_message_names_a_setting_that_was_removed(texts: str) -> None:
+    assert _NAMES_REMOVED.findall(texts) == []
+    for message in ("the limit is 3 (the gateway's max_batch_items)", "the limit is 3 (max_message_bytes)"):
+        assert _NAMES_REMOVED.search(message)

@@ -66,11 +66,10 @@ class Inputs:
     fields: FieldNames
     is_list: bool = True
 
-    def made(self, setting: str, limit: int) -> list[TaskInput]:
-        """Makes the inputs, at most `limit`, which is the value of a setting. Raises InvalidInput."""
+    def made(self, limit: int) -> list[TaskInput]:
+        """Makes the inputs, at most `limit`. Raises InvalidInput."""
         if not 1 <= len(self.values) <= limit:
-            problem = f"{len(self.values)} inputs, must be from 1 to {limit} (the gateway's {setting})"
-            raise InvalidInput(self.name, problem)
+            raise InvalidInput(self.name, f"{len(self.values)} inputs, must be from 1 to {limit}")
         inputs: list[TaskInput] = []
         try:
             for value in self.values:
@@ -133,7 +132,7 @@ class Inference:
 
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
-        inputs = request_inputs.made("max_http_inputs", self.settings.max_http_inputs)
+        inputs = request_inputs.made(self.settings.max_http_inputs)
         if len(inputs) == 1:
             index = 0 if request_inputs.is_list else None
             return [await self.infer_one(call, model, inputs[0], request_inputs.fields, index=index)]
@@ -145,9 +144,8 @@ class Inference:
             result = await self.infer_one(shared, model, input, request_inputs.fields, index=index)
             left_bytes -= result.result.size_bytes
             if left_bytes < 0:
-                limit = f"the limit is {limit_bytes} bytes (the gateway's max_batch_response_bytes)"
-                problem = f"the results are too large for one response, {limit}; send fewer at once"
-                raise InvalidInput(request_inputs.name, problem)
+                problem = f"the results are too large for one response, the limit is {limit_bytes} bytes"
+                raise InvalidInput(request_inputs.name, f"{problem}; send fewer at once")
             return result
 
         runs = [partial(run, number=number, input=input) for number, input in enumerate(inputs)]
@@ -157,14 +155,14 @@ class Inference:
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
     ) -> AsyncGenerator[TextEvent, None]:
-        """Returns a text's events, which the caller closes, once its first part is there. Raises as `one` does."""
+        """Returns the events of a text, which the caller closes, once the first part is there. Raises as `infer_one`."""
         return await begun(self._events(call, model, input, fields))
 
     async def stream_each(
         self, call: Call, model: ModelName, request_inputs: Inputs
     ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         """Returns the events of the texts of all inputs, side by side, each with its input's index. See `stream`."""
-        inputs = request_inputs.made("max_batch_items", self.settings.max_batch_items)
+        inputs = request_inputs.made(self.settings.max_batch_items)
         return await begun(self._side_by_side(call, model, request_inputs, inputs))
 
     async def _side_by_side(

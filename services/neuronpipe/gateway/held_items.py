@@ -68,7 +68,7 @@ class HeldItems:
         has_place = self._requests.has_room(tenant)
         if not has_place or (requests and not self._bytes.has_room(tenant, size_bytes)):
             self._meters.counter(Metrics.HELD_ENDED, service, "refused").add()
-            held, limit = f"{self._bytes.total} bytes", f"{self._bytes.limit} (the gateway's max_held_bytes)"
+            held, limit = f"{self._bytes.total} bytes", f"{self._bytes.limit}"
             if not has_place:
                 held, limit = f"{requests} requests", f"{self._requests.limit} (the gateway's max_held_requests)"
             raise Overloaded(

@@ -59,7 +59,7 @@ def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:
     if tokens > limit:
         raise InvalidInput(
             "input",
-            f"{tokens} tokens in {sequences} sequences, the limit is {limit} (the gateway's max_request_tokens)",
+            f"{tokens} tokens in {sequences} sequences, the limit is {limit}; send less at once",
         )
 
 

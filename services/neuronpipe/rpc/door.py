@@ -216,7 +216,7 @@ class _DoorMethod:
         try:
             size, limit = call.metadata_bytes, self._max_metadata_bytes
             if size > limit:
-                raise InvalidInput("metadata", f"{size} bytes, the limit is {limit} (max_header_bytes)")
+                raise InvalidInput("metadata", f"{size} bytes, the limit is {limit}; send less metadata")
             if self._guard:
                 enter_caller(self._guard.identify(credentials_of(call)))
             self._calls.begin()

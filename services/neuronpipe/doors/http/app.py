@@ -50,6 +50,7 @@ _TIMEOUT_DIGITS = 9
 _SLACK_S = 0.1
 # Most characters of a caller's word in an error.
 _SHOWN = 200
+_SEND_LESS = "; send less at once"
 _OTHER_SITES = (b"cross-site", b"same-site")
 _PREFLIGHT = b"access-control-request-method"
 _PRIORITY = PRIORITY_FIELD.encode()
@@ -120,10 +121,10 @@ class App:
         self._readers: dict[str, Callable[[bytes], Any]] = {}
         self._in_flight, self._guard = in_flight, guard
         self._max_file_bytes, self._max_input_bytes = max_file_bytes, max_input_bytes
-        # The limit of texts, and its setting.
-        self._text_limit = max_file_bytes, "max_message_bytes"
+        # The limit of texts, and the hint in its error.
+        self._text_limit = max_file_bytes, _SEND_LESS
         if max_body_bytes < max_file_bytes:
-            self._text_limit = max_body_bytes, "max_input_bytes, times 8"
+            self._text_limit = max_body_bytes, " (the gateway's max_input_bytes, times 8)"
         self._open_services = set(guard.open_services) if guard else set()
         if has_metrics_port:
             self._open_services.discard("metrics")
@@ -239,11 +240,11 @@ class App:
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", *_COMPRESSED):
             raise RequestRefused(415, "unsupported_media_type", "content-encoding: must be gzip or deflate")
-        limit, setting = self._max_file_bytes, "max_message_bytes"
+        limit, hint = self._max_file_bytes, _SEND_LESS
         if media_type in TEXTS or not route.takes_media:
-            limit, setting = self._text_limit
+            limit, hint = self._text_limit
         if int(headers.get(b"content-length", b"0")) > limit:
-            raise too_large(limit, setting)
+            raise too_large(limit, hint)
         refusals: list[NeuronpipeError] = []
         timer = asyncio.timeout(None)
 
@@ -254,16 +255,16 @@ class App:
         try:
             with self._in_flight.arriving(exchange.peer, refuse) as has_come:
                 async with timer:
-                    body = await exchange.read(limit, setting, has_come)
+                    body = await exchange.read(limit, hint, has_come)
                     if encoding in _COMPRESSED:
-                        body = await self._decompressed(body, limit, setting, exchange.peer)
+                        body = await self._decompressed(body, limit, hint, exchange.peer)
         except TimeoutError:
             raise refusals[0] from None
         if len(body) > self._text_limit[0] and not media_type and body.lstrip()[:1] in (b"{", b"["):
             raise too_large(*self._text_limit)
         return body
 
-    async def _decompressed(self, data: bytes, limit: int, setting: str, connection: str) -> bytes:
+    async def _decompressed(self, data: bytes, limit: int, hint: str, connection: str) -> bytes:
         """Decompresses a body. A large body counts by the size that it may become. Raises the errors of `_read`."""
         try:
             body = await self._in_flight.inflate(connection, data, _GZIP_OR_ZLIB, limit)
@@ -272,7 +273,7 @@ class App:
         except Truncated:
             raise InvalidInput("body", "its compressed data ends too early or too late") from None
         if body is None:
-            raise too_large(limit, setting)
+            raise too_large(limit, hint)
         return body
 
     async def _send(self, response: HttpResponse, request_id: str, headers: Headers, exchange: Exchange) -> None:

@@ -118,8 +118,8 @@ class Exchange:
         """Ends the watch."""
         self._watching = None
 
-    async def read(self, max_bytes: int, setting: str, has_come: Callable[[int], None]) -> bytes:
-        """Returns the body, which the setting of this name limits.
+    async def read(self, max_bytes: int, hint: str, has_come: Callable[[int], None]) -> bytes:
+        """Returns the body, which has at most `max_bytes`. `hint`: see `too_large`.
 
         `has_come`: gets the number of bytes that have come, while more bytes are to come. Raises RequestRefused for a
         larger body, and CancelledError if the caller leaves.
@@ -130,7 +130,7 @@ class Exchange:
             parts.append(part)
             size_bytes += len(part)
             if size_bytes > max_bytes:
-                raise too_large(max_bytes, setting)
+                raise too_large(max_bytes, hint)
             if not self.more_body:
                 self.has_read_all = True
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -217,7 +217,7 @@ class Exchange:
 Application: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
 
-def too_large(max_bytes: int, setting: str) -> RequestRefused:
-    """Returns the error for a body that is larger than a setting of the gateway allows."""
-    problem = f"the body is larger than {max_bytes} bytes, the limit (the gateway's {setting})"
+def too_large(max_bytes: int, hint: str) -> RequestRefused:
+    """Returns the error for a body that is larger than the limit. `hint`: ends the message, with what can be done."""
+    problem = f"the body is larger than {max_bytes} bytes, the limit{hint}"
     return RequestRefused(413, "content_too_large", problem)

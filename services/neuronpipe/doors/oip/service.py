@@ -319,11 +319,8 @@ class TensorService:
     def _check_size(self, results: list[InferenceResult]) -> None:
         limit = self._settings.max_batch_response_bytes
         if sum(result.value.size_bytes for result in results) > limit:
-            problem = (
-                f"the results are too large for one response, the limit is {limit} bytes (the gateway's "
-                "max_batch_response_bytes); send fewer rows at once"
-            )
-            raise InvalidInput("inputs", problem)
+            problem = f"the results are too large for one response, the limit is {limit} bytes"
+            raise InvalidInput("inputs", f"{problem}; send fewer rows at once")
 
 
 def _in_row(path: str, row: int, inputs: Mapping[str, NamedTensor]) -> str:

@@ -88,7 +88,7 @@ class TensorSpec:
         if not fits:
             raise InvalidInput(self.name, f"its shape must be [{', '.join(map(str, ('rows', *self.dims)))}]")
         if not 1 <= shape[0] <= max_rows:
-            raise InvalidInput(self.name, f"{shape[0]} rows, must be 1 to {max_rows} (the gateway's max_batch_items)")
+            raise InvalidInput(self.name, f"{shape[0]} rows, must be 1 to {max_rows}")
         longest = _MAX_STRINGS if self.datatype == BYTES else _MAX_TOKENS
         if -1 in self.dims and shape[1] > longest:
             raise InvalidInput(self.name, f"{shape[1]} elements in a row, the limit is {longest}")
@@ -104,8 +104,8 @@ class TensorSpec:
         if (size_bytes := math.prod(shape) * item_bytes) > max_bytes:
             raise InvalidInput(
                 self.name,
-                f"about {size_bytes} bytes in the shape {list(shape)}, the limit is {max_bytes} (the gateway's "
-                "max_batch_response_bytes); send fewer rows at once, or rows of like lengths",
+                f"about {size_bytes} bytes in the shape {list(shape)}, the limit is {max_bytes}; send fewer "
+                "rows at once, or rows of like lengths",
             )
 
     def _read_bytes(self, tensor: GivenTensor, shape: tuple[int, ...]) -> list[bytes]:

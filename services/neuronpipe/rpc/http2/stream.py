@@ -254,5 +254,5 @@ class MessageStream:
 
 def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:
     """Returns the end of a call whose message exceeds the limit."""
-    problem = f"a message of {least}{size_bytes} bytes, the limit is {limit_bytes} (max_message_bytes)"
+    problem = f"a message of {least}{size_bytes} bytes, the limit is {limit_bytes}; send less at once"
     return CallEnd(RESOURCE_EXHAUSTED, problem)

@@ -160,16 +160,14 @@ class ExecutorModel:
         if not sequences:
             raise InvalidInput("sequences", "holds none")
         if len(sequences) > limit:
-            raise InvalidInput(
-                "input", f"{len(sequences)} sequences, the limit is {limit} (the executor's max_queue_sequences)"
-            )
+            raise InvalidInput("input", f"{len(sequences)} sequences, the limit is {limit}; send less at once")
         if len(self.queue) + len(sequences) > limit:
             self._sweep()
         queued = len(self.queue)
         if queued + len(sequences) > limit:
             retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=call.is_bulk))
-            setting = f"the limit is {limit} (the executor's max_queue_sequences)"
-            raise Overloaded(f"{queued} sequences wait for {self.spec.name!r}, {setting}", retry_after_s)
+            problem = f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}"
+            raise Overloaded(problem, retry_after_s)
         loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.shapes.round_tokens
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         new: list[QueuedSequence] = []

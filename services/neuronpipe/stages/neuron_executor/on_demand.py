@@ -194,9 +194,7 @@ class OnDemandModels:
         if model.uses > self._max_waiting:
             name, version = model.key
             raise Overloaded(
-                f"{self._max_waiting} items wait until model {name!r} version {version} is loaded, the limit (the "
-                "executor's max_queue_sequences)",
-                1.0,
+                f"{self._max_waiting} items wait until model {name!r} version {version} is loaded, the limit", 1.0
             )
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_future()

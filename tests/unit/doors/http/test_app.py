@@ -547,7 +547,7 @@ async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeyp
 
     monkeypatch.setattr("neuronpipe.doors.http.openai.embedding_input", make)
     status, body = await browser.post("/v1/embeddings", _BODY | {"input": ["a"] * 2049})
-    expected = (400, "input: 2049 inputs, must be from 1 to 2048 (the gateway's max_http_inputs)")
+    expected = (400, "input: 2049 inputs, must be from 1 to 2048")
     assert (status, body["error"]["message"]) == expected
 
 

@@ -118,7 +118,7 @@ async def test_so_many_items_wait_for_a_model_and_more_are_refused(tmp_path: Pat
         outcomes = await asyncio.gather(*(_ask(stage, "a") for _ in range(3)), return_exceptions=True)
         (refused,) = [one for one in outcomes if one]
         assert isinstance(refused, Overloaded)
-        expected = "2 items wait until model 'a' version 1 is loaded, the limit (the executor's max_queue_sequences)"
+        expected = "2 items wait until model 'a' version 1 is loaded, the limit"
         assert refused.message == expected
 
 

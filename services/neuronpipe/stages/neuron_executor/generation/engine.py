@@ -281,8 +281,8 @@ class Generator:
         displaced: GeneratedSequence | None = None
         if waiting >= most:
             retry_after_s = max(_MIN_RETRY_AFTER_S, waiting / max(1, len(self.planner.running)))
-            setting = f"the limit is {most} (the executor's max_queue_sequences)"
-            error = Overloaded(f"{waiting} prompts wait for {self.spec.name!r}, {setting}", retry_after_s)
+            problem = f"{waiting} prompts wait for {self.spec.name!r}, the limit is {most}"
+            error = Overloaded(problem, retry_after_s)
             if not (displaced := self.planner.makes_room_for(sequence)):
                 raise error
         wait_s = self.planner.wait_s(sequence)
