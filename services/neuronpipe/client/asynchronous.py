@@ -66,7 +66,7 @@ RETRIES = {
 }
 
 
-# The most jobs in one page of a list.
+# Maximum number of jobs in one page of a list.
 _PAGE = 100
 
 

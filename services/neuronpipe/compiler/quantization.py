@@ -175,7 +175,7 @@ def search(
 # Measured on the outputs of PyTorch for the texts of the comparison: some 120 sample texts in many languages, or up to
 # 128 texts of --calibration. quantize_embeddings of sentence-transformers advises 100 or more.
 
-# Tasks whose vectors are of texts alone: sample images say little about photographs.
+# Tasks that get int8 ranges. Tasks with images get none, because ranges from sample images would not fit photographs.
 EMBEDDING_TASKS = ("sentence_embedding", "sentence_similarity")
 
 

@@ -95,7 +95,7 @@ class AdmissionControl:
     """Counts the requests and tokens in flight, and refuses requests beyond the limits.
 
     - `tenants`: their quotas and shares; None where callers are anonymous.
-    - `model_limits`: the most requests in flight of single models, over all versions.
+    - `model_limits`: maximum numbers of requests in flight of single models, over all versions.
     - `last_s`: the time.monotonic() when the last request came, or left.
     """
 
@@ -166,7 +166,7 @@ class AdmissionControl:
 
         - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
           estimated from the bytes.
-        - `new_tokens`: the most tokens that the request generates.
+        - `new_tokens`: the maximum number of tokens that the request generates.
         - `held`: the record of the request.
 
         `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
@@ -215,8 +215,7 @@ class AdmissionControl:
         if is_answered:
             answer_s = time.monotonic() - admission.began_s - admission.held_s
             admission.model.note_answer(admission.tenant_load, answer_s)
-        # A request that a stage refuses leaves at once, and says nothing about how fast other requests leave.
-        self._take_out(admission, is_drained=is_answered)
+        self._take_out(admission, is_answered=is_answered)
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
         """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest."""
@@ -332,14 +331,14 @@ class AdmissionControl:
 
     def _shed(self, admission: Admitted, room_for: str) -> None:
         admission.shed_for = room_for
-        self._take_out(admission, is_drained=False)
+        self._take_out(admission, is_answered=False)
         admission.shed()
 
-    def _take_out(self, admission: Admitted, *, is_drained: bool) -> None:
+    def _take_out(self, admission: Admitted, *, is_answered: bool) -> None:
         self._bulk.pop(admission, None)
-        self._load.leave(admission.tokens, is_drained=is_drained)
-        admission.model.leave(admission, is_drained=is_drained)
+        self._load.leave(admission.tokens, is_answered=is_answered)
+        admission.model.leave(admission, is_answered=is_answered)
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:
-            self.tenants.leave(admission, is_drained=is_drained)
+            self.tenants.leave(admission, is_answered=is_answered)

@@ -40,7 +40,7 @@ class Admitted:
     """A request that admission control has admitted.
 
     - `tenant_load`: what the tenant has of the model.
-    - `tokens`: the tokens of the input plus `new_tokens`, the most tokens that the request generates.
+    - `tokens`: the tokens of the input plus `new_tokens`, the maximum number of tokens that the request generates.
     - `shed`: ends the request, to make room for what `shed_for` then says.
     - `own_turn`: the turn of its tenant in which the request runs.
     """
@@ -83,9 +83,13 @@ class Load:
         self.requests += 1
         self.tokens += tokens
 
-    def leave(self, tokens: int, *, is_drained: bool = True) -> None:
-        """Counts the end of a request. `is_drained`: the request has run."""
-        if is_drained:
+    def leave(self, tokens: int, *, is_answered: bool = True) -> None:
+        """Counts the end of a request.
+
+        `is_answered`: the request was answered: its time says how fast other requests leave. False for a request that
+        was shed, or that a stage refused.
+        """
+        if is_answered:
             self._fade()
             self._drained_requests += 1
             self._drained_tokens += tokens
@@ -170,13 +174,13 @@ class ModelLoad:
         tenant_load.admitted[admitted] = None
         self.load.enter(admitted.tokens)
 
-    def leave(self, admitted: Admitted, *, is_drained: bool) -> None:
-        """Counts the end of a request. `is_drained`: the request was not shed."""
+    def leave(self, admitted: Admitted, *, is_answered: bool) -> None:
+        """Counts the end of a request; see Load.leave."""
         tenant_load = admitted.tenant_load
         del tenant_load.admitted[admitted]
         if not tenant_load.admitted:
             self._weights -= tenant_load.weight
-        self.load.leave(admitted.tokens, is_drained=is_drained)
+        self.load.leave(admitted.tokens, is_answered=is_answered)
 
     def note_answer(self, tenant_load: TenantLoad, seconds: float) -> None:
         """Records how long a request took to answer after its admission."""

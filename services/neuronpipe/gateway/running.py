@@ -56,7 +56,7 @@ class RunningRequest:
     - `parts`: gets generated texts as they come; None for a caller who waits for the result.
     - `is_copy`: the executor runs all requests of tenants within their shares first.
 
-    - `new_tokens`: the most tokens that the request generates.
+    - `new_tokens`: the maximum number of tokens that the request generates.
     - `first_token_ns`: the time of the first token on time.monotonic_ns(); 0 if there is none.
     - `is_repeatable`: whether equal requests have equal results, so that the gateway may keep one result for all of
       them.

@@ -87,11 +87,11 @@ class PipelineSettings(Settings):
         "less CPU time, and comes later",
     )
 
-    # Most tokens of all sequences of one input.
+    # Maximum number of tokens of all sequences of one input.
     max_request_tokens: ClassVar[int] = 1 << 19
-    # Most requests of one InferBatch. Also the number of inputs of one HTTP request that run at once.
+    # Maximum number of requests of one InferBatch. Also the number of inputs of one HTTP request that run at once.
     max_batch_items: ClassVar[int] = 256
-    # Most inputs of one HTTP request, as in OpenAI's API.
+    # Maximum number of inputs of one HTTP request, as in OpenAI's API.
     max_http_inputs: ClassVar[int] = 2048
     # Largest response of InferBatch. Results beyond it become errors.
     max_batch_response_bytes: ClassVar[int] = 64 << 20

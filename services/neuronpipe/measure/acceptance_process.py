@@ -149,7 +149,7 @@ def _compute_s(model: DecoderModel, runs: Sequence[DecoderRun]) -> float:
 
 _IN_FLIGHT = (1, 2)
 _WARM_UP_RUNS = 10
-# The most memory for the key-value cache of a model that generates.
+# Maximum memory for the key-value cache of a model that generates.
 _CACHE_BYTES = 1 << 33
 
 

@@ -103,7 +103,8 @@ def _parts(
         if token_ids[count - 1] in detokenizer.byte_ids or not new.endswith(_REPLACEMENT):
             settled: tuple[int, str] | None = count, new
         else:
-            # An incomplete character is the last U+FFFD. The U+FFFD before it stay: bytes that are no character.
+            # Only the last U+FFFD can be an incomplete character. Earlier ones stay, because their bytes are no
+            # character.
             settled = max((part for part in open_parts if new[:-1].startswith(part[1])), default=None)
             if settled is None and is_last and count == ends[-1]:
                 settled = count, new

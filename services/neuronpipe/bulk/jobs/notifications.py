@@ -34,8 +34,8 @@ from neuronpipe.platform.process.background import wait_for_event
 _SECRET_PREFIX = "whsec_"  # noqa: S105 (what secrets begin with)
 _MIN_SECRET_BYTES = 24
 _LOOK_EVERY_S = 0.5
-# The most attempts at once: in all, for one tenant, and at one receiver. Further attempts wait for a place, then are
-# put off.
+# Maximum number of attempts at once: in all, for one tenant, and at one receiver. Further attempts wait for a place,
+# then are put off.
 _AT_ONCE, _AT_ONCE_OF_TENANT, _AT_ONCE_OF_RECEIVER = 256, 128, 16
 _PATIENCE_S, _PUT_OFF_S = 1.0, 10.0
 _TIMEOUT_S = 10.0

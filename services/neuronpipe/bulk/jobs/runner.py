@@ -53,7 +53,7 @@ ResultT = TypeVar("ResultT")
 _ANSWER_S = 5.0
 # Pauses between attempts while the gateway cannot be reached, doubled each time; and the longest pause between writes.
 _FIRST_PAUSE_S, _LAST_PAUSE_S, _LAST_WRITE_PAUSE_S = 0.1, 5.0, 30.0
-# The most reasons in the log why the gateway does not answer.
+# Maximum number of reasons in the log why the gateway does not answer.
 _MAX_REASONS = 8
 
 
@@ -230,7 +230,7 @@ _MAX_LINE_BYTES = 16 << 20
 # Inputs that are read at once, and run side by side: fewer if they or their outcomes are large.
 _FIRST_INPUTS, _MOST_INPUTS = 32, 256
 _READ_BYTES, _OUTCOME_BYTES = 1 << 20, 4 << 20
-# The most jobs at once whose inputs exceed this size.
+# Maximum number of jobs at once whose inputs exceed this size.
 _LARGE_BYTES, _LARGE_AT_ONCE = 4 << 20, 2
 # Bytes of outcomes in memory, before they go to a temporary file.
 _SPOOLED_BYTES = 1 << 20
@@ -360,7 +360,7 @@ class _Outcomes:
     """The outcomes of a job in the order of its inputs: in a file, for an object, or in the result itself."""
 
     def __init__(self, output_uri: str, max_outcomes: int, max_bytes: int) -> None:
-        """`max_outcomes`: the most outcomes. `max_bytes`: the limit of the result. Beyond it, outcomes become errors,
+        """`max_outcomes`: their limit. `max_bytes`: the limit of the result. Beyond it, outcomes become errors,
         as in InferBatch. Space for these errors is reserved, unless `max_bytes` is too small for anything else then.
         """
         self.result = JobResult(output_uri=output_uri)

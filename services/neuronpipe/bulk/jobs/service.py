@@ -53,7 +53,7 @@ _DEFAULT_PAGE, _MAX_PAGE = 100, 1000
 # The interval of looking for a job's end if no message announces it.
 _LOOK_EVERY_S = 5.0
 _PAUSE_S = 1.0
-# The longest wait, after which a caller asks again; and the most waits at once.
+# The longest wait, after which a caller asks again; and the maximum number of waits at once.
 _MAX_WAIT_S, _MAX_WAITS = 600.0, 2048
 
 

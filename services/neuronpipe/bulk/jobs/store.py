@@ -40,17 +40,18 @@ _MIN_VERSION = 7
 _TIMEOUT_S = 5.0
 # The longest time for which a starting gateway waits.
 _REACH_LIMIT_S = 3.0
-# The most commands at once. Further commands wait for each other instead of for connections.
+# Maximum number of commands at once. Further commands wait for each other instead of for connections.
 _CONNECTIONS = 32
-# The most commands that wait for a place. While Redis hangs, more would leave no room in the process for other calls.
+# Maximum number of commands that wait for a place. While Redis hangs, more would leave no room in the process for other
+# calls.
 _MAX_WAITING = 1024
-# The most bytes of results in one list of jobs; the last result may exceed it.
+# Maximum number of bytes of results in one list of jobs; the last result may exceed it.
 _MAX_LISTED_BYTES = 2 << 20
 _FULL_RETRY_S = 30.0
 _PAUSE_S = 1.0
 # The prefix of all keys. Gateways and workers of a deployment have the same.
 _PREFIX = "neuronpipe-jobs"
-# The most characters of Redis's own messages in the log.
+# Maximum number of characters of Redis's own messages in the log.
 _MAX_PROBLEM = 300
 
 

@@ -23,7 +23,8 @@ from neuronpipe.core.errors import (
 from neuronpipe.core.status import from_status
 from neuronpipe.platform.tls import TlsFiles
 
-# The most windows in flight. Each is a stream, on which a gateway has 64 rows in flight (max_stream_in_flight).
+# Maximum number of windows in flight. Each is a stream, on which a gateway has 64 rows in flight
+# (max_stream_in_flight).
 _WINDOWS = 4
 _WINDOW_ROWS = 256
 # Errors that may pass by waiting. Other errors are the row's own, or end the run.

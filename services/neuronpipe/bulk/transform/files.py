@@ -36,7 +36,7 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def find_inputs(patterns: Sequence[str]) -> list[str]:
-    """Returns the files of names, folders and patterns, each once, sorted for each pattern. Raises SetupError."""
+    """Returns the files that names, folders and patterns match, each once, sorted per pattern. Raises SetupError."""
     files: dict[str, None] = {}
     for pattern in patterns:
         if is_object(pattern):

@@ -244,7 +244,7 @@ def cut_batches(bundle: Bundle, settings: EngineSettings) -> CutBatches:
 
 # A window is computed while the next window is tokenized and the last window written.
 _WINDOWS = 3
-# The most rows of a window with images, which are in memory as pixels.
+# Maximum number of rows of a window with images, which are in memory as pixels.
 _IMAGES = 64
 # Errors of a row; all others end the run.
 _OF_ROWS = (InvalidInput, WrongTask, InternalError)

@@ -68,7 +68,7 @@ class Engine(Protocol):
     """The contract of an engine, which runs inputs: a pipeline in this process, or a gateway."""
 
     model: ModelFacts
-    # Rows that are handed over at once, and the most hand-overs at a time.
+    # Rows that are handed over at once, and the maximum number of hand-overs at a time.
     window_rows: int
     windows_in_flight: int
 

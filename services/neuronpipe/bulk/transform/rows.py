@@ -175,7 +175,7 @@ class TaskRows:
             setattr(part, field.name, _checked(value, field, column))
 
 
-# The work of a run on a row.
+# Reads a row as an input, and writes its result as a row.
 RowTask: TypeAlias = OpenAiRows | TaskRows
 
 

@@ -104,7 +104,7 @@ class Shard:
         return f"part-{self.number:05d}{ending}"
 
 
-# The most failed rows that are named.
+# Maximum number of failed rows that a report names.
 NAMED_ERRORS = 5
 
 

@@ -48,7 +48,7 @@ _TIMEOUT_DIGITS = 9
 # The pipeline ends its work at the deadline, and knows why the work was late. Other waits of a handler, such as for
 # the Redis of jobs, end this much later.
 _SLACK_S = 0.1
-# Most characters of a caller's word in an error.
+# Maximum number of characters of a caller's word in an error.
 _SHOWN = 200
 _SEND_LESS = "; send less at once"
 _OTHER_SITES = (b"cross-site", b"same-site")

@@ -30,7 +30,7 @@ from neuronpipe.platform.process.lanes import is_on_event_loop
 _PIECE = 1 << 14
 # Values of a list that are made at once.
 _VALUES = 1024
-# Most characters of an error's path, which may contain the caller's own words.
+# Maximum number of characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
 _UNKNOWN = "unknown_field"
 # Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
@@ -46,7 +46,7 @@ HARMLESS = frozenset(
 )
 
 
-# Most names in the header of ignored fields, and most characters of a name.
+# Maximum number of names in the header of ignored fields, and of characters of a name.
 _MAX_IGNORED, _MAX_IGNORED_CHARS = 32, 64
 _STRICTNESS = {"": None, "true": True, "false": False}
 

@@ -20,7 +20,7 @@ from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
 HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
-# Most elements of all outputs that are written on the event loop.
+# Maximum number of elements of all outputs that are written on the event loop.
 _LARGE = 1 << 16
 # Largest JSON before binary tensors.
 _MAX_HEAD_BYTES = 8 << 20

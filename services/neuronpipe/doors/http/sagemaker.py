@@ -34,7 +34,7 @@ _LINES = ("application/jsonlines", "application/x-ndjson")
 # The header of endpoints of many models.
 _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
 _PROTOBUF = "application/x-protobuf"
-# Most columns of CSV: more fields than any input has.
+# Maximum number of columns of CSV: more fields than any input has.
 _MAX_COLUMNS = 64
 # A field that only one protocol's body has → the type of the body, and the function that answers it.
 _OTHERS = {
@@ -83,7 +83,10 @@ ANSWERS: Answers[Inference] = [(INVOCATIONS, _invocations), (ENDPOINT, _invocati
 
 
 def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any] | None:
-    """Returns the function for a body, and its value; None for a body of Hugging Face. Raises InvalidInput."""
+    """Returns the handler of another protocol and the parsed body; None if the body is in Hugging Face's form.
+
+    Raises InvalidInput.
+    """
     value = read_json(data, max_input_bytes)
     if not isinstance(value, dict) or "inputs" in value:
         return None

@@ -14,7 +14,7 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.core.tensors import Array
 
 BYTES = "BYTES"
-# Most inputs, outputs, or parameters of one request: more than any model has, because each is read alone.
+# Maximum number of inputs, outputs, or parameters of one request: more than any model has, because each is read alone.
 MAX_TENSORS = 64
 # The datatypes of our inputs and outputs. The protocol is little-endian on every machine.
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -25,11 +25,12 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-# Most strings in one row: the limit of texts in a request for reranking.
+# Maximum number of strings in one row: the limit of texts in a request for reranking.
 _MAX_STRINGS = 1024
-# Most elements of a tensor of strings, because each is read alone.
+# Maximum number of elements of a tensor of strings, because each is read alone.
 _MAX_ELEMENTS = 1 << 16
-# Most tokens in one row, including padding, which costs memory while the row is in flight; no model takes more.
+# Maximum number of tokens in one row, including padding, which costs memory while the row is in flight; no model takes
+# more.
 _MAX_TOKENS = 1 << 16
 _LENGTH_BYTES = 4
 # Memory of an empty or short string while it is written.

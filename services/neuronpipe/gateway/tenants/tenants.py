@@ -217,7 +217,7 @@ class Tenants:
         meters: Meters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limits`: the most requests and tokens in flight. `window_s`: see TenantTurns."""
+        """`limits`: maximum numbers of requests and tokens in flight. `window_s`: see TenantTurns."""
         self.rights_of = rights_of
         self._limits = limits
         self._window_s = window_s
@@ -281,14 +281,14 @@ class Tenants:
         if tenant.bucket:
             tenant.bucket.take(more_tokens)
 
-    def leave(self, admitted: Admitted, *, is_drained: bool) -> None:
-        """Counts the end of a request. The budget pays the cost of the request, which may be more or less than it took.
+    def leave(self, admitted: Admitted, *, is_answered: bool) -> None:
+        """Counts the end of a request; see Load.leave.
 
-        `is_drained`: the request was answered, which says how fast other requests will be.
+        The budget pays the cost of the request, which may be more or less than it took.
         """
         tenant, cost = self._tenant(admitted.call.caller.tenant), admitted.cost
         del tenant.admitted[admitted]
-        tenant.load.leave(admitted.tokens, is_drained=is_drained)
+        tenant.load.leave(admitted.tokens, is_answered=is_answered)
         if cost:
             self._meters.counter(Metrics.TENANT_TOKENS, tenant.name).add(cost)
         if tenant.bucket:

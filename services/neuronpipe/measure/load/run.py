@@ -38,7 +38,8 @@ _CONNECT_LIMIT_S = 5.0
 # The time from the start message to the first request; enough for the message to arrive.
 _BEGIN_IN_S = 0.05
 _POLL_S = 0.1
-# The most requests in flight, over all processes: more than a gateway takes (in_flight.py), few enough for memory.
+# Maximum number of requests in flight, over all processes: more than a gateway takes (in_flight.py), few enough for
+# memory.
 _MAX_IN_FLIGHT = 10_000
 # The travel time of the answer to a call that its deadline has ended.
 _DEADLINE_SLACK_S = 1.0

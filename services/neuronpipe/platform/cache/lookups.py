@@ -104,7 +104,7 @@ class Unstored(Generic[ValueT]):
         self._size_bytes = 0
 
 
-# The most values in one MGET, and in one pipeline of SETs.
+# Maximum number of values in one MGET, and in one pipeline of SETs.
 _MAX_VALUES = 256
 # The limit of a probe, which may have to connect. No request waits for it.
 _PROBE_LIMIT_S = 1.0

@@ -17,7 +17,7 @@ class CallerWaits(Deadlines):
     """Waits for callers of one kind. All have the same limit, so the first wait is always due first.
 
     - `limit_s`: 0: no limit.
-    - `max_waits`: the most waits at once.
+    - `max_waits`: the maximum number of waits at once.
     - `ended`: counts the ended waits.
     """
 

@@ -22,15 +22,16 @@ from neuronpipe.platform.process.background import wait_for_event
 from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 
-# The most calls of all services in one process: the last resort behind admission control and the executor's queues.
+# Maximum number of calls of all services in one process: the last resort behind admission control and the executor's
+# queues.
 MAX_CALLS = 4096
-# The most calls that may wait for their callers in one way, so that other calls find room.
+# Maximum number of calls that wait for their callers in one kind of wait. Other calls find room.
 _MAX_WAITS = MAX_CALLS // 2
 # Larger messages are turned into objects in a thread, one after the other.
 LARGE_BYTES = 256 << 10
 # Up to this size, compressed data is first decompressed without a thread, in case the result is small.
 _SMALL_BYTES = 16 << 10
-# The most bytes that a byte of compressed data becomes (https://zlib.net/zlib_tech.html).
+# Maximum number of bytes that a byte of compressed data becomes (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
 # After this time without a new call while draining, callers know that the process stops.
 _QUIET_S = 0.1

@@ -19,7 +19,7 @@ ResultT = TypeVar("ResultT")
 _INLINE_BYTES = 4096
 # If one or two models have long work, a thread is left for the next model. More threads would compete for the CPUs.
 _THREADS = 4
-# The most waiting pieces of one lane, without the running piece.
+# Maximum number of waiting pieces of one lane, without the running piece.
 _MAX_WAITING = 4096
 
 

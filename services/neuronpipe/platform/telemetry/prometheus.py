@@ -27,7 +27,8 @@ from neuronpipe.platform.tls import ServerTls
 
 # The limit of the handshake, the request and the answer together.
 _CONNECTION_LIMIT_S = 30.0
-# The most open connections, each in a thread; more are closed. A Prometheus sends one request every few seconds.
+# Maximum number of open connections, each in a thread; more are closed. A Prometheus sends one request every few
+# seconds.
 _MAX_CONNECTIONS = 32
 
 

@@ -150,7 +150,7 @@ def _value(value: AttributeValue) -> Json:
     return {"stringValue": value}
 
 
-# The most spans of a trace. A trace has about ten, but a caller may send any number of requests in a trace.
+# Maximum number of spans of a trace. A trace has about ten, but a caller may send any number of requests in a trace.
 _MAX_SPANS = 1024
 
 

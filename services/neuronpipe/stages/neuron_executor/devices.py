@@ -297,7 +297,7 @@ def _name(bundle: Bundle) -> str:
 
 
 def _text_tokens(spec: ModelSpec) -> int:
-    """The most tokens that the text of a sequence takes, with the tokens before it and without its source."""
+    """Maximum number of tokens that the text of a sequence takes, with the tokens before it and without its source."""
     facts = GenerationFacts.of(spec)
     return facts.max_text_tokens + len(facts.decoder_start_token_ids)
 

@@ -1,4 +1,4 @@
-"""The most memory that an executor takes, in parts, by the formula of docs/deployment.md.
+"""Maximum memory that an executor takes, in parts, by the formula of docs/deployment.md.
 
 `neuronpipe check-deployment` computes it before the start, from the files of bundles alone. So does each executor,
 which warns if the limit of its container is lower.
@@ -65,7 +65,7 @@ class MemoryPlan:
 
 
 def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPlan:
-    """The most memory of the host that an executor of these models takes. Raises SetupError if a file is missing.
+    """Maximum memory of the host that an executor of these models takes. Raises SetupError if a file is missing.
 
     If models make room for others, the plan counts the largest models that fit into max_model_memory_bytes together.
     """

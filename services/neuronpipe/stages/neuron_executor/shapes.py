@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from neuronpipe.core.model import ModelSpec
 
-# Lengths of sequences and numbers of tokens of batches are on one grid: multiples of 8 up to 64, then steps of an
-# eighth of the next power of two. Multiples of 16 up to 128 need as many kernels, because the numbers of tokens are
+# Sequence lengths and batch sizes in tokens are on one grid: multiples of 8 up to 64, then steps of an eighth of the
+# next power of two. Multiples of 16 up to 128 need as many kernels, because the numbers of tokens are
 # nearly equal. But 32 callers with texts of 33 tokens on average then get 2 to 8 % less throughput: padding is 18 % of
 # all tokens instead of 11 % (simulated 2026-11-29, for batches whose overhead equals 10 to 50 tokens).
 _STEPS = 8

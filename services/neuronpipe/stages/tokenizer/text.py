@@ -63,8 +63,8 @@ LIBRARY_VERSION: str = tokenizers.__version__
 LONG_TEXT = 64 << 10
 # Up to this length, no normalization makes a text too long, even by 18 characters for each (U+FDFA by NFKC).
 _LONG_IF_GROWN = LONG_TEXT // 4
-# The most characters that a normalization may make of a text with fewer bytes. The library takes 150 to 450 bytes for
-# each character that becomes a token (measured 2026-11-28).
+# Maximum number of characters that a normalization may make of a text with fewer bytes. The library takes 150 to 450
+# bytes for each character that becomes a token (measured 2026-11-28).
 _MOST_GROWN = 1 << 20
 
 

@@ -129,7 +129,7 @@ def _open(data: bytes, spec: ImageSpec) -> tuple[Image.Image, int]:
 
 
 def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
-    """Returns the most bytes that decoding and resizing allocate at a time, without a decoder's coefficients."""
+    """Returns the peak of bytes that decoding and resizing allocate, without a decoder's coefficients."""
     pixels, mode_bytes = image.width * image.height, _BYTES_OF_MODE.get(image.mode, 4)
     steps = [mode_bytes + (_WEBP_BYTES if image.format == "WEBP" else 0)]
     turned = any(mark in data for mark in _MAY_BE_TURNED) if image.format == "PNG" else _ORIENTATION in image.getexif()

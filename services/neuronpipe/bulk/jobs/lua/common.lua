@@ -32,7 +32,7 @@
 local arguments = {}
 for place = 1, #ARGV, 2 do arguments[ARGV[place]] = ARGV[place + 1] end
 
--- The most jobs that a script moves.
+-- Maximum number of jobs that a script moves.
 local AT_ONCE = 1000
 -- A tenant without room for the result of its first job is behind all others until its jobs or its limit change. The
 -- sum of this and an order is below 2^53, up to which numbers are exact.

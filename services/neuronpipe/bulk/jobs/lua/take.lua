@@ -9,9 +9,10 @@
 -- runs. Tenants that may run no more at this worker may run at other workers, so they keep their places: they are read
 -- in blocks.
 
--- The most tenants that are refused, and the most that are looked at again; each tenant after these ms at the latest.
+-- Maximum numbers of tenants that are refused, and of tenants that are looked at again; each tenant after these ms at
+-- the latest.
 local MAX_REFUSALS, MAX_LOOKS, LOOK_AGAIN_MS = 50, 25, 60000
--- The most tenants in a block.
+-- Maximum number of tenants in a block.
 local MAX_BLOCK = 128
 -- The bytes of an outcome whose size is unknown, and the factor by which a job's results may exceed the mean.
 local OUTCOME_BYTES, SPARE = 1024, 1.25

@@ -31,8 +31,8 @@ from neuronpipe.core.files import lines_of
 from neuronpipe.core.parsing import too_much
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# The most levels of a row. json reads about 980 levels, and writes somewhat fewer, as its caller is deeper in the
-# stack.
+# Maximum number of levels of a row. json reads about 980 levels, and writes somewhat fewer, as its caller is deeper in
+# the stack.
 _MOST_LEVELS = 500
 # The number of rows whose fields count as the file's columns.
 _SAMPLED = 100
@@ -122,7 +122,7 @@ def _json(value: Any) -> str:
 JSON_LINES = Format(".jsonl", _scan_json, _read_json, _JsonWriter)
 
 
-# The most cells of a record of CSV. csv.reader makes a list of all cells before it returns.
+# Maximum number of cells of a record of CSV. csv.reader makes a list of all cells before it returns.
 _MAX_CELLS = 1 << 18
 # Bytes of text that is not UTF-8, as PEP 383 decodes them.
 _STRAY = re.compile("[\udc80-\udcff]")

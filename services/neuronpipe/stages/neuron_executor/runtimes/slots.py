@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from neuronpipe.stages.neuron_executor.runtimes.decoder import ENCODER, DecoderRun, TokenScores
 
-# The most tokens of a prompt in one execution, and the property of an artefact with this number. With 64 slots they
-# fill the 128 rows that a core of Inf2 multiplies at once.
+# Maximum number of tokens of a prompt in one execution, and the property of an artefact with this number. With 64 slots
+# they fill the 128 rows that a core of Inf2 multiplies at once.
 CHUNK_TOKENS, CHUNK_PROPERTY = 64, "chunk_tokens"
 _ENCODER_PREFIX = f"{ENCODER}-"
 
