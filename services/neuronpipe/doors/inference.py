@@ -155,7 +155,7 @@ class Inference:
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
     ) -> AsyncGenerator[TextEvent, None]:
-        """Returns the events of a text, which the caller closes, once the first part is there. Raises as `infer_one`."""
+        """Returns a text's events, which the caller closes, once the first part has come. Raises as `infer_one`."""
         return await begun(self._events(call, model, input, fields))
 
     async def stream_each(
