@@ -103,7 +103,7 @@ def _parts(
         if token_ids[count - 1] in detokenizer.byte_ids or not new.endswith(_REPLACEMENT):
             settled: tuple[int, str] | None = count, new
         else:
-            # Only the last U+FFFD can be an incomplete character. Earlier ones stay, because their bytes are no
+            # Only the last U+FFFD can be an incomplete character. Earlier U+FFFD stay, because their bytes are no
             # character.
             settled = max((part for part in open_parts if new[:-1].startswith(part[1])), default=None)
             if settled is None and is_last and count == ends[-1]:
