@@ -250,7 +250,7 @@ def voyage(url: str, writer: str) -> dict[str, Any]:
     ranked = client.rerank(QUERY, DOCUMENTS, "reranker", top_k=1)
     try:
         client.embed(TEXTS, "minilm", input_type="query")
-    except voyageai.error.InvalidRequestError as error:
+    except voyageai.error.VoyageError as error:  # it reads only errors of Voyage's form, and shows others whole
         refused = str(error)
     return {
         "embed": client.embed(TEXTS, "minilm").embeddings,
