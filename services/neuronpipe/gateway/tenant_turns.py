@@ -166,7 +166,7 @@ class TenantTurns:
         if turn.is_paused:
             self._paused -= 1
         else:
-            self._count(turn, -1)
+            self._leave(turn)
         self._end_turn(self._shares[turn.tenant])
         self._run_next()
 
@@ -175,9 +175,9 @@ class TenantTurns:
         tenants itself. Each tenant has a window of its own for such requests.
         """
         self._pass_time()
-        self._count(turn, -1)
+        self._leave(turn)
         turn.is_queued = True
-        self._count(turn, 1)
+        self._enter(turn)
         self._run_next()
 
     def pause(self, turn: Turn, *, is_paused: bool) -> None:
@@ -186,7 +186,10 @@ class TenantTurns:
             self._pass_time()
             turn.is_paused = is_paused
             self._paused += 1 if is_paused else -1
-            self._count(turn, -1 if is_paused else 1)
+            if is_paused:
+                self._leave(turn)
+            else:
+                self._enter(turn)
             self._run_next()
 
     def charge(self, turn: Turn, tokens: int) -> None:
@@ -197,31 +200,35 @@ class TenantTurns:
 
     def resize(self, turn: Turn, more: int) -> None:
         """Corrects the tokens of a request that runs by `more`, which may be negative."""
-        if not turn.is_paused:
-            self._count(turn, -1)
         turn.tokens += more
         if not turn.is_paused:
-            self._count(turn, 1)
+            self._count(turn, 0, more)
         self.charge(turn, more)
 
     def _run(self, turn: Turn) -> None:
         self._pass_time()
         turn.began_s = self._at_s
         turn.is_beyond_share = self._beyond_share(turn) > 0
-        self._count(turn, 1)
+        self._enter(turn)
         self.charge(turn, turn.tokens)
         if turn.future:
             turn.future.set_result(None)
 
-    def _count(self, turn: Turn, times: int) -> None:
-        """Adds a request to the running or queued requests (1), or takes it out (-1)."""
-        share, tokens = self._shares[turn.tenant], times * turn.tokens
+    def _enter(self, turn: Turn) -> None:
+        self._count(turn, 1, turn.tokens)
+
+    def _leave(self, turn: Turn) -> None:
+        self._count(turn, -1, -turn.tokens)
+
+    def _count(self, turn: Turn, requests: int, tokens: int) -> None:
+        """Adds to the running requests and their tokens, or to the queued requests, as the request is one of these."""
+        share = self._shares[turn.tenant]
         if turn.is_queued:
-            self._queued += times
-            share.queued += times
+            self._queued += requests
+            share.queued += requests
             share.queued_tokens += tokens
         else:
-            self._running += times
+            self._running += requests
             self._running_tokens += tokens
             share.running_tokens += tokens
 

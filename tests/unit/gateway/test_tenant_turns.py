@@ -350,7 +350,7 @@ async def test_the_next_text_runs_when_one_has_its_first_token_or_ends(model: _M
     assert model.running[16:] == ["mallory16", "mallory17"]  # two may be on their way to the executor
     model.queue("mallory16")
     model.queue("mallory17")
-    await model.end("mallory3")  # it was in nobody's way
+    await model.end("mallory3")  # it held no place
     await model.end("mallory0")
     assert len(model.running) == 16
     await model.end("mallory1")

@@ -144,7 +144,6 @@ class App:
         headers: Headers = dict(reversed(head.fields))  # the first value of a name counts, as over gRPC
         request_id = _request_id(headers)
         error_form: ErrorForm = UNKNOWN_PATH
-        UnknownFields.enter()
         with ExitStack() as streaming:  # resources that a stream holds until its end
             try:
                 response = self._preflight(head.method, headers)
