@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import Named, SourceModule, labels_of, load_weights, source_module
 from neuronpipe.compiler.own_code import with_links
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
@@ -60,7 +60,7 @@ def score_function(folder: Path, config: Any) -> ScoreFunctionName:
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
     """The facts of a model for zero-shot classification. Raises SetupError if it has no label for entailment."""
     check_labels(folder, config)
-    labels = [config.id2label[index] for index in range(config.num_labels)]
+    labels = labels_of(config)
     entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
     if entailment is None or config.num_labels < 2:
         raise SetupError(

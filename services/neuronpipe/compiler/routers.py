@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
 from neuronpipe.compiler.saved_files import read_object, refusing
-from neuronpipe.compiler.sentence_transformers import read_modules
+from neuronpipe.compiler.sentence_transformers import read_modules, read_tensors
 from neuronpipe.compiler.tokenizers import SourceTokenizer, load_tokenizer
 from neuronpipe.core.errors import SetupError
 
@@ -106,8 +105,4 @@ def _read_weights(folder: Path, query: Path, tokenizer: SourceTokenizer) -> torc
             weights = torch.zeros(max(ids) + 1)
             weights[ids] = torch.tensor([*by_token.values()], dtype=torch.float32)
             return weights
-        if (query / "model.safetensors").is_file():
-            return safetensors.torch.load_file(query / "model.safetensors")["weight"].float()
-        content = torch.load(query / "pytorch_model.bin", map_location="cpu", weights_only=True)
-        tensor: torch.Tensor = content["weight"]
-        return tensor.float()
+        return read_tensors(query)["weight"].float()

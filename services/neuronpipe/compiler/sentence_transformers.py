@@ -310,11 +310,15 @@ def _widths(folder: Path, config: Mapping[str, Any], *names: str) -> list[int]:
 def _load_weights(folder: Path, parts: Mapping[str, torch.nn.Module], kind: str) -> None:
     problem = f"{folder}: the weights of its {kind} module cannot be read; get its files again"
     with refusing(problem, why=None):
-        if (folder / "model.safetensors").is_file():
-            weights = safetensors.torch.load_file(folder / "model.safetensors")
-        else:
-            weights = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-        torch.nn.ModuleDict(parts).load_state_dict(weights)
+        torch.nn.ModuleDict(parts).load_state_dict(read_tensors(folder))
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Reads the weights of a module by their names. Raises the errors of the libraries that read the file."""
+    if (folder / "model.safetensors").is_file():
+        return safetensors.torch.load_file(folder / "model.safetensors")
+    weights: dict[str, torch.Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    return weights
 
 
 def default_prompt(folder: Path) -> str:

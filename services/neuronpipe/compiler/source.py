@@ -16,6 +16,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.bundles.writing import check_is_there
+from neuronpipe.compiler.gliner import CONFIG_FILE as GLINER_FILE
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
 from neuronpipe.compiler.routers import read_router
 from neuronpipe.compiler.saved_files import read_object
@@ -303,7 +304,7 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
-        if (folder / "gliner_config.json").is_file() or static_folder(folder) or read_router(folder):
+        if (folder / GLINER_FILE).is_file() or static_folder(folder) or read_router(folder):
             return
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)

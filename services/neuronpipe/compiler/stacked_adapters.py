@@ -281,8 +281,9 @@ def _adapted(layer: torch.nn.Module, path: str, rows: _Rows, adapters: Sequence[
         ):
             raise SetupError(f"--adapter {adapters[number - 1].spec.name}: {path} has another size in its base model")
     rank = max(len(pair["down"]) for pair in pairs.values())
-    zeros = torch.zeros(rank, pair["down"].shape[1]), torch.zeros(rank, len(pair["up"]))
-    down, up = (torch.stack([part] * (1 + len(adapters))) for part in zeros)
+    first = next(iter(pairs.values()))
+    down = torch.zeros(1 + len(adapters), rank, first["down"].shape[1])
+    up = torch.zeros(1 + len(adapters), rank, len(first["up"]))
     for number, pair in pairs.items():
         down[number, : len(pair["down"])], up[number, : len(pair["down"])] = pair["down"], pair["up"].T
     kind = _AdaptedEmbedding if is_embedding else _AdaptedLinear

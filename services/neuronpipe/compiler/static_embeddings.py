@@ -17,7 +17,7 @@ import transformers
 from transformers.modeling_outputs import BaseModelOutput
 
 from neuronpipe.compiler.saved_files import read_object, refusing
-from neuronpipe.compiler.sentence_transformers import read_modules
+from neuronpipe.compiler.sentence_transformers import read_modules, read_tensors
 from neuronpipe.core.errors import SetupError
 
 # The limit of a text for a table that takes any number of tokens.
@@ -109,12 +109,7 @@ def write_encoder(source: Path, static: Path, folder: Path) -> None:
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     with refusing(f"{folder}: its table of token vectors cannot be read", advice="; get its files again"):
-        if (folder / "model.safetensors").is_file():
-            return safetensors.torch.load_file(folder / "model.safetensors")
-        weights: dict[str, torch.Tensor] = torch.load(
-            folder / "pytorch_model.bin", map_location="cpu", weights_only=True
-        )
-        return weights
+        return read_tensors(folder)
 
 
 def _fold(folder: Path, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
