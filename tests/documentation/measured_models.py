@@ -189,7 +189,7 @@ _TAIL = """
   some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
   and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
-  and changes nothing, whatever side the tokenizer names. [Rerankers](compiling.md#decoders-that-rank) have one
+  and changes nothing, also where the tokenizer names the left. [Rerankers](compiling.md#decoders-that-rank) have one
   or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model
   takes more.
 - **BART, mBART and T5** classify and answer questions by an encoder and a decoder in one execution. The decoder reads

@@ -115,7 +115,7 @@ def _outcome(item_id: int) -> bytes:
 
 
 class _Served:
-    """Whoever gets the streams: keeps each until it is lost."""
+    """The receiver of the streams: keeps each until it is lost."""
 
     def __init__(self) -> None:
         self.streams: asyncio.Queue[StageStream] = asyncio.Queue()
@@ -385,7 +385,7 @@ async def test_an_address_that_a_name_gets_is_taken_up(served: _Served, names: _
 
 
 class _Kept:
-    """Whoever gets the streams: keeps each until it is retired and the test lets it go."""
+    """The receiver of the streams: keeps each until it is retired and the test lets it go."""
 
     def __init__(self) -> None:
         self.opened = 0
@@ -610,7 +610,7 @@ def _free_port() -> int:
 
 
 class _Unread:
-    """Whoever gets the streams: leaves each to the test."""
+    """The receiver of the streams: leaves each to the test."""
 
     def __init__(self) -> None:
         self._streams: asyncio.Queue[StageStream] = asyncio.Queue()

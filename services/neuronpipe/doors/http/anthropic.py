@@ -17,7 +17,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, Reasoning
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
@@ -180,8 +180,8 @@ def _tool_use(body: CountedMessages) -> ToolUse:
     tools = []
     for tool in body.tools or ():
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-        given = {name: value for name, value in function.items() if value is not None}
-        tools.append({"type": "function", "function": given})
+        present = {name: value for name, value in function.items() if value is not None}
+        tools.append({"type": "function", "function": present})
     choice, has_several = body.tool_choice, not body.tool_choice.disable_parallel_tool_use
     if choice.type == "tool":
         return ToolUse.of(tools, None, choice.name or "", "tool_choice.name", has_several)
@@ -280,7 +280,7 @@ class _MessageWriter:
 
     def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
         for part in self._reader.read(text, is_last=is_last):
-            if isinstance(part, Reasoning):
+            if isinstance(part, ReasoningText):
                 yield from self._said("thinking", part, {"thinking": "", "signature": ""})
             elif isinstance(part, str):
                 yield from self._said("text", part, {"text": ""})

@@ -11,7 +11,7 @@ from functools import partial
 
 from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.names import Metrics
-from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, Phase, RequestParser
+from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, RequestParser, RequestPhase
 from neuronpipe.doors.http.wire import STATUS_LINES, Application, Exchange, RequestHead
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
@@ -214,7 +214,7 @@ class HttpConnection(asyncio.Protocol):
         except BadRequest as bad:
             self._refuse_bad(bad)
             return False
-        is_in_head = parser.phase is Phase.HEAD
+        is_in_head = parser.phase is RequestPhase.HEAD
         if is_in_head and self._awaited is not _Awaited.HEAD and not self.is_closing:
             self._await_head()
         return is_in_head
@@ -316,7 +316,7 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        if self.is_closing or (self._parser.phase is Phase.DONE and not self._held):
+        if self.is_closing or (self._parser.phase is RequestPhase.DONE and not self._held):
             self._end_transport()
             return
         self._is_lingering = True

@@ -19,7 +19,7 @@ from neuronpipe.tasks.scores import ClassifierFacts
 _FLAGGED_FROM = 0.5
 
 
-class TextPart(Body):
+class ModeratedText(Body):
     type: Literal["text"]
     text: str
 
@@ -27,7 +27,9 @@ class TextPart(Body):
 class Moderation(ModelBody):
     """A text that is too long is an error without `truncate_prompt_tokens`."""
 
-    input: str | Many[str] | Many[TextPart] = Field(description="a text; several; or parts, which share one result")
+    input: str | Many[str] | Many[ModeratedText] = Field(
+        description="a text; several; or parts, which share one result"
+    )
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="vLLM's: tokens that are kept of a text; -1: as many as the model takes"
     )
@@ -55,7 +57,7 @@ async def _moderations(inference: Inference, request: HttpRequest) -> HttpRespon
     inputs = Inputs("input", texts, make, _FIELDS, is_list=isinstance(body.input, list))
     answers = await inference.each(request.call, model, inputs)
     scored = [[*answer.result.message.text_classification.labels] for answer in answers]
-    if isinstance(body.input, list) and isinstance(body.input[0], TextPart):
+    if isinstance(body.input, list) and isinstance(body.input[0], ModeratedText):
         scored = [[label for labels in scored for label in labels]]
     results = [_result(_category_scores(labels, spec)) for labels in scored]
     answer = {"id": f"modr-{request.call.request_id}", "model": model.name, "results": results}

@@ -20,7 +20,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, Reasoning
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
@@ -298,7 +298,7 @@ async def _chunks(
         return head | {"choices": choices, "usage": _usage([usage])}
 
     def written(part: str | dict[str, Any]) -> dict[str, Any]:
-        if isinstance(part, Reasoning):
+        if isinstance(part, ReasoningText):
             return {"delta": {"reasoning_content": part}}
         return form.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
 

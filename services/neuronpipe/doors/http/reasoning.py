@@ -9,7 +9,7 @@ from neuronpipe.doors.http.tool_calls import CallReader
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 
 
-class Reasoning(str):
+class ReasoningText(str):
     """A part of a text before the answer."""
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class AnswerReader:
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
         """Yields the known parts of the reasoning, the words and the calls; see CallReader.read."""
         for part in self._divided(text, is_last=is_last):
-            if isinstance(part, Reasoning):
+            if isinstance(part, ReasoningText):
                 yield part
             else:
                 yield from self._calls.read(part)
@@ -49,8 +49,8 @@ class AnswerReader:
     def whole(self, text: str) -> tuple[str, str, list[dict[str, Any]]]:
         """Returns the reasoning, the words and the calls of a whole text."""
         parts = [*self._divided(text, is_last=True)]
-        said, calls = self._calls.whole("".join(part for part in parts if not isinstance(part, Reasoning)))
-        return "".join(part for part in parts if isinstance(part, Reasoning)), said, calls
+        said, calls = self._calls.whole("".join(part for part in parts if not isinstance(part, ReasoningText)))
+        return "".join(part for part in parts if isinstance(part, ReasoningText)), said, calls
 
     def _divided(self, text: str, *, is_last: bool) -> Iterator[str]:
         """Yields the known parts of the reasoning, and of the text behind it."""
@@ -73,7 +73,7 @@ class AnswerReader:
             answer, self._rest = self._rest, ""
             yield answer
 
-    def _reasoning(self, *, is_last: bool) -> Iterator[Reasoning]:
+    def _reasoning(self, *, is_last: bool) -> Iterator[ReasoningText]:
         """Yields the reasoning in the rest, without white space at its end and what may become the mark."""
         said, closing, behind = self._rest.partition(self._closing)
         if self._skips_space:
@@ -86,6 +86,6 @@ class AnswerReader:
         self._rest = behind if closing or is_last else said[end:]
         if end:
             self._skips_space = False
-            yield Reasoning(said[:end])
+            yield ReasoningText(said[:end])
         if closing or is_last:
             self._is_open, self._skips_space = False, True

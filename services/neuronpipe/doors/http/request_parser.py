@@ -23,7 +23,7 @@ class BadRequest(Exception):
         self.message, self.status, self.limit = message, status, limit
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     """The part of a request that the caller sends next."""
 
     DONE = "nothing, until a new request begins"
@@ -56,7 +56,7 @@ class RequestParser:
     """
 
     def __init__(self, taker: RequestTaker, max_header_bytes: int) -> None:
-        self.phase, self.requests = Phase.DONE, 0
+        self.phase, self.requests = RequestPhase.DONE, 0
         self._taker: RequestTaker | None = taker
         self._max_header_bytes = max_header_bytes
         # Size of the head or the trailers without the piece in which they begin; size of the fields of both.
@@ -73,7 +73,7 @@ class RequestParser:
     def close(self) -> None:
         """Ignores later input. Until then, this parser and the parser of httptools refer to each other."""
         self._taker = self._parser = None
-        self.phase = Phase.IGNORED
+        self.phase = RequestPhase.IGNORED
 
     def feed(self, piece: bytes) -> None:
         """Parses a piece of the input. Raises BadRequest."""
@@ -88,7 +88,7 @@ class RequestParser:
             except httptools.HttpParserError as error:
                 raise _problem_of(parser, error) from None
             break
-        if self.phase is Phase.HEAD or self.phase is Phase.CHUNK:
+        if self.phase is RequestPhase.HEAD or self.phase is RequestPhase.CHUNK:
             self._head_bytes += len(piece)
             if self._head_bytes > self._max_header_bytes:
                 raise BadRequest(BAD_HEAD, limit="max_header_bytes")
@@ -112,7 +112,7 @@ class RequestParser:
         return bool(parser and parser.should_upgrade() and parser.get_method() != b"CONNECT")
 
     def on_message_begin(self) -> None:
-        self.phase = Phase.HEAD
+        self.phase = RequestPhase.HEAD
         self.requests += 1
         self._head_bytes, self._field_bytes = -self._piece_bytes, 0
         self._url, self._fields = b"", []
@@ -131,12 +131,12 @@ class RequestParser:
         self._field_bytes += len(name) + len(value)
         if self._field_bytes > self._max_header_bytes:
             raise BadRequest(BAD_HEAD, limit="max_header_bytes")
-        if self.phase is Phase.HEAD:
+        if self.phase is RequestPhase.HEAD:
             self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Passes on the head of a request."""
-        self.phase = Phase.BODY
+        self.phase = RequestPhase.BODY
         parser = self._parser
         if not (parser and self._taker) or self._asks_for_other_protocol:
             return
@@ -174,16 +174,16 @@ class RequestParser:
 
     def on_chunk_header(self) -> None:
         """Begins a chunk, or the trailers if no body follows."""
-        self.phase = Phase.CHUNK
+        self.phase = RequestPhase.CHUNK
         self._head_bytes = -self._piece_bytes
 
     def on_body(self, body: bytes) -> None:
         """Passes on a part of the body."""
-        self.phase = Phase.BODY
+        self.phase = RequestPhase.BODY
         if self._taker:
             self._taker.take_body(body)
 
     def on_message_complete(self) -> None:
         if self._taker and not self._asks_for_other_protocol:
             self._taker.end_body()
-            self.phase = Phase.DONE
+            self.phase = RequestPhase.DONE

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.doors.http.reasoning import AnswerReader, Reasoning
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText
 from neuronpipe.doors.http.tool_calls import ToolUse
 
 _MARKS = ("<think>", "</think>")
@@ -42,8 +42,8 @@ def test_reasoning_is_divided_from_the_answer_wherever_the_parts_are_cut(
     for at in range(0, len(text), size):
         parts += reader.read(text[at : at + size])
     parts += reader.read("", is_last=True)
-    assert "".join(part for part in parts if isinstance(part, Reasoning)) == reasoning
-    assert "".join(part for part in parts if not isinstance(part, Reasoning)) == answer
+    assert "".join(part for part in parts if isinstance(part, ReasoningText)) == reasoning
+    assert "".join(part for part in parts if not isinstance(part, ReasoningText)) == answer
     assert all(parts)
 
 
