@@ -28,7 +28,7 @@ from neuronpipe.tasks.text_generation import complete_options
 from tests.bench.load import send_all
 from tests.bench.peers.generating import BEAMS, Prompts, measure
 
-LLAMA, BART = "llama", "bart"
+LLAMA, BART, TINY = "llama", "bart", "tiny"
 # The same with a token that ends its texts, as forms of texts need it.
 ENDING = "llama-ending"
 VOCABULARY = 1200

@@ -38,15 +38,19 @@ def make_models(folder: Path) -> None:
         model = kind(config).eval()
         model.save_pretrained(source)
         expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
-        special = ["<start>", "<pad>", "<end>"]
-        names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
-        tokenizer = train_tokenizer(_manual(), VOCABULARY, special, model_max_length=tokens, **names)
-        tokenizer.save_pretrained(source)
+        train_manual_tokenizer(tokens).save_pretrained(source)
         request = CompileRequest(
             source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
         )
         compile_bundle(request, lambda line: print(line, file=sys.stderr))
     (folder / EXPECTED_FILE).write_text(json.dumps(expected))
+
+
+def train_manual_tokenizer(max_tokens: int) -> Any:
+    """Trains a tokenizer on Python's manual, for a model that takes `max_tokens`."""
+    special = ["<start>", "<pad>", "<end>"]
+    names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
+    return train_tokenizer(_manual(), VOCABULARY, special, model_max_length=max_tokens, **names)
 
 
 def _manual() -> list[str]:

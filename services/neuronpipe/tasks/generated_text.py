@@ -5,7 +5,7 @@ process can convert any part, and the text is the same for every division of the
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -23,6 +23,8 @@ class Detokenizer:
     - `byte_ids`: tokens of single bytes, as `ByteFallback` of the library `tokenizers` decodes them: a whole run of
       them is text, or each is U+FFFD if the run is not valid UTF-8. Skipped tokens do not end a run.
     - `own_bytes`: the bytes of a token whose text is always these bytes, or None.
+    - `plain_bytes`: the bytes that a token always adds behind another token, or None. Most tokens have such bytes, and
+      their text takes a tenth of the time of `text_of`.
     - `with_special`: converts special tokens as well.
     """
 
@@ -30,6 +32,7 @@ class Detokenizer:
     is_skipped: Callable[[int], bool] = field(default=lambda _: False)
     byte_ids: frozenset[int] = frozenset()
     own_bytes: Callable[[int], bytes | None] = field(default=lambda _: None)
+    plain_bytes: Callable[[int], bytes | None] = field(default=lambda _: None)
     with_special: "Detokenizer | None" = None
 
     def bytes_of(self, token_id: int, before: Sequence[int]) -> bytes:
@@ -66,8 +69,16 @@ def release(
     that follow. `is_last`: no token follows. If a stop string ends the text, its tokens end with that string; a run of
     byte tokens is not divided.
     """
+    texts = _plain_texts(detokenizer, window, token_ids)
+    if texts is not None and not stop_strings:  # the usual case
+        return Released("".join(texts), len(token_ids), is_stopped=False)
+    parts: Iterable[tuple[int, str, bool]]
+    if texts is None:
+        parts = _parts(detokenizer, window, token_ids, is_last=is_last)
+    else:
+        parts = ((count, new, True) for count, new in enumerate(texts, 1))
     text, ends = "", [(0, 0)]  # number of tokens, and of the characters up to their end
-    for count, new, is_whole in _parts(detokenizer, window, token_ids, is_last=is_last):
+    for count, new, is_whole in parts:
         so_far = text + new
         if new and (places := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
             return Released(so_far[: min(places)], count, is_stopped=True)
@@ -79,6 +90,22 @@ def release(
     safe = len(text) - _held(text, stop_strings)
     tokens, length = max((end for end in ends if end[1] <= safe), default=(0, 0))
     return Released(text[:length], tokens, is_stopped=False)
+
+
+def _plain_texts(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[str] | None:
+    """Returns the text of each token if all of them have bytes of their own that are whole characters."""
+    plain_bytes, texts = detokenizer.plain_bytes, list[str]()
+    # Decoders treat the first token of a text differently, so one with a text must come before.
+    if not any(map(plain_bytes, window)):
+        return None
+    for token_id in token_ids:
+        if (piece := plain_bytes(token_id)) is None:
+            return None
+        try:
+            texts.append(piece.decode())
+        except UnicodeDecodeError:
+            return None
+    return texts
 
 
 def _parts(

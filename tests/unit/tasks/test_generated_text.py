@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from neuronpipe.stages.postprocessor.stage import load_detokenizer
+from neuronpipe.stages.postprocessor.detokenizer import load_detokenizer
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 
 

@@ -19,7 +19,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle
 from neuronpipe.core.items import ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
-from neuronpipe.stages.postprocessor.stage import PostprocessorStage, load_detokenizer, running_postprocessor
+from neuronpipe.stages.postprocessor.detokenizer import load_detokenizer
+from neuronpipe.stages.postprocessor.stage import PostprocessorStage, running_postprocessor
 from neuronpipe.tasks import ANSWERED_TASKS
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 from tests.unit.bundles.written import manifest, write_bundle
