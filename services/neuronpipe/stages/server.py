@@ -42,6 +42,7 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
                 rpc,
                 getattr(stage, name),
                 telemetry,
+                at_once=getattr(stage, f"{name}_at_once", None),
                 models=stage.models,
                 max_message_bytes=settings.process.max_message_bytes,
                 leaves_unavailable=is_executor,

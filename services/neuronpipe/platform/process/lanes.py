@@ -40,15 +40,20 @@ class Lanes:
         """Takes small work of this size into this pass of the event loop; None where its budget has room. Otherwise
         returns the future that is done in the pass in which the work may run.
         """
-        loop = asyncio.get_running_loop()
-        if not self._inline_bytes:
-            loop.call_soon(self._begin_pass)
-        if not self._turns and self._inline_bytes + size_bytes <= _INLINE_BYTES:
-            self._inline_bytes += size_bytes
+        if self.has_room(size_bytes):
             return None
-        turn = loop.create_future()
+        turn = asyncio.get_running_loop().create_future()
         self._turns.append((turn, size_bytes))
         return turn
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Takes small work of this size into this pass of the event loop, if its budget has room."""
+        if self._turns or self._inline_bytes + size_bytes > _INLINE_BYTES:
+            return False
+        if not self._inline_bytes:
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+        self._inline_bytes += size_bytes
+        return True
 
     def _begin_pass(self) -> None:
         self._inline_bytes = 0
@@ -94,17 +99,27 @@ class Lane:
         there: otherwise the event loop would wait for the tokenizer's lock. Work whose caller leaves before the work
         began is not done. Raises Overloaded, any error of the work, and RuntimeError for a panic of a library in Rust.
         """
-        try:
-            if size_bytes <= _INLINE_BYTES and not self._turn:
-                if turn := self._lanes.take_turn(size_bytes):
-                    await turn
-                if not self._turn:
-                    return work(*args, **kwargs)
-            return await asyncio.wrap_future(self._queue(partial(work, *args, **kwargs)))
-        except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as panic:  # PyO3's PanicException is no Exception, so no door would answer the call
-            raise RuntimeError("a library panicked") from panic
+        if size_bytes <= _INLINE_BYTES and not self._turn:
+            if turn := self._lanes.take_turn(size_bytes):
+                await turn
+            if not self._turn:
+                return _call(work, *args, **kwargs)
+        return await asyncio.wrap_future(self._queue(partial(_call, work, *args, **kwargs)))
+
+    def run_at_once(
+        self,
+        size_bytes: int,
+        work: Callable[ParametersT, ResultT],
+        *args: ParametersT.args,
+        **kwargs: ParametersT.kwargs,
+    ) -> ResultT | None:
+        """Runs small work now, on the event loop, if `run` would not wait for anything. Otherwise returns None.
+
+        Raises the errors of the work, as `run` does.
+        """
+        if self._turn or not self._lanes.has_room(size_bytes):
+            return None
+        return _call(work, *args, **kwargs)
 
     async def close(self) -> None:
         """Cancels the waiting work, and returns when the running piece has ended."""
@@ -150,6 +165,16 @@ class Lane:
                 future.set_result(result)
         # The error's traceback refers to this frame, so error and frame would keep each other alive.
         error = None
+
+
+def _call(work: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs) -> ResultT:
+    """Calls the work. Raises RuntimeError for a panic of a library in Rust."""
+    try:
+        return work(*args, **kwargs)
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as panic:  # PyO3's PanicException is no Exception, so no door would answer the call
+        raise RuntimeError("a library panicked") from panic
 
 
 def is_on_event_loop() -> bool:

@@ -46,7 +46,7 @@ class DecodingModel:
 
 
 class PostprocessorStage:
-    """Decodes outputs. The instance's `postprocess` is the stage function."""
+    """Decodes outputs. `postprocess` is the stage function, and `postprocess_at_once` its form without a task."""
 
     def __init__(self, models: ServedModels[DecodingModel]) -> None:
         self.models = models
@@ -54,6 +54,11 @@ class PostprocessorStage:
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         with self.models.table.at(item.model) as model:
             return await model.lane.run(item.size_bytes, model.decode, item)
+
+    def postprocess_at_once(self, item: PostprocessItem) -> Packed[TaskResult] | None:
+        """Returns the result if the outputs are small and no others wait, otherwise None."""
+        with self.models.table.at(item.model) as model:
+            return model.lane.run_at_once(item.size_bytes, model.decode, item)
 
 
 @asynccontextmanager
