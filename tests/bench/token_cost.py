@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,8 +46,7 @@ async def _measure(folder: Path, callers: int, rounds: int) -> None:
         for name, serving in ((ALL, serving_all), (FOUR, serving_four)):
             system = stack.enter_context(serving(repository))
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(system.target))
-            stream = channel.unary_stream(_PATH)
-            systems[name] = system.pids, lambda number, stream=stream: _read(stream, number)  # type: ignore[misc]
+            systems[name] = system.pids, partial(_read, channel.unary_stream(_PATH))
         systems[_ENGINE] = (os.getpid(),), await stack.enter_async_context(_engine(repository))
         found: dict[str, list[float]] = {name: [] for name in systems}
         rates: dict[str, list[float]] = {name: [] for name in systems}

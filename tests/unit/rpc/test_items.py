@@ -20,6 +20,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
+from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
 from neuronpipe.core.streams import Preparation
@@ -211,6 +212,29 @@ async def test_an_outcome_is_sent_as_soon_as_it_is_ready(stage: _Stage, gateway:
     assert await gateway.receive() == [_outcome(2)]
     stage.finish(1)
     assert await gateway.receive() == [_outcome(1)]
+
+
+async def test_an_item_that_needs_no_waiting_has_no_task(stage: _Stage) -> None:
+    def at_once(item: TokenizeItem) -> EncodedInput | None:
+        if _number(item) == 3:
+            raise InvalidInput("text", "is wrong")
+        return EncodedInput(NO_TENSORS, tokens=_tokens(_number(item))) if _number(item) == 2 else None
+
+    telemetry = Recorded()
+    gateway = _Gateway(stage, telemetry=telemetry, at_once=at_once)
+    assert await gateway.receive() == []
+    gateway.send(1, 2, 3)
+    second, third = await gateway.receive()
+    assert second == _outcome(2)
+    assert isinstance(from_status(third.error), InvalidInput)
+    assert stage.began == [1]
+    stage.finish(1)
+    assert await gateway.receive() == [_outcome(1)]
+    method = TOKENIZE.path.removeprefix("/")
+    counts = {(method, "OK"): 2, (method, "INVALID_ARGUMENT"): 1}
+    assert telemetry.counts(Metrics.ITEM_DURATION) == counts
+    gateway.end()
+    await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
 async def test_outcomes_that_are_ready_together_share_a_message(stage: _Stage, gateway: _Gateway) -> None:

@@ -3,6 +3,7 @@
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -263,6 +264,34 @@ def test_a_stop_string_ends_the_same_text_however_the_tokens_are_divided(kind: s
         assert ("".join(parts), tokens) == ("".join(whole), whole_tokens), (ids, stops)
         text = case.text(ids)
         assert "".join(parts) == text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_fast"),
+    [
+        ("byte-level BPE", True),
+        ("BPE with byte fallback, of Llama", True),
+        ("BPE with byte fallback, of Gemma", True),
+        ("Unigram", False),
+        ("WordPiece", False),
+    ],
+)
+def test_plain_tokens_need_no_decoder(kind: str, is_fast: bool) -> None:
+    case = _Case(kind)
+    first = case.tokenizer.token_to_id("a") or 0
+    ids = [token_id for token_id in range(9) if case.detokenizer.plain_bytes(token_id)]
+    assert bool(ids) == is_fast
+    decoded: list[Sequence[int]] = []
+
+    def text_of(token_ids: Sequence[int]) -> str:
+        decoded.append(token_ids)
+        return case.detokenizer.text_of(token_ids)
+
+    watched = replace(case.detokenizer, text_of=text_of)
+    for stops in ([], ["never"]):
+        released = release(watched, [first], [first], stops, is_last=False)
+        assert (released.text, released.tokens) == (case.text([first, first])[1:], 1)
+    assert bool(decoded) != is_fast
 
 
 _LLAMA = "BPE with byte fallback, of Llama"

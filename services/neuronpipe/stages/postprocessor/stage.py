@@ -17,6 +17,7 @@ from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.decoding_checks import check_decodable
 from neuronpipe.tasks.generated_text import Detokenizer
 
+
 @dataclass(frozen=True, slots=True)
 class DecodingModel:
     """One model of the stage, and the lane in which its outputs are decoded.

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from neuronpipe.core.errors import Overloaded
+from neuronpipe.platform.process import lanes as lanes_module
 from neuronpipe.platform.process.lanes import Lane, Lanes, is_on_event_loop
 
 _SMALL_BYTES = 100
@@ -52,6 +53,29 @@ async def _blocked(lane: Lane, released: threading.Event) -> "asyncio.Task[bool]
 
 async def test_small_work_is_done_at_once(lane: Lane) -> None:
     assert await lane.run(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
+
+
+async def test_work_that_would_wait_is_not_done_at_once(lane: Lane, other: Lane) -> None:
+    assert lane.run_at_once(_SMALL_BYTES, threading.get_ident) == threading.get_ident()
+    assert lane.run_at_once(_LARGE_BYTES, threading.get_ident) is None
+    assert other.run_at_once(lanes_module._INLINE_BYTES - _SMALL_BYTES, int) == 0
+    assert lane.run_at_once(_SMALL_BYTES, int) is None  # this pass of the event loop has no room
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert lane.run_at_once(_SMALL_BYTES, int) == 0
+    released = threading.Event()
+    large = await _blocked(lane, released)
+    assert lane.run_at_once(_SMALL_BYTES, int) is None
+    released.set()
+    await large
+
+
+async def test_a_panic_of_work_that_is_done_at_once_is_an_exception_too(lane: Lane) -> None:
+    def panic() -> None:
+        raise _Panic
+
+    with pytest.raises(RuntimeError, match="a library panicked"):
+        lane.run_at_once(_SMALL_BYTES, panic)
 
 
 class _Panic(BaseException):
