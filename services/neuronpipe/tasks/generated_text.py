@@ -95,7 +95,7 @@ def release(
 def _plain_texts(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[str] | None:
     """Returns the text of each token if all of them have bytes of their own that are whole characters."""
     plain_bytes, texts = detokenizer.plain_bytes, list[str]()
-    # Decoders treat the first token of a text differently, so one with a text must come before.
+    # Decoders treat the first token of a text differently, so a token with a text must come before.
     if not any(map(plain_bytes, window)):
         return None
     for token_id in token_ids:
