@@ -19,9 +19,10 @@ from unittest import mock
 from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.stages.neuron_executor.backends import load_decoder
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
-from neuronpipe.stages.neuron_executor.runtimes import decoders
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from neuronpipe.stages.settings import EngineSettings
 from tests.bench.generation_alone import LLAMA, VOCABULARY, make_item
@@ -47,10 +48,8 @@ def main() -> None:
 def _steps(bundle: Bundle, texts: int) -> list[float]:
     artifact = bundle.artifact("openvino")
     with bundle.artifact_files(artifact) as files:
-        (file,) = (path for path in files if path.suffix == ".xml")
-        model = decoders.load(
-            "openvino", file, artifact.properties, threads=1, max_tokens=texts * 32 * _BLOCKS, max_bytes=1 << 30
-        )
+        request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
+        model = load_decoder("openvino", request, max_tokens=texts * 32 * _BLOCKS, max_bytes=1 << 30)
     took: dict[int, list[float]] = {tokens: [] for tokens in _TOKENS}
     for round in range(_ROUNDS + 1):
         for tokens, found in took.items():

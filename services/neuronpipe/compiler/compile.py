@@ -35,8 +35,9 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_
 from neuronpipe.compiler.unused_files import unused_files
 from neuronpipe.core.errors import SetupError, first_line
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.stages.neuron_executor.backends import WITH_PARTS
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
-from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES, PIPELINED
+from neuronpipe.stages.neuron_executor.runtimes.parts import BALANCES
 from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ def _compile_decoder(loaded: _Loaded) -> Compiled:
         _write_tokenizer(folder, module.tokenizer, "", spec)
         conversion = Conversion(module, loaded.source, {}, folder, request.dtype, loaded.buckets, request.neuronx)
         artifact, measured = decoders.compile_decoder(
-            request.backend, conversion, texts, request.min_agreement, loaded.step, loaded.report
+            request.backend, conversion, spec, texts, request.min_agreement, loaded.step, loaded.report
         )
         loaded.report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)
@@ -372,10 +373,10 @@ def _refusals_of_pipeline(request: CompileRequest) -> Iterator[str]:
         yield (f"--pipeline-cores {cores} --pipeline-balance {balance}: 1 core or more, and {' or '.join(BALANCES)}")
     if cores == 1:
         yield f"--pipeline-balance {balance}: is for --pipeline-cores of 2 or more"
-    if request.backend not in PIPELINED:
+    if request.backend not in WITH_PARTS:
         yield (
             f"--pipeline-cores: the back end {request.backend!r} computes a model on one core; "
-            f"{' and '.join(PIPELINED)} have models over several"
+            f"{' and '.join(WITH_PARTS)} have models over several"
         )
     if request.dtype.startswith("int8"):
         yield f"--pipeline-cores: not with --dtype {request.dtype}; float32 and bfloat16 can be cut"

@@ -28,8 +28,10 @@ from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.saved_files import cause_of
 from neuronpipe.compiler.torch import TORCH_DTYPES
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.model import ModelSpec
+from neuronpipe.stages.neuron_executor.backends import load_decoder
+from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL, DecoderModel
-from neuronpipe.stages.neuron_executor.runtimes.decoders import load
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
     GivenText,
     computed_logits,
@@ -60,6 +62,7 @@ _LEAST_AGREEMENT = 0.9
 def compile_decoder(
     backend: str,
     conversion: Conversion,
+    spec: ModelSpec,
     texts: Sequence[GivenText],
     min_agreement: float | None,
     step: Callable[[str], None],
@@ -88,7 +91,7 @@ def compile_decoder(
                 artifact = quantization.compress(artifact, folder)
             if problem is None:
                 step("compare with generate on samples")
-            measured = compare(module, texts, artifact, partial(_load, artifact, folder), min_agreement)
+            measured = compare(module, texts, artifact, partial(_load, artifact, spec, folder), min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
             reason = cause_of(error)
@@ -105,10 +108,10 @@ def compile_decoder(
     return artifact, measured
 
 
-def _load(artifact: Artifact, folder: Path, tokens: int) -> DecoderModel:
-    path = folder / artifact.files[0]
+def _load(artifact: Artifact, spec: ModelSpec, folder: Path, tokens: int) -> DecoderModel:
+    request = BackendRequest(spec, [folder / file for file in artifact.files], artifact.properties, cores=0, threads=0)
     try:
-        return load(artifact.backend, path, artifact.properties, threads=0, max_tokens=tokens, max_bytes=1 << 40)
+        return load_decoder(artifact.backend, request, max_tokens=tokens, max_bytes=1 << 40)
     except SetupError as error:  # with advice for a bundle, which does not exist yet
         reason = cause_of(error)
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error

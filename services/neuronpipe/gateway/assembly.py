@@ -26,29 +26,37 @@ class Gateway:
     catalog: Catalog
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineParts:
+    """The settings of a pipeline, and what it shares with the rest of its process.
+
+    - `tenants`: None where callers have no names.
+    - `later_bundles`: bundles that will be opened later.
+    - `held_items`: the held items of the stages.
+    """
+
+    settings: PipelineSettings
+    results: ResultCacheSettings
+    telemetry: Telemetry
+    tenants: Tenants | None = None
+    later_bundles: Sequence[Bundle] = ()
+    held_items: HeldItems | None = None
+    redis: RedisSettings = NO_REDIS
+
+
 @asynccontextmanager
 async def running_pipeline(
-    bundles: list[Bundle],
-    stages: Stages,
-    settings: PipelineSettings,
-    results: ResultCacheSettings,
-    telemetry: Telemetry,
-    tenants: Tenants | None = None,
-    later_bundles: Sequence[Bundle] = (),
-    held_items: HeldItems | None = None,
-    redis: RedisSettings = NO_REDIS,
+    bundles: list[Bundle], stages: Stages, parts: PipelineParts
 ) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
-    """Makes the table of these models, and the pipeline that runs requests for them. `tenants`: None where callers have
-    no names. `later_bundles`: bundles that will be opened later. `held_items`: the held items of the stages. Raises
-    SetupError.
-    """
-    keeps_results = kept_results([*bundles, *later_bundles], results)
+    """Makes the table of these models, and the pipeline that runs requests for them. Raises SetupError."""
+    settings, telemetry, every_bundle = parts.settings, parts.telemetry, [*bundles, *parts.later_bundles]
+    keeps_results = kept_results(every_bundle, parts.results)
     async with AsyncExitStack() as stack:
         cache = None
-        if any(map(keeps_results, (*bundles, *later_bundles))):
-            cache = await stack.enter_async_context(running_result_cache(results, telemetry, redis))
+        if any(map(keeps_results, every_bundle)):
+            cache = await stack.enter_async_context(running_result_cache(parts.results, telemetry, parts.redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
-        pipeline = Pipeline(models, stages, settings, telemetry, cache, tenants, held_items)
+        pipeline = Pipeline(models, stages, settings, telemetry, cache, parts.tenants, parts.held_items)
         await stack.enter_async_context(pipeline.copies.running())
         yield models, pipeline

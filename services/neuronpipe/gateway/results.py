@@ -20,6 +20,7 @@ from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache
 from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.platform.cache.settings import NO_REDIS, RedisSettings
+from neuronpipe.tasks import ANSWERED_TASKS
 
 _KEY_BYTES = 16
 _EVERY_MODEL = "*"
@@ -75,8 +76,8 @@ class ResultCache:
             return _KnownResult(result.data, _counts(usage))
 
         is_refresh = request.cache_control == CacheControl.CACHE_CONTROL_REFRESH
-        is_chat = request.input.task == "text_generation" and bool(request.input.body.messages)
-        key = _key(call.caller.cache_scope, running.model.digest, request.input.data, is_chat=is_chat)
+        reads_date = ANSWERED_TASKS[request.input.task or ""].reads_date(request.input.body)
+        key = _key(call.caller.cache_scope, running.model.digest, request.input.data, reads_date=reads_date)
         size_bytes = request.input.size_bytes
         entry, outcome = await self._cache.get(key, size_bytes, keep, refresh=is_refresh, is_bulk=call.is_bulk)
         if computed:
@@ -89,10 +90,10 @@ class ResultCache:
         return Packed(TaskResult, data=entry.result), usage
 
 
-def _key(scope: str, digest: str, input: bytes, *, is_chat: bool) -> bytes:
+def _key(scope: str, digest: str, input: bytes, *, reads_date: bool) -> bytes:
     # Another release may compute another result. Equal inputs that were serialized differently have different keys,
-    # which costs a miss. Templates of chats may write the date.
-    head = f"{__version__} {digest} {date.today().isoformat() if is_chat else ''}".encode()
+    # which costs a miss.
+    head = f"{__version__} {digest} {date.today().isoformat() if reads_date else ''}".encode()
     if scope:  # with its length, because a name may contain any character
         head = f"{len(scope)} {scope} ".encode() + head
     return blake2b(head + input, digest_size=_KEY_BYTES).digest()

@@ -22,7 +22,7 @@ from neuronpipe.core.settings import Settings
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.measure.figures import distribution
 from neuronpipe.measure.machine import resident_mb
-from neuronpipe.stages.neuron_executor.backends import ONE_IN_FLIGHT, load_backend, load_decoder
+from neuronpipe.stages.neuron_executor.backends import find_backend, load_backend, load_decoder
 from neuronpipe.stages.neuron_executor.backends.base import Backend, BackendError, BackendRequest, compute
 from neuronpipe.stages.neuron_executor.neuron_monitor import NeuronMonitor, running_monitor
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
@@ -192,7 +192,7 @@ def _backend_request(bundle: Bundle, request: MeasureRequest) -> Iterator[Backen
             cores=request.cores,
             threads=0,
             pipeline_cores=artifact.pipeline_cores,
-            in_flight=1 if request.backend in ONE_IN_FLIGHT else max(_IN_FLIGHT),
+            in_flight=1 if find_backend(request.backend).is_one_in_flight else max(_IN_FLIGHT),
             buckets=artifact.buckets,
             versions=artifact.versions,
         )

@@ -11,7 +11,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols, running_scaler
 from neuronpipe.doors.registry import REGISTRY_SERVICE, registry_handlers
 from neuronpipe.gateway.access import Access, access_by
-from neuronpipe.gateway.assembly import Gateway, running_pipeline
+from neuronpipe.gateway.assembly import Gateway, PipelineParts, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.routing import VersionRouter
@@ -69,16 +69,16 @@ async def running_gateway(
         enter = stack.enter_async_context
         stages = await enter(running_stages([], settings, telemetry, report, stage_tls, bundles, held_items))
         await enter(access.kept_up_to_date())
-        parts = (
-            gateway_settings.pipeline,
-            gateway_settings.results,
-            telemetry,
-            tenants,
-            bundles,
-            held_items,
-            settings.redis,
+        parts = PipelineParts(
+            settings=gateway_settings.pipeline,
+            results=gateway_settings.results,
+            telemetry=telemetry,
+            tenants=tenants,
+            later_bundles=bundles,
+            held_items=held_items,
+            redis=settings.redis,
         )
-        models, pipeline = await enter(running_pipeline([], stages.functions, *parts))
+        models, pipeline = await enter(running_pipeline([], stages.functions, parts))
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
         gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
         jobs = await enter(

@@ -180,6 +180,26 @@ class Encoded(NamedTuple):
     truncated_tokens: int = 0
 
 
+def _never(input: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class ResultColumns:
+    """The columns of a task's results in a table. Without further declarations they are the fields of the result.
+
+    - `vectors`: the column of the result's vectors, for a result with vectors as bytes.
+    - `elements`: the list of the result whose only element fills the columns if `has_one`.
+    - `has_one(input)`: whether the result has one vector, or one element.
+    - `renamed`: fields of the element whose columns have another name.
+    """
+
+    vectors: str = ""
+    elements: str = ""
+    has_one: Callable[[Any], bool] = _never
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A task. `name`: the name of its field in TaskInput and TaskResult.
@@ -202,6 +222,9 @@ class Task:
       `may_lack_annotations`, encode leaves them out if decode needs none. With `may_lack_outputs`, encode may make
       annotations and no sequence, and decode then gets no outputs.
     - `has_graph`: models are compiled for the task. Without a graph, encode makes the result.
+    - `reads_date(input)`: whether the encoding may depend on the day.
+    - `columns`: see ResultColumns.
+    - `fields_without_tensor`: fields of the input that protocols of tensors leave out.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -220,6 +243,9 @@ class Task:
     may_lack_annotations: bool = False
     may_lack_outputs: bool = False
     has_graph: bool = True
+    reads_date: Callable[[Any], bool] = _never
+    columns: ResultColumns = ResultColumns()
+    fields_without_tensor: tuple[str, ...] = ()
 
     @property
     def generates(self) -> bool:

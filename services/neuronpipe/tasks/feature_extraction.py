@@ -22,6 +22,7 @@ from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
     LocatedText,
+    ResultColumns,
     Task,
     TextTokenizer,
     check_text,
@@ -190,4 +191,8 @@ TASK = Task(
     FeatureFacts,
     _ANNOTATIONS,
     may_lack_annotations=True,
+    columns=ResultColumns(
+        vectors="features", has_one=lambda task_input: task_input.pooling > FeaturePooling.FEATURE_POOLING_NONE
+    ),
+    fields_without_tensor=("type",),
 )

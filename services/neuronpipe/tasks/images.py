@@ -17,7 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
+from neuronpipe.tasks.base import Encoded, ImageReader, ResultColumns, Task, check_image, encode_image, traits_of
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
@@ -64,6 +64,7 @@ CLASSIFICATION = Task(
     ("top_k", "function"),
     ClassifierFacts,
     reads="images",
+    columns=ResultColumns(elements="labels", has_one=lambda task_input: task_input.top_k == 1),
 )
 EMBEDDING = Task(
     "image_embedding",
@@ -74,4 +75,5 @@ EMBEDDING = Task(
     VECTOR_OPTIONS,
     EmbeddingFacts,
     reads="images",
+    fields_without_tensor=("precision",),
 )

@@ -9,7 +9,16 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
+from neuronpipe.tasks.base import (
+    Encoded,
+    ResultColumns,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    encode_text,
+    traits_of,
+)
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
 OUTPUT, ROLE = "token_embeddings", "token_role"
@@ -103,4 +112,14 @@ def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> fl
 
 
 traits = traits_of("text", "is_query", "truncation")
-TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)
+TASK = Task(
+    "multi_vector_embedding",
+    check,
+    traits,
+    encode,
+    decode,
+    ("type",),
+    MultiVectorFacts,
+    columns=ResultColumns(vectors="vectors"),
+    fields_without_tensor=("type",),
+)

@@ -17,7 +17,17 @@ from neuronpipe.api.v1.tasks_pb2 import Answer, QuestionAnsweringInput, Question
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, Window, check_text, check_windows, sequence, traits_of
+from neuronpipe.tasks.base import (
+    Encoded,
+    ResultColumns,
+    Task,
+    TextTokenizer,
+    Window,
+    check_text,
+    check_windows,
+    sequence,
+    traits_of,
+)
 from neuronpipe.tasks.scores import softmax
 
 # The pipeline's defaults. Source: transformers 4.57.6, pipelines/question_answering.py.
@@ -142,4 +152,16 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
 traits = traits_of("question", "context", "window_stride_tokens")
 # Answers are parts of the context, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
-TASK = Task("question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, _ANNOTATIONS)
+TASK = Task(
+    "question_answering",
+    check,
+    traits,
+    encode,
+    decode,
+    None,
+    QuestionAnsweringFacts,
+    _ANNOTATIONS,
+    columns=ResultColumns(
+        elements="answers", has_one=lambda task_input: task_input.top_k <= 1, renamed={"text": "answer"}
+    ),
+)

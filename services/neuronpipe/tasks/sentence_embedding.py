@@ -60,4 +60,13 @@ def decode(
 
 
 traits = traits_of("text", "prompt_name", "truncation", "token_ids")
-TASK = Task("sentence_embedding", check, traits, encode, decode, VECTOR_OPTIONS, EmbeddingFacts)
+TASK = Task(
+    "sentence_embedding",
+    check,
+    traits,
+    encode,
+    decode,
+    VECTOR_OPTIONS,
+    EmbeddingFacts,
+    fields_without_tensor=("precision", "token_ids"),
+)

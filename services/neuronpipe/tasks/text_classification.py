@@ -6,7 +6,16 @@ Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_
 from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
+from neuronpipe.tasks.base import (
+    Encoded,
+    ResultColumns,
+    Task,
+    TextTokenizer,
+    check_text,
+    check_truncation,
+    encode_text,
+    traits_of,
+)
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 
@@ -31,4 +40,13 @@ def decode(
 
 
 traits = traits_of("text", "text_pair", "truncation")
-TASK = Task("text_classification", check, traits, encode, decode, ("top_k", "function"), ClassifierFacts)
+TASK = Task(
+    "text_classification",
+    check,
+    traits,
+    encode,
+    decode,
+    ("top_k", "function"),
+    ClassifierFacts,
+    columns=ResultColumns(elements="labels", has_one=lambda task_input: task_input.top_k <= 1),
+)

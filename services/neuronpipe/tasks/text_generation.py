@@ -511,5 +511,15 @@ def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
 
 ANNOTATIONS = {"window": "any"}
 TASK = Task(
-    "text_generation", check, traits, encode, decode, ("options",), GenerationFacts, ANNOTATIONS, complete=complete
+    "text_generation",
+    check,
+    traits,
+    encode,
+    decode,
+    ("options",),
+    GenerationFacts,
+    ANNOTATIONS,
+    complete=complete,
+    reads_date=lambda task_input: bool(task_input.messages),  # templates of chats may write the date
+    fields_without_tensor=(*_MESSAGE_FIELDS, "prompt_token_ids"),
 )

@@ -40,7 +40,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.doors.native import NativeDoor
-from neuronpipe.gateway.assembly import running_pipeline
+from neuronpipe.gateway.assembly import PipelineParts, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.generation import GenerationRequest
 from neuronpipe.gateway.inference import InferenceRequest
@@ -108,10 +108,8 @@ async def _running(
     repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any
 ) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
-    async with running_pipeline(read_repository(repository), stages, limited, results, telemetry or Telemetry()) as (
-        models,
-        running,
-    ):
+    parts = PipelineParts(settings=limited, results=results, telemetry=telemetry or Telemetry())
+    async with running_pipeline(read_repository(repository), stages, parts) as (models, running):
         yield Door(NativeDoor(running, Catalog(models), limited))
 
 
@@ -142,9 +140,8 @@ async def test_the_first_request_is_a_miss_where_redis_is_not_asked_or_does_not_
 ) -> None:
     results = ResultCacheSettings(result_cache_models="set", result_cache_redis=policy)
     redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
-    async with running_pipeline(
-        read_repository(repository), stages.functions, limits, results, Telemetry(), redis=redis
-    ) as (models, running):
+    parts = PipelineParts(settings=limits, results=results, telemetry=Telemetry(), redis=redis)
+    async with running_pipeline(read_repository(repository), stages.functions, parts) as (models, running):
         door = Door(NativeDoor(running, Catalog(models), limits))
         outcomes = [(await _infer(door, _request())).usage.result_cache for _ in range(2)]
     assert outcomes == [_MISS, _HIT]

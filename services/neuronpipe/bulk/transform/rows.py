@@ -75,8 +75,6 @@ class OpenAiRows:
         return body
 
 
-# Task → a list in its result. A list of one element is written as columns, unless the caller asked for several.
-_SINGLE = {"text_classification": "labels", "image_classification": "labels", "question_answering": "answers"}
 _KINDS = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_DOUBLE: "float64",
@@ -203,28 +201,25 @@ def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mappin
     """Returns a function that reads the columns of a result, and their kinds. Raises SetupError for a task without
     columns.
     """
+    columns = ANSWERED_TASKS[task].columns
     if ANSWERED_TASKS[task].generates:
         raise SetupError(f"--task {task.replace('_', '-')}: generated texts are not transformed; submit them as a job")
-    if task == "multi_vector_embedding":
-        return lambda result: {"vectors": list(to_array(result.multi_vector_embedding))}, {"vectors": [["float32"]]}
-    if task in ("sentence_embedding", "image_embedding"):
-        return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
-    if task == "feature_extraction":
-        kind: ColumnKind = ["float32"] if part.pooling > 1 else [["float32"]]
-
-        def features(result: TaskResult) -> Mapping[str, Any]:
-            array = to_array(result.feature_extraction)
-            return {"features": array if array.ndim == 1 else list(array)}
-
-        return features, {"features": kind}
     message: Any = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
-    single = _SINGLE.get(task)
-    if single and part.top_k <= 1 and (part.top_k or task != "image_classification"):
-        names = {"text": "answer"} if task == "question_answering" else {}
-        kinds = _struct(message.fields_by_name[single].message_type)
+    if message.fields[0].name == "embedding":
+        return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
+    if columns.vectors:
+
+        def vectors(result: TaskResult) -> Mapping[str, Any]:
+            array = to_array(getattr(result, task))
+            return {columns.vectors: array if array.ndim == 1 else list(array)}
+
+        return vectors, {columns.vectors: ["float32"] if columns.has_one(part) else [["float32"]]}
+    if columns.elements and columns.has_one(part):
+        names = columns.renamed
+        kinds = _struct(message.fields_by_name[columns.elements].message_type)
 
         def first(result: TaskResult) -> Mapping[str, Any]:
-            elements = getattr(getattr(result, task), single)
+            elements = getattr(getattr(result, task), columns.elements)
             return {names.get(name, name): value for name, value in _plain(elements[0]).items()} if elements else {}
 
         return first, {names.get(name, name): kind for name, kind in kinds.items()}

@@ -75,8 +75,8 @@ MODEL_CHAT, MODEL_COMPLETIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """The way in which chats or completions write their answers.
+class _AnswerWriter:
+    """Writes the answers of chats or of completions.
 
     - `whole`: writes a text in a choice.
     - `part`: writes a part of a text in a choice of a chunk.
@@ -110,7 +110,7 @@ class _Offsets:
 
 
 def _text_of_token(token: TokenLogprob | tasks.TopLogprob) -> str:
-    """Returns a token in OpenAI's form: its text, or its bytes if they are no text."""
+    """Returns a token as OpenAI writes it: its text, or its bytes if they are no text."""
     is_text = token.text.encode() == token.utf8
     return token.text if is_text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.utf8)
 
@@ -139,7 +139,7 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) ->
     }
 
 
-_CHAT = _Form(
+_CHAT = _AnswerWriter(
     "chatcmpl",
     "chat.completion",
     "chat.completion.chunk",
@@ -154,7 +154,7 @@ def _text(text: str) -> dict[str, Any]:
     return {"text": text}
 
 
-_COMPLETION = _Form("cmpl", "text_completion", "text_completion", _text, _text, _completion_logprobs)
+_COMPLETION = _AnswerWriter("cmpl", "text_completion", "text_completion", _text, _text, _completion_logprobs)
 
 
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -218,11 +218,17 @@ ANSWERS: Answers[Inference] = [
 
 
 async def _answer_texts(
-    inference: Inference, request: HttpRequest, form: _Form, inputs: Inputs, tools: ToolUse, *, has_form: bool = False
+    inference: Inference,
+    request: HttpRequest,
+    writer: _AnswerWriter,
+    inputs: Inputs,
+    tools: ToolUse,
+    *,
+    has_form: bool = False,
 ) -> HttpResponse:
     body: bodies.CompletionOptions = request.body
     model = inference.choose(request.model(request.names.get("name") or body.model), "text_generation")
-    head = {"id": f"{form.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
+    head = {"id": f"{writer.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
     echoes = isinstance(body, bodies.CompletionRequest) and body.echo
     begins = [value if echoes and isinstance(value, str) else "" for value in inputs.values]
 
@@ -235,7 +241,7 @@ async def _answer_texts(
 
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
-        chunks = _chunks(events, form, head, body, begins, new_reader)
+        chunks = _chunks(events, writer, head, body, begins, new_reader)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
     texts = [
@@ -243,18 +249,23 @@ async def _answer_texts(
         for begin, result in zip(begins, results, strict=True)
         for text in result.result.message.text_generation.sequences
     ]
-    choices = [_whole_choice(index, *text, form, body, new_reader()) for index, text in enumerate(texts)]
+    choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
-    return HttpResponse(write_body(head | {"object": form.whole_object, "choices": choices, "usage": usage}))
+    return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
 
 
 def _whole_choice(
-    index: int, begin: str, text: GeneratedText, form: _Form, body: bodies.CompletionOptions, reader: AnswerReader
+    index: int,
+    begin: str,
+    text: GeneratedText,
+    writer: _AnswerWriter,
+    body: bodies.CompletionOptions,
+    reader: AnswerReader,
 ) -> dict[str, Any]:
     """Returns the choice of a text that has ended, behind the text `begin`."""
     reasoning, said, calls = reader.whole(text.text)
     said = (begin or b"".join(token.utf8 for token in text.prompt_logprobs).decode(errors="replace")) + said
-    choice = form.whole(said)
+    choice = writer.whole(said)
     if calls or reasoning:
         choice["message"]["content"] = said or None
     if reasoning:
@@ -262,7 +273,7 @@ def _whole_choice(
     if calls:
         choice["message"]["tool_calls"] = calls
     tokens = [*text.prompt_logprobs, *text.logprobs]
-    logprobs = form.logprobs(tokens, _Offsets()) if tokens else None
+    logprobs = writer.logprobs(tokens, _Offsets()) if tokens else None
     if logprobs and text.prompt_logprobs:  # the first token follows no other token
         logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
     if body.return_token_ids:
@@ -272,7 +283,7 @@ def _whole_choice(
 
 async def _chunks(
     events: AsyncGenerator[tuple[int, TextEvent], None],
-    form: _Form,
+    writer: _AnswerWriter,
     head: dict[str, Any],
     body: bodies.CompletionOptions,
     begins: Sequence[str],
@@ -283,7 +294,7 @@ async def _chunks(
     As in vLLM, the first text of the input number i is the choice of index i * n.
     """
     options, texts = body.stream_options or bodies.StreamOptions(), body.n or 1
-    head |= {"object": form.part_object} | ({"usage": None} if options.include_usage else {})
+    head |= {"object": writer.part_object} | ({"usage": None} if options.include_usage else {})
     readers = defaultdict[int, AnswerReader](new_reader)
     offsets = defaultdict[int, _Offsets](_Offsets)
     # Tokens of each input's prompt, and of each choice's text up to now.
@@ -300,12 +311,12 @@ async def _chunks(
     def written(part: str | dict[str, Any]) -> dict[str, Any]:
         if isinstance(part, ReasoningText):
             return {"delta": {"reasoning_content": part}}
-        return form.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
+        return writer.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
 
     async with aclosing(events):
         for index in range(texts * len(begins)):
             begin = begins[index // texts]
-            if first := form.begin or (form.part(begin) if begin else None):
+            if first := writer.begin or (writer.part(begin) if begin else None):
                 yield chunk(index, first)
         async for number, event in events:
             if isinstance(event, GenerateStart):
@@ -313,7 +324,7 @@ async def _chunks(
             elif isinstance(event, GeneratedPart):
                 index = number * texts + event.sequence
                 text_tokens[index] += len(event.token_ids)
-                logprobs = form.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
+                logprobs = writer.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
                 ids = {"token_ids": event.token_ids} if body.return_token_ids else {}
                 for part in [*readers[index].read(event.text)] or ([""] if logprobs or ids else []):
                     yield chunk(index, written(part) | ids, None, logprobs)
@@ -323,7 +334,7 @@ async def _chunks(
                 for index, text in enumerate(event.result.message.text_generation.sequences, number * texts):
                     for part in readers[index].read("", is_last=True):
                         yield chunk(index, written(part))
-                    yield chunk(index, form.part(""), _reason(text, readers[index]))
+                    yield chunk(index, writer.part(""), _reason(text, readers[index]))
         if options.include_usage:
             yield head | {"choices": [], "usage": _usage(usages)}
 

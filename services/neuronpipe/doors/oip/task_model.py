@@ -37,12 +37,8 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 # Texts that are the same for all rows.
 _PARAMETERS = frozenset(name for name, field in FIELDS.items() if field.kind == "text" and field.is_option)
-# Fields that are no parameters: outputs have one datatype, MODEL/raw takes token ids, and the others are messages.
-_LEFT_OUT = frozenset({"type", "precision", "token_ids", "options", "messages", "chunks"})
-# Fields of chats and of prompts as token ids, which are not supported.
-_UNKNOWN = frozenset(
-    {"tools", "template_arguments", "continue_final_message", "prompt_token_ids", "prompt_logprobs", "utf8"}
-)
+# Fields of options and results that are not supported.
+_UNKNOWN = frozenset({"prompt_logprobs", "utf8"})
 # Outputs of log probabilities → the way to each. Their messages share names of fields with other messages.
 _LOGPROBS = "logprobs"
 _OF_LOGPROBS = {"logprobs": ("logprob",), "top_token_ids": ("top", "token_id"), "top_logprobs": ("top", "logprob")}
@@ -78,11 +74,10 @@ class TaskModel:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        fields = _fields(TaskInput.DESCRIPTOR.fields_by_name[task])
+        input, left_out = TaskInput.DESCRIPTOR.fields_by_name[task], TASKS[task].fields_without_tensor
+        fields = [field for field in _fields(input) if field.name not in left_out]
         self._texts = [field for field in fields if field.type in _TEXTS and field.name not in _PARAMETERS]
-        self._options = {
-            field.name: field for field in fields if field not in self._texts and field.name not in _LEFT_OUT
-        }
+        self._options = {field.name: field for field in fields if field not in self._texts and not field.message_type}
         options = next((_fields(field) for field in fields if field.name == "options"), [])
         self._nested = {field.name: field for field in options if not field.is_repeated}
         self.parameters = {name: _described(field) for name, field in (self._options | self._nested).items()}

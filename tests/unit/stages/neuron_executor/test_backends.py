@@ -33,7 +33,7 @@ def test_an_unknown_back_end_is_told_which_there_are() -> None:
 def test_a_back_end_whose_library_is_missing_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, name: str, library: str
 ) -> None:
-    for module in (BACKENDS[name].partition(":")[0], f"neuronpipe.stages.neuron_executor.runtimes.{library}"):
+    for module in (BACKENDS[name].path.partition(":")[0], f"neuronpipe.stages.neuron_executor.runtimes.{library}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     advice = f"install it with: pip install 'neuronpipe[executor-{name}]'"

@@ -16,7 +16,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.backends import BACKENDS
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.base import Finish, Prepare, ResultT
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
@@ -203,7 +203,7 @@ class _HangingWarm(FakeBackend):
 async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_HangingWarm")
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_HangingWarm"))
     write_bundle(tmp_path, model=model_spec(name="m"), artifacts=(Artifact(backend="fake", dtype="float32"),))
     callers: list[asyncio.Task[object]] = []
 

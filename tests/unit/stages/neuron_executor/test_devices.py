@@ -12,7 +12,7 @@ from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.backends import BACKENDS
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.settings import EngineSettings
@@ -49,7 +49,7 @@ class _OneDevice(FakeBackend):
 def device(monkeypatch: pytest.MonkeyPatch) -> type[_OneDevice]:
     for name in "running", "overlaps", "closed":
         monkeypatch.setattr(_OneDevice, name, [], raising=False)
-    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_OneDevice")
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_OneDevice"))
     return _OneDevice
 
 

@@ -19,7 +19,7 @@ from neuronpipe.core.names import Instrument, Metrics
 from neuronpipe.core.streams import Preparation
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor import devices
-from neuronpipe.stages.neuron_executor.backends import BACKENDS
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.base import BackendError, BackendRequest
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.devices import running_devices
@@ -103,7 +103,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> type[_MenuBackend]:
         "changed": asyncio.Event(),
     }.items():
         monkeypatch.setattr(_MenuBackend, name, value, raising=False)
-    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_MenuBackend")
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_MenuBackend"))
     monkeypatch.setattr(devices, "_IDLE_S", 0.002)
     monkeypatch.setattr(devices, "_FIRST_TOKENS", 0)
     return _MenuBackend

@@ -22,7 +22,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.backends import BACKENDS
+from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
@@ -185,7 +185,7 @@ class _PartlyDead(FakeBackend):
 
 def _some_dead(monkeypatch: pytest.MonkeyPatch, *dead: int) -> None:
     monkeypatch.setattr(_PartlyDead, "dead", frozenset(dead))
-    monkeypatch.setitem(BACKENDS, "fake", f"{__name__}:_PartlyDead")
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_PartlyDead"))
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,8 @@ class NeuronxBackend:
 _STATE_AXES = 4
 
 
-def load_slots(request: BackendRequest) -> SlotModel:
-    """Loads the model onto the next core in turn that computes. Raises SetupError."""
+def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> SlotModel:
+    """Loads a model that generates onto the next core in turn that computes; see `load_decoder` of the package."""
     name = request.spec.name
     check_versions(name, request.versions)
     files = {path.name: path for path in request.files}

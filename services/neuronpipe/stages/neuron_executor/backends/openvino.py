@@ -18,9 +18,11 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Prepare,
     ResultT,
     check_shapes,
+    decoder_file,
 )
 from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
+from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, read
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
@@ -167,6 +169,23 @@ class OpenVinoBackend:
         asked = request.properties.get(_PRECISION, "f32")
         if asked == "bf16" and not has_bfloat16():
             log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)
+
+
+def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> DecoderModel:
+    """Loads a model that generates; see `load_decoder` of the package."""
+    from neuronpipe.stages.neuron_executor.runtimes.decoders import GatheredModel
+    from neuronpipe.stages.neuron_executor.runtimes.paged import OpenVinoGraph, PagedModel
+
+    file = decoder_file(request, "openvino")
+    properties = {**request.properties, "INFERENCE_NUM_THREADS": str(request.threads)}
+
+    def load_graph() -> DecoderModel:
+        if file.stem == GATHERED:
+            return GatheredModel(OpenVinoGraph(file, properties, max_tokens, max_bytes))
+        return PagedModel(file, properties, max_tokens, max_bytes)
+
+    with compute_pool(1, "load") as pool:  # the runtime's own threads inherit its priority
+        return pool.submit(load_graph).result()
 
 
 def _resources(request: BackendRequest) -> tuple[int, int]:

@@ -20,9 +20,11 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Prepare,
     ResultT,
     check_shapes,
+    decoder_file,
 )
+from neuronpipe.stages.neuron_executor.runtimes.decoders import GatheredModel
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
-from neuronpipe.stages.neuron_executor.runtimes.torch import is_lost, load_program
+from neuronpipe.stages.neuron_executor.runtimes.torch import TorchGraph, is_lost, load_program
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
 # Larger batches are not faster on CPUs (docs/benchmarks/README.md).
@@ -78,6 +80,11 @@ class TorchBackend:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._cores.clear()
+
+
+def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> GatheredModel:
+    """Loads a model that generates; see `load_decoder` of the package."""
+    return GatheredModel(TorchGraph(decoder_file(request, "torch"), request.threads, max_tokens, max_bytes))
 
 
 def _cores(kind: str, request: BackendRequest) -> int:

@@ -1,26 +1,16 @@
-"""Loads generating decoders by the names of the back ends. Imports each runtime only if it is needed.
+"""A decoder over a cache in blocks whose graph gathers the keys and values of each row itself.
 
-GatheredModel is a decoder over a cache in blocks whose graph gathers the keys and values of each row itself. It serves
-models with position biases, which paged attention does not support, and runtimes without paged attention. It writes
-the new keys and values of a step to the blocks.
+GatheredModel serves models with position biases, which paged attention does not support, and runtimes without paged
+attention. It writes the new keys and values of a step to the blocks.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.stages.neuron_executor.runtimes.decoder import (
-    BLOCK_TOKENS,
-    GATHERED,
-    PART_TOKENS,
-    DecoderModel,
-    DecoderRun,
-    TokenScores,
-)
-from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool
+from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, PART_TOKENS, DecoderRun, TokenScores
 
 
 class GatheringGraph(Protocol):
@@ -124,28 +114,3 @@ def _table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """The blocks of each row, filled up with the row's first block."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], np.int64)
-
-
-def load(
-    name: str, model_file: Path, properties: Mapping[str, str], *, threads: int, max_tokens: int, max_bytes: int
-) -> DecoderModel:
-    """Loads the graph of a step, and the graph of the encoder beside it if the model has an encoder.
-
-    Allocates blocks for `max_tokens` tokens, or as many as fit into `max_bytes`. Raises SetupError for a graph that
-    cannot be loaded, and if fewer than two blocks fit; ModuleNotFoundError without the runtime.
-    """
-    if name == "torch":
-        from neuronpipe.stages.neuron_executor.runtimes.torch import TorchGraph
-
-        return GatheredModel(TorchGraph(model_file, threads, max_tokens, max_bytes))
-    from neuronpipe.stages.neuron_executor.runtimes.paged import OpenVinoGraph, PagedModel
-
-    properties = {**properties, "INFERENCE_NUM_THREADS": str(threads)}
-
-    def load_graph() -> DecoderModel:
-        if model_file.stem == GATHERED:
-            return GatheredModel(OpenVinoGraph(model_file, properties, max_tokens, max_bytes))
-        return PagedModel(model_file, properties, max_tokens, max_bytes)
-
-    with compute_pool(1, "load") as pool:  # the runtime's own threads inherit its priority
-        return pool.submit(load_graph).result()

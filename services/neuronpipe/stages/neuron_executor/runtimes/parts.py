@@ -6,9 +6,8 @@ from neuronpipe.core.errors import SetupError
 
 # The input of every part except the first, and the only output of every part except the last: the last layer's output.
 HIDDEN = "hidden"
-# The quantities that can be balanced among parts, and the back ends that compute parts.
+# The quantities that can be balanced among parts.
 BALANCES = ("time", "memory")
-PIPELINED = ("openvino", "neuronx")
 
 
 def check_parts(name: str, parts: int, cores: int, *, leaves_none: bool) -> None:

@@ -48,7 +48,7 @@ class TorchGraph:
     """See GatheringGraph. The cache is a tensor on the device."""
 
     def __init__(self, model_file: Path, threads: int, max_tokens: int, max_bytes: int) -> None:
-        """See load. `threads`: CPU threads, which all models of the process share; 0: unchanged."""
+        """See load_decoder. `threads`: CPU threads, which all models of the process share; 0: unchanged."""
         self._device = device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cpu" and threads:
             torch.set_num_threads(threads)
