@@ -48,7 +48,7 @@ async def _ask(server: Attacked, *requests: bytes) -> None:
     """Sends requests side by side. They may be refused."""
     async with grpc.aio.insecure_channel(server.target, _OPTIONS) as channel:
         infer: Any = channel.unary_unary(f"{_API}/Infer")
-        calls = [infer(one, metadata=server.metadata, timeout=_LIMIT_S) for one in requests]
+        calls = [infer(request, metadata=server.metadata, timeout=_LIMIT_S) for request in requests]
         for call in calls:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await call

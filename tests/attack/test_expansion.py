@@ -38,7 +38,7 @@ _CONSTANT_BYTES = 48 << 20
 _TRIM = ctypes.CDLL(None).malloc_trim
 
 _METHODS: dict[str, MethodDescriptor] = {
-    one.method.input_type.full_name: one.method for one in targets() if one.service == "gateway"
+    target.method.input_type.full_name: target.method for target in targets() if target.service == "gateway"
 } | {
     method.input_type.full_name: method
     for file in (jobs_pb2, registry_pb2)

@@ -20,4 +20,4 @@ def series_of(page: ServiceProcess | str, context: ssl.SSLContext | None = None)
 def metric(page: ServiceProcess | str, name: str, *labels: str) -> float:
     """The sum of a metric's series that have these values of labels; 0 where there is none."""
     found = [(series.partition("{"), value) for series, value in series_of(page).items()]
-    return sum(value for (of, _, has), value in found if of == name and all(f'"{one}"' in has for one in labels))
+    return sum(value for (of, _, has), value in found if of == name and all(f'"{label}"' in has for label in labels))

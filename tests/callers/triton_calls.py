@@ -83,7 +83,9 @@ def main(grpc_address: str, http_address: str) -> None:
             outcomes = await asyncio.gather(
                 *(client.infer(**arguments(module, case)) for case in cases), return_exceptions=True
             )
-        return [told(one) if isinstance(one, InferenceServerException) else read(one) for one in outcomes]
+        return [
+            told(outcome) if isinstance(outcome, InferenceServerException) else read(outcome) for outcome in outcomes
+        ]
 
     def by_callback(client: Any) -> list[Answer]:
         answers: list[Answer] = []

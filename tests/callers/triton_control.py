@@ -33,7 +33,7 @@ def main(grpc_address: str, http_address: str, model: str, key: str = "") -> Non
             rows = rows.get("models", []) if isinstance(rows, dict) else rows
             if rows and not isinstance(rows[0], dict):  # an error
                 return []
-            return [[one["name"], one["version"], one["state"], one.get("reason", "")] for one in rows]
+            return [[row["name"], row["version"], row["state"], row.get("reason", "")] for row in rows]
 
         def infer() -> Any:
             text = module.InferInput("text", [1, 1], "BYTES")

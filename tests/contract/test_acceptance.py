@@ -153,7 +153,7 @@ def test_a_model_that_generates_is_measured_alone_and_with_as_many_texts_as_fit(
     assert run.returncode == 0, run.stderr
     (model,), text = json.loads((out / "report.json").read_text())["models"], (out / "report.md").read_text()
     assert model["errors"] == {}
-    assert [(one["shape"], one["in_flight"]) for one in model["figures"]] == [(bucket, 1), (bucket, most)]
+    assert [(figure["shape"], figure["in_flight"]) for figure in model["figures"]] == [(bucket, 1), (bucket, most)]
     for figures in model["figures"]:
         assert 0 < figures["p50_ms"] <= figures["p99_ms"]
         # A step is a token of each text.
@@ -171,7 +171,7 @@ def test_a_text_longer_than_the_model_is_in_the_report(tmp_path: Path) -> None:
     assert _run(source, "--out", out, *options, task="text-generation").returncode == 0
     (model,) = json.loads((out / "report.json").read_text())["models"]
     assert "100000 tokens, the model takes " in model["errors"]["1x100000"]
-    assert [one["shape"] for one in model["figures"]] == ["1x16"]
+    assert [figure["shape"] for figure in model["figures"]] == ["1x16"]
 
 
 def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(

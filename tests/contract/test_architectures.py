@@ -112,7 +112,7 @@ class _Loaded:
         return {"input_ids": generator.integers(5, self.spec.vocabulary_size, tokens).astype(np.int32)}
 
     async def run(self, *sequences: Arrays, room: int = 0, core: int = 0) -> list[Array]:
-        lengths = [self.spec.tokens_of(one) for one in sequences]
+        lengths = [self.spec.tokens_of(sequence) for sequence in sequences]
         inputs = input_kind(self.spec).pad(sequences, self.backend.shapes.round_tokens(max(*lengths, room)))
         outputs = await compute(self.backend, core, inputs)
         return [cut(outputs, row, tokens, self.spec.outputs)["logits"] for row, tokens in enumerate(lengths)]
@@ -167,7 +167,7 @@ def _assert_equal(one: Array, other: Array) -> None:
 
 async def test_a_row_is_the_same_alone_padded_and_in_any_place_of_a_batch(loaded: _Loaded) -> None:
     sequences = [loaded.sequence(tokens) for tokens in (3, 16, 7, 40)]
-    alone = [(await loaded.run(one))[0] for one in sequences]
+    alone = [(await loaded.run(sequence))[0] for sequence in sequences]
     for outputs, expected in zip(await loaded.run(*sequences), alone, strict=True):
         _assert_equal(outputs, expected)
     for outputs, expected in zip(await loaded.run(*reversed(sequences)), reversed(alone), strict=True):
@@ -199,7 +199,7 @@ async def test_an_error_leaves_the_back_end_as_it_was(loaded: _Loaded) -> None:
 
 async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded) -> None:
     sequences = [loaded.sequence(12, core) for core in range(loaded.backend.cores)]
-    alone = [(await loaded.run(one))[0] for one in sequences]
+    alone = [(await loaded.run(sequence))[0] for sequence in sequences]
     at_once = await asyncio.gather(*(loaded.run(one, core=core) for core, one in enumerate(sequences)))
     for (outputs,), expected in zip(at_once, alone, strict=True):
         _assert_equal(outputs, expected)

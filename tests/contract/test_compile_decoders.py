@@ -148,9 +148,9 @@ def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
     bundle = _compile(source, tmp_path / "repository", dtype="int8-weights", min_agreement=1e-9)
     words = bundle.spec.vocabulary_size
     nodes = [one for graph in loaded for one in graph.get_runtime_model().get_ops()]
-    constants = [one.output(0) for one in nodes if one.get_rt_info()["layerType"].astype(str) == "Const"]
-    tables = [one for one in constants if len(one.get_shape()) == 2 and one.get_shape()[0] == words]
-    assert {one.get_element_type().get_type_name() for one in tables if one.get_shape()[1] > 1} == {"u8"}
+    constants = [node.output(0) for node in nodes if node.get_rt_info()["layerType"].astype(str) == "Const"]
+    tables = [constant for constant in constants if len(constant.get_shape()) == 2 and constant.get_shape()[0] == words]
+    assert {table.get_element_type().get_type_name() for table in tables if table.get_shape()[1] > 1} == {"u8"}
 
 
 def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(

@@ -115,7 +115,7 @@ async def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> 
     for input, result in zip(inputs, await infer_all(bundle.folder, inputs), strict=True):
         given = {"text": input.text_classification.text, "text_pair": input.text_classification.text_pair or None}
         (expected,) = pipeline([given], function_to_apply="none", top_k=None, truncation=True)
-        ours = {one.label: one.score for one in result.text_classification.labels}
+        ours = {label.label: label.score for label in result.text_classification.labels}
         assert ours == pytest.approx({one["label"]: one["score"] for one in expected}, abs=2e-4)
 
 

@@ -27,8 +27,8 @@ async def test_vectors_are_quantized_by_the_ranges_of_the_users_texts(tmp_path: 
         for text in texts
     ]
     results = [one.sentence_embedding for one in await infer_all(bundle.folder, inputs)]
-    floats = np.array([one.embedding for one in results[: len(texts)]], np.float32)
-    ours = np.stack([np.frombuffer(one.packed, np.int8) for one in results[len(texts) :]])
+    floats = np.array([result.embedding for result in results[: len(texts)]], np.float32)
+    ours = np.stack([np.frombuffer(result.packed, np.int8) for result in results[len(texts) :]])
     # Every second text is compared, and gives the ranges.
     np.testing.assert_allclose(facts.lowest, floats[1::2].min(axis=0), rtol=0, atol=1e-5)
     np.testing.assert_allclose(facts.highest, floats[1::2].max(axis=0), rtol=0, atol=1e-5)

@@ -76,7 +76,7 @@ async def test_logits_equal_those_of_transformers(name: str, backend: str, tmp_p
         encoded = tokenizer(text, pair or None, truncation="longest_first", return_tensors="pt")
         with torch.inference_mode():
             logits = model(**encoded).logits[0].numpy()
-        ours = {one.label: one.score for one in result.text_classification.labels}
+        ours = {label.label: label.score for label in result.text_classification.labels}
         expected = dict(zip(bundle.spec.labels, logits.tolist(), strict=True))
         assert ours == pytest.approx(expected, rel=0, abs=_TOLERANCE), (text, pair)
 

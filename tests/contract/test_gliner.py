@@ -120,9 +120,11 @@ async def test_entities_equal_those_of_the_package(
     inputs, count = _inputs(), 0
     for input, entities in zip(inputs, await _answers(bundle, inputs), strict=True):
         expected = _expected(model, input)
-        ours = [(one.start, one.end, one.text, one.label) for one in entities]
+        ours = [(entity.start, entity.end, entity.text, entity.label) for entity in entities]
         assert ours == [(one["start"], one["end"], one["text"], one["label"]) for one in expected]
-        assert [one.score for one in entities] == pytest.approx([one["score"] for one in expected], abs=_TOLERANCE)
+        assert [entity.score for entity in entities] == pytest.approx(
+            [one["score"] for one in expected], abs=_TOLERANCE
+        )
         count += len(expected)
     assert count > 200, "the model finds too little to compare"
 
@@ -161,7 +163,7 @@ async def test_a_text_that_is_too_long_is_an_error_or_loses_words(tmp_path: Path
     answers = await _answers(bundle, asked)
     for input, entities in zip(asked[:2], answers[:2], strict=True):
         expected = [(one["start"], one["end"], one["label"]) for one in _expected(model, input)]
-        assert [(one.start, one.end, one.label) for one in entities] == expected
+        assert [(entity.start, entity.end, entity.label) for entity in entities] == expected
     assert [(one.start - 4, one.label) for one in answers[2]] == [(one.start, one.label) for one in answers[3]]
 
 

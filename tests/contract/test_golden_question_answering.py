@@ -46,7 +46,8 @@ def test_answers_equal_those_of_transformers(context: str, results: list[Questio
     for case, result in zip(_GOLDEN["cases"], results, strict=True):
         if case["context"] == context:
             ours = [
-                {"text": one.text, "start": one.start, "end": one.end, "score": one.score} for one in result.answers
+                {"text": answer.text, "start": answer.start, "end": answer.end, "score": answer.score}
+                for answer in result.answers
             ]
             assert ours == _expected(case), (case["question"], case["options"])
             compared += 1

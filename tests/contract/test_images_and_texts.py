@@ -65,7 +65,7 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
         backend = load_backend(artifact.backend, request)
 
     async def run(sequences: Sequence[Arrays]) -> Array:
-        padded = backend.shapes.round_tokens(max(kind.tokens_of(one) for one in sequences))
+        padded = backend.shapes.round_tokens(max(kind.tokens_of(sequence) for sequence in sequences))
         return (await compute(backend, 0, kind.pad(sequences, padded)))["embedding"]
 
     try:

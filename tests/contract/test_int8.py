@@ -158,7 +158,7 @@ def test_no_table_is_dequantized_as_a_whole_and_the_outputs_are_the_same(
 def _tables(model: openvino.Model) -> set[tuple[int, ...]]:
     """The shapes of the tables that are dequantized before rows are looked up."""
     gathers = [one.input_value(0) for one in model.get_ops() if one.get_type_name() == "Gather"]
-    shapes = {tuple(one.get_shape()) for one in gathers if one.get_node().get_type_name() == "Multiply"}
+    shapes = {tuple(gather.get_shape()) for gather in gathers if gather.get_node().get_type_name() == "Multiply"}
     return {shape for shape in shapes if shape[0] > 1}
 
 
@@ -172,8 +172,10 @@ def _computed(
     compiled = engine().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     outputs = compiled(inputs)
     nodes = compiled.get_runtime_model().get_ops()
-    constants = [one.output(0) for one in nodes if one.get_rt_info()["layerType"].astype(str) == "Const"]
-    held = {one.get_element_type().get_type_name() for one in constants if tuple(one.get_shape()) in tables}
+    constants = [node.output(0) for node in nodes if node.get_rt_info()["layerType"].astype(str) == "Const"]
+    held = {
+        constant.get_element_type().get_type_name() for constant in constants if tuple(constant.get_shape()) in tables
+    }
     return {port.any_name: outputs[port].copy() for port in compiled.outputs}, held
 
 
@@ -270,7 +272,7 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 
     sequences = [sequence(tokens) for tokens in (5, 17, 3, 40, 8)]
     together = await run(*sequences)
-    alone = [(await run(one))[0] for one in sequences]
+    alone = [(await run(sequence))[0] for sequence in sequences]
     backend.close()
 
     accuracy = bundle.artifact("openvino").accuracy

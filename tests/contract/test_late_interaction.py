@@ -153,9 +153,9 @@ async def test_vectors_and_scores_equal_those_of_sentence_transformers(name: str
     scores = reference.similarity(queries, documents).numpy()
     asked = [TaskInput(rerank=RerankInput(query=query, texts=_DOCUMENTS, truncation=_RIGHT)) for query in _QUERIES]
     for result, row in zip(await infer_all(bundle.folder, asked), scores, strict=True):
-        found = {one.index: one.score for one in result.rerank.texts}
+        found = {text.index: text.score for text in result.rerank.texts}
         np.testing.assert_allclose([found[index] for index in range(len(_DOCUMENTS))], row, rtol=0, atol=1e-3)
-        assert [one.score for one in result.rerank.texts] == sorted(found.values(), reverse=True)
+        assert [text.score for text in result.rerank.texts] == sorted(found.values(), reverse=True)
 
 
 async def test_marks_that_a_text_spells_are_text_and_limits_are_those_of_each_kind(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ async def test_vectors_of_a_graph_equal_those_of_sentence_transformers(architect
     assert "model.onnx, as it is; compared with ONNX Runtime" in printed
     assert bundle.manifest.artifacts[0].accuracy.largest_difference < _TOLERANCE
     inputs = [SentenceEmbeddingInput(text=text, prompt_name="query", skip_normalize=True) for text in _TEXTS]
-    results = await infer_all(bundle.folder, [TaskInput(sentence_embedding=one) for one in inputs])
-    ours = np.array([one.sentence_embedding.embedding for one in results], np.float32)
+    results = await infer_all(bundle.folder, [TaskInput(sentence_embedding=input) for input in inputs])
+    ours = np.array([result.sentence_embedding.embedding for result in results], np.float32)
     np.testing.assert_allclose(ours, model.encode(_TEXTS, prompt_name="query"), rtol=0, atol=_TOLERANCE)
 
 
@@ -95,7 +95,7 @@ async def test_labels_of_a_graph_equal_those_of_onnx_runtime(tmp_path: Path) -> 
     assert "zero_shot_classification" in bundle.spec.tasks
     inputs = [TaskInput(text_classification=TextClassificationInput(text=text, top_k=3)) for text in _TEXTS]
     for result, expected in zip(await infer_all(bundle.folder, inputs), reference, strict=True):
-        found = {one.label: one.score for one in result.text_classification.labels}
+        found = {label.label: label.score for label in result.text_classification.labels}
         for one in expected:
             assert found[one["label"]] == pytest.approx(one["score"], abs=_TOLERANCE)
 

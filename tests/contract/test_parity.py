@@ -183,7 +183,7 @@ async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_pa
     input = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=input)])
     ranked = CrossEncoder(str(tmp_path / "model"), device="cpu").rank(query, texts)
-    found = {one.index: one.score for one in result.rerank.texts}
+    found = {text.index: text.score for text in result.rerank.texts}
     for one in ranked:
         assert found[one["corpus_id"]] == pytest.approx(float(one["score"]), abs=_TOLERANCE)
 
@@ -203,7 +203,7 @@ async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sent
     query, texts = "who sells BOATS", ["The harbour sells boats. " * 4, "ok"]
     ranking = RerankInput(query=query, texts=texts, truncation=Truncation.TRUNCATION_RIGHT)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
-    ours = {one.index: one.score for one in result.rerank.texts}
+    ours = {text.index: text.score for text in result.rerank.texts}
     ranked = CrossEncoder(str(source), device="cpu").rank(query, texts)
     assert ours == pytest.approx({one["corpus_id"]: float(one["score"]) for one in ranked}, abs=_TOLERANCE)
 

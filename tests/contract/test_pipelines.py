@@ -62,7 +62,7 @@ def test_by_memory_a_large_vocabulary_counts(cut: Callable[..., PipelinedModel])
     sizes = []
     for number in range(3):
         with pipeline.part(number) as (part, example):
-            sizes.append(sum(one.numel() for one in part.module.parameters()))
+            sizes.append(sum(parameter.numel() for parameter in part.module.parameters()))
             assert tuple(example) == part.inputs
     first, *others = sizes
     # Embeddings are in the first part only, and the head in the last.

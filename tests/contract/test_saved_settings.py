@@ -96,7 +96,7 @@ def test_options_of_image_processors_have_a_rule() -> None:
 
 def test_fields_of_lora_adapters_have_a_rule() -> None:
     peft = pytest.importorskip("peft", reason="peft is not part of the Neuron SDK's environment")
-    assert not _unruled((one.name for one in dataclasses.fields(peft.LoraConfig)), saved_settings.ADAPTER)
+    assert not _unruled((field.name for field in dataclasses.fields(peft.LoraConfig)), saved_settings.ADAPTER)
 
 
 @pytest.mark.skipif(_IS_4, reason="sentence-transformers is not part of the Neuron SDK's environment")

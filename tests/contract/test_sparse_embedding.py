@@ -51,11 +51,11 @@ async def _assert_same(folder: Path, expected: torch.Tensor, least_tokens: int =
         weights = result.sparse_embedding.weights
         assert len(weights) >= least_tokens
         ours = np.zeros_like(vector)
-        ours[[one.token_id for one in weights]] = [one.weight for one in weights]
+        ours[[weight.token_id for weight in weights]] = [weight.weight for weight in weights]
         np.testing.assert_allclose(ours, vector, rtol=0, atol=_TOLERANCE)
-        assert [one.weight for one in weights] == sorted((one.weight for one in weights), reverse=True)
-        assert all(one.weight > 0 for one in weights)
-        assert [one.token for one in weights] == [names.decode([one.token_id]) for one in weights]
+        assert [weight.weight for weight in weights] == sorted((weight.weight for weight in weights), reverse=True)
+        assert all(weight.weight > 0 for weight in weights)
+        assert [weight.token for weight in weights] == [names.decode([weight.token_id]) for weight in weights]
 
 
 @pytest.mark.parametrize(

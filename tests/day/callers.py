@@ -287,8 +287,10 @@ class Callers:
                 except NeuronpipeError as error:
                     self.jobs.wrong.append(f"a job: {type(error).__name__}: {error}")
                     continue
-                if not outcomes or any(one.HasField("error") for one in outcomes):
-                    self.jobs.wrong.append(f"a job: inputs failed: {[one.error.message for one in outcomes][:1]}")
+                if not outcomes or any(outcome.HasField("error") for outcome in outcomes):
+                    self.jobs.wrong.append(
+                        f"a job: inputs failed: {[outcome.error.message for outcome in outcomes][:1]}"
+                    )
 
         async with AsyncClient(self._system.grpc, api_key=self._system.keys["search"]) as client:
             await asyncio.gather(*(wait(client) for _ in range(16)))

@@ -129,8 +129,10 @@ class Workload:
     @property
     def volumes(self) -> dict[str, Mapping[str, Any]]:
         """Its volumes, and claims of its own, by name."""
-        claimed = {one["metadata"]["name"]: one for one in self.manifest["spec"].get("volumeClaimTemplates", [])}
-        return {one["name"]: one for one in self.pod.get("volumes", [])} | claimed
+        claimed = {
+            template["metadata"]["name"]: template for template in self.manifest["spec"].get("volumeClaimTemplates", [])
+        }
+        return {volume["name"]: volume for volume in self.pod.get("volumes", [])} | claimed
 
 
 class Objects:
@@ -141,13 +143,13 @@ class Objects:
 
     def of_kind(self, kind: str) -> dict[str, Manifest]:
         """The objects of a kind, by name."""
-        return {one["metadata"]["name"]: one for one in self.manifests if one["kind"] == kind}
+        return {manifest["metadata"]["name"]: manifest for manifest in self.manifests if manifest["kind"] == kind}
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
         """All that makes pods, by name."""
         configuration = {name: one["data"] for name, one in self.of_kind("ConfigMap").items()}
-        found = (Workload(one, configuration) for one in self.manifests if one["kind"] in _WORKLOADS)
+        found = (Workload(manifest, configuration) for manifest in self.manifests if manifest["kind"] in _WORKLOADS)
         return {one.name: one for one in found}
 
     @property
@@ -159,7 +161,11 @@ class Objects:
     def selected(self, service: str) -> list[Workload]:
         """The workloads whose pods a Service of that name has."""
         found = self.of_kind("Service").get(service)
-        return [one for one in self.workloads.values() if found and selects(found["spec"]["selector"], one.labels)]
+        return [
+            workload
+            for workload in self.workloads.values()
+            if found and selects(found["spec"]["selector"], workload.labels)
+        ]
 
 
 def selects(match_labels: Mapping[str, str], labels: Mapping[str, str]) -> bool:

@@ -222,7 +222,8 @@ class Stack:
 
     def signal(self, number: signal.Signals, *containers: Container) -> None:
         """Sends a signal to the first process of each container, without the engine's knowledge."""
-        program = f"import os; [os.kill(pid, {number.value}) for pid in {[one.state['Pid'] for one in containers]}]"
+        pids = [container.state["Pid"] for container in containers]
+        program = f"import os; [os.kill(pid, {number.value}) for pid in {pids}]"
         options = ["--rm", "--pid=host", "--user=0", "--entrypoint=python3"]
         self.docker("run", *options, self.image("postprocessor"), "-c", program)
 

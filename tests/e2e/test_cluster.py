@@ -58,7 +58,9 @@ def _replace_all(stack: Stack) -> None:
         for one in old:
             _end(stack, one)
     for service, containers in before.items():
-        assert not {one.id for one in containers} & {one.id for one in stack.containers(service)}
+        assert not {container.id for container in containers} & {
+            container.id for container in stack.containers(service)
+        }
 
 
 def _nothing_lost(going: Load) -> None:
@@ -126,7 +128,7 @@ async def test_nobody_notices_that_a_stage_is_scaled_to_four_and_back(stack: Sta
     async with load(stack.target) as going:
         await asyncio.to_thread(_scale, stack, **{service: 4})
         containers = stack.containers(service)
-        before = [await asyncio.to_thread(_items, stack, one) for one in containers]
+        before = [await asyncio.to_thread(_items, stack, container) for container in containers]
         await asyncio.to_thread(
             wait_until,
             "all get work",
@@ -204,7 +206,7 @@ async def test_a_container_that_starts_slowly_gets_no_request_before_it_is_ready
         await asyncio.to_thread(
             stack.compose, "up", "-d", "--no-deps", "--scale", "neuron-executor=2", "neuron-executor"
         )
-        [slow] = [one for one in stack.containers("neuron-executor") if one.id != first.id]
+        [slow] = [container for container in stack.containers("neuron-executor") if container.id != first.id]
         await asyncio.to_thread(stack.signal, signal.SIGSTOP, slow)
         await asyncio.sleep(2 * _RESOLVE_EVERY_S)
         await going.answers(100)
@@ -231,4 +233,4 @@ async def test_a_node_that_is_lost_costs_what_was_in_flight_there_at_most(stack:
         await going.answers(200)
     assert going.wrong == []
     assert {type(failure.error) for failure in going.failures} <= {Unavailable, Overloaded, DeadlineExceeded}
-    assert [one for one in going.failures if one.ended_s < lost_s or one.began_s > noticed_s] == []
+    assert [failure for failure in going.failures if failure.ended_s < lost_s or failure.began_s > noticed_s] == []

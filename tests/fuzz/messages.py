@@ -91,7 +91,9 @@ class Maker:
         """A message with fields of any value."""
         message: Message = GetMessageClass(descriptor)()
         # By number: a descriptor's object in Python lives no longer than what refers to it.
-        chosen = {self._chance.choice(one.fields).number for one in descriptor.oneofs if self._chance.random() < 0.9}
+        chosen = {
+            self._chance.choice(oneof.fields).number for oneof in descriptor.oneofs if self._chance.random() < 0.9
+        }
         for field in descriptor.fields:
             if field.number in chosen if field.containing_oneof else self._chance.random() < 0.6:
                 self._fill(message, field, depth)
@@ -149,7 +151,7 @@ class Maker:
         if field.type == _Kind.TYPE_BOOL:
             return self._chance.random() < 0.5
         if field.type == _Kind.TYPE_ENUM:
-            known = [one.number for one in field.enum_type.values]
+            known = [value.number for value in field.enum_type.values]
             return self._chance.choice([*known, *known, max(known) + 1, -1])
         if field.type in _RANGES:
             return make_integer(self._chance, *_RANGES[field.type])

@@ -81,12 +81,12 @@ class Fuzzer:
                 if door == _HTTP:
                     await self.call_http()
                 else:
-                    await self.call(self._chance.choice([one for one in self._targets if one.door == door]))
+                    await self.call(self._chance.choice([target for target in self._targets if target.door == door]))
 
     def doors_without_an_answer(self) -> list[str]:
         """The doors that have answered no message as a right one, in the order of their names."""
         answered = {door for door, status in self.outcomes if status in ("OK", "200")}
-        doors = {one.door for one in self._targets if "Trace" not in one.path} | {_HTTP}
+        doors = {target.door for target in self._targets if "Trace" not in target.path} | {_HTTP}
         return sorted(doors - answered)
 
     async def close(self) -> None:

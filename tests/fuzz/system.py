@@ -131,7 +131,10 @@ class FuzzedSystem:
     def faults(self) -> list[dict[str, object]]:
         """What the logs have of errors: each is a bug, as all messages were callers'."""
         return [
-            line for one in self.processes.values() for line in one.events() if line["level"] in ("error", "critical")
+            line
+            for process in self.processes.values()
+            for line in process.events()
+            if line["level"] in ("error", "critical")
         ]
 
     def work(self) -> dict[str, float]:
@@ -147,7 +150,7 @@ class FuzzedSystem:
         """Fails where a process has ended, or a log has an error, or work is left."""
         faults = self.faults()
         assert not faults, faults[:3]
-        assert all(psutil.pid_exists(one.pid) for one in self.processes.values())
+        assert all(psutil.pid_exists(process.pid) for process in self.processes.values())
         until(lambda: not self.work())
 
 
@@ -210,7 +213,7 @@ async def _add_tensor_requests(channel: grpc.aio.Channel, seeds: dict[str, list[
     listed = open_inference_pb2.RepositoryIndexResponse.FromString(
         await _call(channel, f"{service}/RepositoryIndex", open_inference_pb2.RepositoryIndexRequest())
     )
-    for name in {one.name for one in listed.models}:
+    for name in {model.name for model in listed.models}:
         metadata = open_inference_pb2.ModelMetadataResponse.FromString(
             await _call(channel, f"{service}/ModelMetadata", open_inference_pb2.ModelMetadataRequest(name=name))
         )

@@ -200,7 +200,7 @@ def test_a_model_of_another_tenant_does_not_exist(guarded: Guarded) -> None:
 
 def test_the_open_inference_protocol_tells_a_tenant_of_its_own_models_only(guarded: Guarded) -> None:
     stats = f"{guarded.server.url}/v2/models/stats"
-    names = [one["name"] for one in json.loads(_get(stats, guarded.files.labels)[1])["model_stats"]]
+    names = [stat["name"] for stat in json.loads(_get(stats, guarded.files.labels)[1])["model_stats"]]
     assert names == ["classifier"]
     others, missing = (
         _get(f"{guarded.server.url}/v2/models/{name}", guarded.files.labels) for name in ("minilm", "nosuch")

@@ -53,7 +53,7 @@ def test_a_run_measures_its_cells_and_says_why_one_has_no_figures(finished: Path
         assert one.preprocess_ms + one.predict_ms + one.postprocess_ms == pytest.approx(one.mean_ms, rel=1e-3)
         assert min(one.preprocess_ms, one.predict_ms, one.postprocess_ms) > 0
         assert len(one.latency_ms) >= 3
-    (refused,) = (one for one in results.cells if one.reason)
+    (refused,) = (cell for cell in results.cells if cell.reason)
     assert refused.cell.length == 9000
     assert "9000" in refused.reason
     (cold,) = results.cold_starts
@@ -122,4 +122,4 @@ def test_two_runs_are_compared_and_what_is_worse_ends_with_1(finished: Path, tmp
 def test_a_variant_that_cannot_be_loaded_says_why_in_each_cell(bundle: Path, tmp_path: Path) -> None:
     found = run(*_command(bundle, tmp_path, "--lengths", "8", "--cores", "200"))
     assert found.returncode == 1
-    assert all("cores: 200" in one.reason for one in read_results(tmp_path).cells)
+    assert all("cores: 200" in cell.reason for cell in read_results(tmp_path).cells)

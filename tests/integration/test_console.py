@@ -222,7 +222,7 @@ async def test_a_chat_is_shown_as_it_comes_with_the_times_of_its_tokens(
             whole = (await client.generate_text("writer", messages=messages, max_new_tokens=150)).text
         assert await console.answer.locator(".written").text_content() == whole
         assert len(parts) > 1
-        assert all(whole.startswith(one) for one in parts)
+        assert all(whole.startswith(part) for part in parts)
         facts = dict(re.findall(r"(First token|Longest gap|Tokens|Steps)\n(.+)", await console.answer.inner_text()))
         assert facts["First token"] == f"{int(response['timings']['first_token_ns']) / 1e6:.1f} ms"
         assert facts["Tokens"] == f"{response['usage']['tokens']} + 150"
@@ -254,7 +254,9 @@ async def test_people_who_see_little_or_nothing_can_use_the_form_of_a_chat(
         await console.send()
         await console.page.locator("details").evaluate_all("all => all.forEach((one) => (one.open = true))")
         found = await console.page.evaluate("axe.run()")
-        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+        assert [
+            (violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]
+        ] == []
 
 
 @pytest.fixture
@@ -310,13 +312,13 @@ async def test_the_call_can_be_copied_and_gives_the_same_result(
     labels = response["result"][task]["labels"]
     if language == "Python":
         found = re.findall(r'label: "(\w+)"\s+score: (\S+)', out.decode())
-        assert [label for label, _ in found] == [one["label"] for one in labels]
-        assert [float(score) for _, score in found] == pytest.approx([one["score"] for one in labels])
+        assert [label for label, _ in found] == [label["label"] for label in labels]
+        assert [float(score) for _, score in found] == pytest.approx([label["score"] for label in labels])
     else:
         result = json.loads(out)["result"]
         (found,) = result.values()
-        assert [one["label"] for one in found["labels"]] == [one["label"] for one in labels]
-        assert [one["score"] for one in found["labels"]] == pytest.approx([one["score"] for one in labels])
+        assert [label["label"] for label in found["labels"]] == [label["label"] for label in labels]
+        assert [label["score"] for label in found["labels"]] == pytest.approx([label["score"] for label in labels])
 
 
 async def test_an_error_is_shown_in_the_servers_words_at_the_field_that_it_names(console: Console) -> None:
@@ -406,7 +408,9 @@ async def test_people_who_see_little_or_nothing_can_use_it(
             await console.send()
             await console.page.locator("details").evaluate_all("all => all.forEach((one) => (one.open = true))")
             found = await console.page.evaluate("axe.run()")
-            assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found["violations"]] == []
+            assert [
+                (violation["id"], [node["html"] for node in violation["nodes"]]) for violation in found["violations"]
+            ] == []
         shown = await console.page.evaluate("getComputedStyle(document.body).backgroundColor")
         brightness = sum(map(int, re.findall(r"\d+", shown)[:3]))
         assert brightness > 600 if scheme == "light" else brightness < 150

@@ -165,7 +165,8 @@ def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
     with Client(gateway) as client:
         found = [client.classify("multi-label", text, top_k=4, function=_SIGMOID) for text in comments]
     worst = [
-        max((one for one in labels if one.label in ("busy", "lost")), key=lambda one: one.score) for labels in found
+        max((label for label in labels if label.label in ("busy", "lost")), key=lambda one: one.score)
+        for labels in found
     ]
     review, block = sorted(one.score for one in worst)[1] - 1e-3, sorted(one.score for one in worst)[3] - 1e-3
     expected = ["block" if one.score >= block else "review" if one.score >= review else "pass" for one in worst]
@@ -176,9 +177,9 @@ def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
         "moderation.py", "--labels", "busy,lost", "--model", "multi-label", "--target", gateway, *limits
     ) as url:
         decisions = _post(f"{url}/moderate", {"comments": [*comments, "", "so " * 2000]})["decisions"]
-    assert [one["action"] for one in decisions[:4]] == expected
-    assert [one["label"] for one in decisions[:4]] == [one.label for one in worst]
-    assert [one["score"] for one in decisions[:4]] == pytest.approx([one.score for one in worst], abs=1e-5)
+    assert [decision["action"] for decision in decisions[:4]] == expected
+    assert [decision["label"] for decision in decisions[:4]] == [one.label for one in worst]
+    assert [decision["score"] for decision in decisions[:4]] == pytest.approx([one.score for one in worst], abs=1e-5)
     assert decisions[4] == {"action": "review", "label": "", "score": 0.0}  # refused by the model, so a person looks
     assert decisions[5]["label"] in ("busy", "lost")  # too long, and judged by its beginning
 

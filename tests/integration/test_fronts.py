@@ -58,7 +58,8 @@ class _Service:
         """Connections that callers have to a front process."""
         port = int(self.target.rpartition(":")[2])
         return sum(
-            one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port for one in front.net_connections("tcp")
+            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == port
+            for connection in front.net_connections("tcp")
         )
 
     def count(self, series: str) -> int:
@@ -117,7 +118,9 @@ async def _requests(*words: int) -> AsyncIterator[InferStreamRequest]:
 
 
 async def _wait_until_gone(processes: Sequence[psutil.Process]) -> None:
-    await happens(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
+    await happens(
+        lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    )
 
 
 async def test_every_front_process_serves_at_the_one_address_and_metrics_add_up(service: _Service) -> None:

@@ -72,7 +72,7 @@ def test_several_texts_are_printed_one_after_the_other(target: str, client: Clie
     done = _run(target, "--prompt", _PROMPT, *options)
     assert done.returncode == 0, done.stderr
     *_, last = client.generate("writer", _PROMPT, do_sample=True, seed=3, num_return_sequences=3, max_new_tokens=6)
-    texts = [one.text for one in last.response.result.text_generation.sequences]
+    texts = [sequence.text for sequence in last.response.result.text_generation.sequences]
     assert done.stdout == "\n---\n".join(map(_printable, texts)) + "\n"
     assert "ended by: length, length, length" in done.stderr
 
@@ -121,7 +121,7 @@ def test_a_text_of_a_beam_search_is_printed_as_a_whole(target: str, client: Clie
         num_return_sequences=2,
     )
     texts = last.response.result.text_generation.sequences
-    assert (done.returncode, done.stdout) == (0, "\n---\n".join(_printable(one.text) for one in texts) + "\n")
+    assert (done.returncode, done.stdout) == (0, "\n---\n".join(_printable(text.text) for text in texts) + "\n")
     assert f"; score: {texts[0].score:.4f}, {texts[1].score:.4f}\n" in done.stderr
 
 

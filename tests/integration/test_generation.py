@@ -121,7 +121,7 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     alone = await client.generate_text("writer", _PROMPT, max_new_tokens=16, do_sample=True, seed=5)
     requests = [_request(max_new_tokens=16, do_sample=True, seed=seed) for seed in range(8)]
     outcomes = await client.infer_batch(requests)
-    among = [one.response.result.text_generation.sequences[0] for one in outcomes]
+    among = [outcome.response.result.text_generation.sequences[0] for outcome in outcomes]
     assert among[5] == alone
     assert len({one.text for one in among}) > 1
 
@@ -137,14 +137,14 @@ async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, rep
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *text.token_ids]])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(dim=-1)
-    assert [one.token_id for one in text.logprobs] == list(text.token_ids)
+    assert [logprob.token_id for logprob in text.logprobs] == list(text.token_ids)
     for row, one in zip(expected, text.logprobs, strict=True):
         assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
         best = row.topk(3)
         assert [top.token_id for top in one.top] == best.indices.tolist()
         assert [top.logprob for top in one.top] == pytest.approx(best.values.tolist(), abs=1e-3)
         assert one.text == tokenizer.decode([one.token_id], skip_special_tokens=True)
-    assert [one for event in events for one in event.chunk.logprobs] == list(text.logprobs)
+    assert [logprob for event in events for logprob in event.chunk.logprobs] == list(text.logprobs)
     whole = (await client.infer(_request(seed=4, temperature=1.4, **options))).result
     assert whole.text_generation.sequences[0] == text
 
@@ -157,7 +157,7 @@ async def test_several_texts_of_a_seed_begin_with_the_one_that_it_gives_alone(cl
     events = await _generate(client, num_return_sequences=3, stop_strings=["never said"], **options)
     response = events[-1].response
     texts = list(response.result.text_generation.sequences)
-    assert [list(one.result.text_generation.sequences) for one in answers] == [texts, texts]
+    assert [list(answer.result.text_generation.sequences) for answer in answers] == [texts, texts]
     assert texts[0] == alone
     assert len({one.text for one in texts}) == 3
     assert not any(one.HasField("score") for one in texts)
@@ -197,12 +197,14 @@ async def test_a_search_returns_its_best_texts_with_their_scores_and_log_probabi
     for text, (token_ids, score, row) in zip(texts, wanted, strict=True):
         assert list(text.token_ids) == token_ids[: len(text.token_ids)]
         assert text.score == pytest.approx(score, abs=1e-4)
-        assert [one.logprob for one in text.logprobs] == pytest.approx(row[: len(text.token_ids)].tolist(), abs=1e-3)
-        assert all(len(one.top) == 2 and one.top[0].logprob >= one.logprob for one in text.logprobs)
+        assert [logprob.logprob for logprob in text.logprobs] == pytest.approx(
+            row[: len(text.token_ids)].tolist(), abs=1e-3
+        )
+        assert all(len(logprob.top) == 2 and logprob.top[0].logprob >= logprob.logprob for logprob in text.logprobs)
     for number, text in enumerate(texts):
         chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
         assert "".join(chunk.text for chunk in chunks) == text.text
-        assert [one for chunk in chunks for one in chunk.logprobs] == list(text.logprobs)
+        assert [logprob for chunk in chunks for logprob in chunk.logprobs] == list(text.logprobs)
     request = _request(top_logprobs=2, repetition_penalty=1.2, **options)
     assert (await client.infer(request)).result == events[-1].response.result
     best = await client.generate_text("writer", _PROMPT, repetition_penalty=1.2, max_new_tokens=12, num_beams=4)

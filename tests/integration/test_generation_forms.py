@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
 _TEXT = "The tower was built for an exhibition in Paris."
 # Special tokens, of which the texts of the tiny models with random weights would consist.
-_SPECIAL = {"bad_words_ids": [[one] for one in range(5)]}
+_SPECIAL = {"bad_words_ids": [[number] for number in range(5)]}
 _BEAMS = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True}
 
 

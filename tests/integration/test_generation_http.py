@@ -134,10 +134,10 @@ async def test_a_stream_has_the_text_of_the_whole_answer(
 async def test_completions_continue_texts(theirs: openai.AsyncOpenAI, ours: Client) -> None:
     answer = await theirs.completions.create(model="writer", prompt=[_PROMPT, "A class"], max_tokens=8)
     texts = [ours.generate_text("writer", prompt, max_new_tokens=8) for prompt in (_PROMPT, "A class")]
-    assert [one.text for one in answer.choices] == [one.text for one in texts]
-    assert [one.index for one in answer.choices] == [0, 1]
+    assert [choice.text for choice in answer.choices] == [text.text for text in texts]
+    assert [choice.index for choice in answer.choices] == [0, 1]
     assert answer.usage
-    assert answer.usage.completion_tokens == sum(len(one.token_ids) for one in texts)
+    assert answer.usage.completion_tokens == sum(len(text.token_ids) for text in texts)
     stream = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=8, stream=True)
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == texts[0].text
@@ -151,7 +151,7 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
     options: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, "temperature": 1.2}
     own: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 1.2}
     *_, last = ours.generate("writer", messages=_CHAT, seed=3, num_return_sequences=2, **own)
-    texts = [one.text for one in last.response.result.text_generation.sequences]
+    texts = [sequence.text for sequence in last.response.result.text_generation.sequences]
     answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, **options)
     assert [(one.index, one.message.content) for one in answer.choices] == [*enumerate(texts)]
     stream = await theirs.chat.completions.create(model="writer", messages=_CHAT, stream=True, **options)
@@ -176,8 +176,10 @@ async def test_several_prompts_in_one_stream_are_choices_in_their_order(
     prompts, long = [_PROMPT, "A class", "The tower"], {"max_tokens": 100, "extra_body": {"min_tokens": 100}}
     options: dict[str, Any] = {"seed": 3, "temperature": 1.2, "n": n, **long}
     own: dict[str, Any] = {"max_new_tokens": 100, "min_new_tokens": 100, "do_sample": True, "temperature": 1.2}
-    responses = [[*ours.generate("writer", one, seed=3, num_return_sequences=n, **own)][-1].response for one in prompts]
-    expected = [text.text for one in responses for text in one.result.text_generation.sequences]
+    responses = [
+        [*ours.generate("writer", prompt, seed=3, num_return_sequences=n, **own)][-1].response for prompt in prompts
+    ]
+    expected = [text.text for response in responses for text in response.result.text_generation.sequences]
     stream = await theirs.completions.create(
         model="writer", prompt=prompts, stream=True, stream_options={"include_usage": True}, **options
     )
@@ -197,10 +199,10 @@ async def test_several_prompts_in_one_stream_are_choices_in_their_order(
 
 async def test_echo_puts_the_prompt_before_each_text(theirs: openai.AsyncOpenAI, ours: Client) -> None:
     prompts = [_PROMPT, "A class"]
-    expected = [one + ours.generate_text("writer", one, max_new_tokens=6).text for one in prompts]
+    expected = [prompt + ours.generate_text("writer", prompt, max_new_tokens=6).text for prompt in prompts]
     options: dict[str, Any] = {"model": "writer", "prompt": prompts, "max_tokens": 6, "echo": True, "best_of": 1}
     answer = await theirs.completions.create(**options)
-    assert [one.text for one in answer.choices] == expected
+    assert [choice.text for choice in answer.choices] == expected
     read = ["", ""]
     async for chunk in await theirs.completions.create(stream=True, **options):
         read[chunk.choices[0].index] += chunk.choices[0].text
@@ -296,7 +298,7 @@ async def test_special_tokens_are_in_the_text_and_its_parts_where_a_caller_wants
     theirs: openai.AsyncOpenAI, ours: Client, source: Path, is_chat: bool
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    special = next(one for one in tokenizer.all_special_ids if one != tokenizer.eos_token_id)
+    special = next(id for id in tokenizer.all_special_ids if id != tokenizer.eos_token_id)
     options: dict[str, Any] = {"model": "writer", "max_tokens": 3, "logit_bias": {str(special): 100}, "temperature": 0}
     given = {"messages": _CHAT} if is_chat else {"prompt": _PROMPT}
     door: Any = theirs.chat.completions if is_chat else theirs.completions
@@ -320,9 +322,11 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     answer = await theirs.chat.completions.create(top_logprobs=2, **options)
     assert answer.choices[0].logprobs
     found = answer.choices[0].logprobs.content or []
-    assert [(one.bytes, one.logprob) for one in found] == [([*one.utf8], pytest.approx(one.logprob)) for one in tokens]
+    assert [(one.bytes, one.logprob) for one in found] == [
+        ([*token.utf8], pytest.approx(token.logprob)) for token in tokens
+    ]
     assert [[top.bytes for top in one.top_logprobs] for one in found] == [
-        [[*top.utf8] for top in one.top] for one in tokens
+        [[*top.utf8] for top in token.top] for token in tokens
     ]
     stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
     parts = [chunk.choices[0].logprobs async for chunk in stream]
@@ -343,7 +347,7 @@ async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs:
         assert lists
         assert lists.tokens
         assert lists.text_offset
-        assert all(len(one) == 20 for one in lists.top_logprobs or ()), "two tokens have one entry"
+        assert all(len(logprob) == 20 for logprob in lists.top_logprobs or ()), "two tokens have one entry"
         spelled = b"".join(map(_bytes_of, lists.tokens))
         assert spelled.decode(errors="replace") == choice.text
         for place, offset in enumerate(lists.text_offset):
@@ -351,7 +355,7 @@ async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs:
                 b"".join(map(_bytes_of, lists.tokens[:place]))
             )
             assert offset == len(before)
-        has_parts_of_characters |= any(one.startswith("bytes:") for one in lists.tokens)
+        has_parts_of_characters |= any(token.startswith("bytes:") for token in lists.tokens)
         stream = await theirs.completions.create(logprobs=20, seed=seed, stream=True, **asked)
         parts = [chunk.choices[0].logprobs async for chunk in stream]
         assert [one for part in parts if part for one in part.text_offset or ()] == lists.text_offset
@@ -361,9 +365,9 @@ async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs:
     )
     assert chat.choices[0].logprobs
     tokens = chat.choices[0].logprobs.content or []
-    said = b"".join(bytes(one.bytes or ()) for one in tokens)
+    said = b"".join(bytes(token.bytes or ()) for token in tokens)
     assert said.decode(errors="replace") == chat.choices[0].message.content
-    assert all(bytes(one.bytes or ()) == _bytes_of(one.token) for one in tokens)
+    assert all(bytes(token.bytes or ()) == _bytes_of(token.token) for token in tokens)
 
 
 def _bytes_of(token: str) -> bytes:
@@ -453,7 +457,7 @@ async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int)
     )
     chunks = [chunk async for chunk in stream]
     for index in range(n):
-        own = [one for one in chunks if one.choices and one.choices[0].index == index]
+        own = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
         used = [one.usage for one in own]
         counts = [one.completion_tokens for one in used if one]
         assert (len(counts), counts[0], counts[-1], counts) == (len(own), 0, 8, sorted(counts))
@@ -566,7 +570,7 @@ def test_tokens_of_a_stream_have_their_log_probabilities_without_being_asked_for
     (expected,) = response.result.text_generation.sequences
     body = {"inputs": _PROMPT, "parameters": {"max_new_tokens": 6}}
     given = [event["token"]["logprob"] for event in _events(server, "/generate_stream", body)]
-    assert given == pytest.approx([one.logprob for one in expected.logprobs], abs=1e-6)
+    assert given == pytest.approx([logprob.logprob for logprob in expected.logprobs], abs=1e-6)
 
 
 def test_a_seed_alone_draws_no_tokens(server: HttpServer, ours: Client) -> None:
@@ -581,7 +585,7 @@ def test_hugging_faces_client_chats_with_the_address_of_a_model(server: HttpServ
     expected = ours.generate_text("writer", messages=_CHAT, max_new_tokens=12).text
     assert client.chat_completion(_CHAT, max_tokens=12).choices[0].message.content == expected
     chunks = client.chat_completion(_CHAT, max_tokens=12, stream=True)
-    assert "".join(one.choices[0].delta.content or "" for one in chunks) == expected
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
 
 
 def _events(server: HttpServer, path: str, body: dict[str, Any]) -> list[Any]:
@@ -608,7 +612,7 @@ def _read_by_triton(server: HttpServer, parameters: dict[str, Any]) -> Any:
 def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpServer, ours: Client) -> None:
     sampling: dict[str, Any] = {"max_new_tokens": 6, "do_sample": True, "seed": 11}
     *_, last = ours.generate("writer", _PROMPT, **sampling, num_return_sequences=2)
-    texts = [one.text for one in last.response.result.text_generation.sequences]
+    texts = [sequence.text for sequence in last.response.result.text_generation.sequences]
     assert texts[0] == ours.generate_text("writer", _PROMPT, **sampling).text
     (whole,) = _read_by_triton(server, sampling | {"num_return_sequences": 2})["responses"]
     assert whole["tensors"]["text"] == [texts]
@@ -616,11 +620,11 @@ def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpSer
     tokens = events[-1].response.result.text_generation.sequences[0].logprobs
     for is_stream in (False, True):
         given = {"max_new_tokens": 6, "top_logprobs": 2, "stream": is_stream}
-        found = [one["tensors"] for one in _read_by_triton(server, given)["responses"]]
+        found = [response["tensors"] for response in _read_by_triton(server, given)["responses"]]
         logprobs = [value for one in found for value in one["logprobs"][0][0]]
-        assert logprobs == pytest.approx([one.logprob for one in tokens])
+        assert logprobs == pytest.approx([token.logprob for token in tokens])
         ids = [top for one in found for top in one["top_token_ids"][0][0]]
-        assert ids == [[top.token_id for top in one.top] for one in tokens]
+        assert ids == [[top.token_id for top in token.top] for token in tokens]
 
 
 def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Client) -> None:
@@ -672,9 +676,9 @@ def test_the_messages_of_generate_are_events(server: HttpServer, ours: Client) -
         "request_id": "mine",
         "prompt_tokens": 0,
     }
-    assert "".join(one["chunk"]["text"] for one in chunks) == expected.text
-    assert [token for one in chunks for token in one["chunk"]["token_ids"]] == list(expected.token_ids)
-    assert sum(len(one["chunk"]["logprobs"]) for one in chunks) == 12
+    assert "".join(chunk["chunk"]["text"] for chunk in chunks) == expected.text
+    assert [token for chunk in chunks for token in chunk["chunk"]["token_ids"]] == list(expected.token_ids)
+    assert sum(len(chunk["chunk"]["logprobs"]) for chunk in chunks) == 12
     (whole,) = last["response"]["result"]["text_generation"]["sequences"]
     assert (whole["text"], last["response"]["request_id"]) == (expected.text, "mine")
     assert last["response"]["usage"]["generated_tokens"] == 12

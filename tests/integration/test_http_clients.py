@@ -133,7 +133,7 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
         with pytest.raises(cohere.NotFoundError):
             client.rerank(model="unknown", query="Who sat?", documents=documents)
     ranked = ours.rerank("reranker", "Who sat?", documents, top_n=2)
-    assert [(one.index, one.relevance_score) for one in answer.results] == [
+    assert [(result.index, result.relevance_score) for result in answer.results] == [
         (one.index, pytest.approx(one.score, abs=_TOLERANCE)) for one in ranked
     ]
 
@@ -290,7 +290,7 @@ def test_curl_and_tei(http_server: HttpServer, ours: Client) -> None:
     (vector,) = _curl(f"{http_server.url}/embed", *_JSON, body)
     np.testing.assert_allclose(vector, ours.embed("minilm", _TEXT), atol=_TOLERANCE)
     labels = _curl(f"{http_server.url}/predict", *_JSON, json.dumps({"inputs": _TEXT}))
-    assert {one["label"]: one["score"] for one in labels} == _labels(ours.classify("classifier", _TEXT, top_k=4))
+    assert {label["label"]: label["score"] for label in labels} == _labels(ours.classify("classifier", _TEXT, top_k=4))
 
 
 def test_curl_and_a_folder_that_is_a_bundle(http_repository: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
 def expected(source: Path) -> list[dict[str, float]]:
     """The scores of transformers."""
     pipe = transformers.pipeline("text-classification", str(source), top_k=None)
-    return [{one["label"]: one["score"] for one in scores} for scores in pipe(_TEXTS)]
+    return [{score["label"]: score["score"] for score in scores} for scores in pipe(_TEXTS)]
 
 
 def _compile(source: Path, folder: Path, parts: int) -> None:
@@ -80,7 +80,7 @@ def _serving(repository: Path, machine: Mapping[str, str], *options: str) -> Ser
 
 async def _scores(client: AsyncClient) -> list[dict[str, float]]:
     responses = await asyncio.gather(*(client.infer(classify(text, top_k=2), timeout_s=60) for text in _TEXTS))
-    return [{one.label: one.score for one in each.result.text_classification.labels} for each in responses]
+    return [{label.label: label.score for label in each.result.text_classification.labels} for each in responses]
 
 
 async def test_a_model_that_no_core_has_room_for_is_served_in_parts(

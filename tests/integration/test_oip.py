@@ -66,7 +66,7 @@ def _pixels(repository: Path, image: bytes) -> Any:
 
 @pytest.fixture(scope="module")
 def cases(image: bytes, http_repository: Path) -> dict[str, Case]:
-    texts = _objects(*([one] for one in _TEXTS))
+    texts = _objects(*([text] for text in _TEXTS))
     pixels = _pixels(http_repository, image)
     (pixels_name,) = [one.spec.inputs[0] for one in read_repository(http_repository) if one.spec.name == "viewer"]
     return {
@@ -175,7 +175,7 @@ def test_places_in_texts(answer: Callable[[str], Any], ours: Client) -> None:
 def test_two_axes_of_a_row(answer: Callable[[str], Any], ours: Client) -> None:
     given = answer("fill masks")
     masks = ours.fill_masks("filler", "Ann [MASK] in [MASK].", top_k=3)
-    assert given["token_id"].tolist() == [[[one.token_id for one in mask.tokens] for mask in masks]]
+    assert given["token_id"].tolist() == [[[token.token_id for token in mask.tokens] for mask in masks]]
     assert given["start"].tolist() == [[mask.start for mask in masks]]
 
 
@@ -185,7 +185,7 @@ def test_lists_of_texts(answer: Callable[[str], Any], ours: Client) -> None:
     assert list(ranked) == ["score", "index"]
     assert ranked["index"].tolist() == [[one.index for one in ours.rerank("reranker", "Who?", _TEXTS)]]
     labels = ours.classify_zero_shot("entailer", _TEXTS[0], ["home", "work"], multi_label=True)
-    assert _texts(answer("classify zero shot")["label"]) == [one.label for one in labels]
+    assert _texts(answer("classify zero shot")["label"]) == [label.label for label in labels]
 
 
 def test_raw_outputs_are_what_scores_are_made_of(answer: Callable[[str], Any], ours: Client, image: bytes) -> None:

@@ -98,7 +98,7 @@ class Load:
             except NeuronpipeError as error:
                 self.wrong.append(f"{error.reason}: {error.message}")
                 continue
-            labels = [one.label for one in response.result.text_classification.labels]
+            labels = [label.label for label in response.result.text_classification.labels]
             self.answers[response.version] += 1
             if not labels or any(not label.startswith(f"{response.version}-") for label in labels):
                 self.wrong.append(f"version {response.version} answered {labels}")

@@ -257,7 +257,7 @@ async def test_a_clock_that_jumps_by_a_year_changes_nothing(
             make_stable(versions, 1)
             await serves_only(client, "1")
             await load.wait_for_more("1")
-        ready = [str(one["time"]) for one in service.events() if one["event"] == "version ready"]
+        ready = [str(event["time"]) for event in service.events() if event["event"] == "version ready"]
     assert load.wrong == []
     assert load.answers.keys() == {"1", "2"}
     year = datetime.fromtimestamp(then_s, UTC).isoformat()[:4]

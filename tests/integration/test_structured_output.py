@@ -218,13 +218,13 @@ async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncO
     asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, **given}
     (choice,) = (await theirs.chat.completions.create(**asked)).choices
     assert choice.message.content is None
-    calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
     _check_calls(calls)
     assert len(calls) == 1 or not options
     assert choice.finish_reason == ("stop" if "tool_choice" in options else "tool_calls")
     async with theirs.chat.completions.stream(**asked) as stream:
         (streamed,) = (await stream.get_final_completion()).choices
-    again = [(one.function.name, one.function.arguments) for one in streamed.message.tool_calls or ()]
+    again = [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls or ()]
     assert (again, streamed.finish_reason) == (calls, choice.finish_reason)
 
 
@@ -241,14 +241,14 @@ async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_t
             if event.type == "chunk" and event.chunk.choices:
                 deltas += event.chunk.choices[0].delta.tool_calls or ()
         (choice,) = (await stream.get_final_completion()).choices
-    assert [(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()] == calls
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()] == calls
     assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
-    begins = [one for one in deltas if one.id]
-    assert [(one.index, one.function and one.function.name) for one in begins] == [(0, "look"), (1, "wait")]
+    begins = [delta for delta in deltas if delta.id]
+    assert [(begin.index, begin.function and begin.function.name) for begin in begins] == [(0, "look"), (1, "wait")]
     # In how many pieces is not asked: a stream joins what waits for a slow reader. test_tool_calls.py cuts texts.
-    assert all(one.function and one.function.arguments for one in deltas if not one.id)
+    assert all(delta.function and delta.function.arguments for delta in deltas if not delta.id)
     (whole,) = (await theirs.chat.completions.create(**asked)).choices
-    assert [(one.function.name, one.function.arguments) for one in whole.message.tool_calls or ()] == calls
+    assert [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()] == calls
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
     asked["extra_body"] = {"guided_choice": ["No tool is called."]}
     async with theirs.chat.completions.stream(**asked) as stream:
@@ -256,7 +256,7 @@ async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_t
     assert (choice.message.content, choice.finish_reason) == ("No tool is called.", "stop")
 
 
-_FLAT: list[Any] = [{"type": "function", **one["function"]} for one in _TOOLS]
+_FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in _TOOLS]
 
 
 @pytest.mark.parametrize(
@@ -289,18 +289,18 @@ async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them
         whole = await stream.get_final_response()
     assert [(one.name, json.loads(one.arguments)) for one in whole.output if one.type == "function_call"] == calls
     assert len(whole.output) == 2
-    assert [one.sequence_number for one in events] == [*range(len(events))]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
     # In how many pieces arguments come is not asked.
-    types = [one.type.removeprefix("response.") for one in events]
+    types = [event.type.removeprefix("response.") for event in events]
     kept = [name for name, before in zip(types, ["", *types], strict=False) if name != before]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
     assert kept == ["created", "in_progress", *call, *call, "completed"]
     for place, item in enumerate(whole.output):
         assert item.type == "function_call"
-        own = [one for one in events if getattr(one, "output_index", None) == place]
+        own = [event for event in events if getattr(event, "output_index", None) == place]
         assert {one.item_id for one in own if hasattr(one, "item_id")} == {item.id}
         *deltas, done = [one for one in own if "arguments" in one.type]
-        assert "".join(one.delta for one in deltas) == done.arguments == item.arguments
+        assert "".join(delta.delta for delta in deltas) == done.arguments == item.arguments
         assert (done.name, own[0].item.call_id, own[0].item.arguments) == (item.name, item.call_id, "")
         assert own[-1].item.model_dump() == item.model_dump(exclude={"parsed_arguments"})
 

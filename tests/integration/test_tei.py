@@ -91,7 +91,7 @@ def test_a_stream_ends_at_its_first_error_after_the_answers_before(ask: Ask) -> 
 
 def test_embed_all(ask: Ask, ours: Client) -> None:
     message = _only(ask("Embed/EmbedAll", {"inputs": _TEXT}, neuronpipe_model="extractor"))
-    vectors = [one["embeddings"] for one in message["token_embeddings"]]
+    vectors = [embedding["embeddings"] for embedding in message["token_embeddings"]]
     np.testing.assert_allclose(vectors, ours.extract_features("extractor", _TEXT), atol=_TOLERANCE)
     streamed = ask("Embed/EmbedAllStream", {"inputs": _TEXT}, {"inputs": "a"})["messages"]
     assert [len(one["token_embeddings"]) for one in streamed] == [len(vectors), 3]
@@ -128,7 +128,7 @@ def test_rerank(ask: Ask, ours: Client) -> None:
 
     def ranks(answer: dict[str, Any]) -> list[tuple[int, str, Any]]:
         # JSON leaves out an index of 0.
-        return [(one.get("index", 0), one["text"], one["score"]) for one in _only(answer)["ranks"]]
+        return [(rank.get("index", 0), rank["text"], rank["score"]) for rank in _only(answer)["ranks"]]
 
     assert ranks(ask("Rerank/Rerank", {"query": "Who sat?", "texts": texts, "return_text": True})) == expected
     streamed = [{"query": "Who sat?", "text": text} for text in texts]
@@ -154,18 +154,18 @@ def test_tokenize_and_decode(ask: Ask, ours: Client) -> None:
     (first, *_, last) = tokens = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day.", "add_special_tokens": True}))[
         "tokens"
     ]
-    assert [one["id"] for one in tokens] == [one.token_id for one in ours.tokenize("minilm", "Ä day.")]
+    assert [token["id"] for token in tokens] == [one.token_id for one in ours.tokenize("minilm", "Ä day.")]
     assert (first["text"], first["special"], last["text"]) == ("[CLS]", True, "[SEP]")
     assert not {"start", "stop"} & set(first)
     # The umlaut takes two bytes; JSON shows a start of 0 that is set.
-    assert [(one["text"], one["start"], one["stop"]) for one in tokens[1:-1]] == [
+    assert [(token["text"], token["start"], token["stop"]) for token in tokens[1:-1]] == [
         ("Ä", 0, 2),
         ("day", 3, 6),
         (".", 6, 7),
     ]
     bare = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day."}))["tokens"]
-    assert [one["id"] for one in bare] == [one["id"] for one in tokens[1:-1]]
-    ids = [one["id"] for one in tokens]
+    assert [one["id"] for one in bare] == [token["id"] for token in tokens[1:-1]]
+    ids = [token["id"] for token in tokens]
     assert _only(ask("Tokenize/Decode", {"ids": ids, "skip_special_tokens": True})) == {"text": "a day."}
     both = ask("Tokenize/DecodeStream", {"ids": ids}, {"ids": ids[1:2]})["messages"]
     assert [one["text"] for one in both] == ["[CLS] a day. [SEP]", "a"]
@@ -226,7 +226,7 @@ def test_stages_in_other_processes_answer_as_well(http_repository: Any, ours: Cl
         np.testing.assert_allclose(message["embeddings"], ours.embed("minilm", _TEXT), atol=_TOLERANCE)
         output("health", "--target", processes["gateway"].target, "--service", "tei.v1.Embed")
         tokens = _only(ask("Tokenize/Tokenize", {"inputs": _TEXT}, neuronpipe_model="minilm"))["tokens"]
-        assert [one["text"] for one in tokens[:3]] == ["Ann", "lives", "in"]
+        assert [token["text"] for token in tokens[:3]] == ["Ann", "lives", "in"]
 
 
 def test_names_and_numbers_are_those_of_the_published_proto() -> None:

@@ -203,7 +203,7 @@ async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
             InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)
         ]
         call = InferenceServiceStub(channel).InferStream(
-            (InferStreamRequest(request=one) for one in requests), timeout=30, metadata=metadata
+            (InferStreamRequest(request=request) for request in requests), timeout=30, metadata=metadata
         )
         assert len([answer async for answer in call]) == 3
     exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= 3 * _SPANS_OF_A_REQUEST)

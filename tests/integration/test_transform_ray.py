@@ -86,7 +86,7 @@ def _file(folder: Path) -> Path:
 
 def _workers(cluster: psutil.Process) -> list[psutil.Process]:
     """Ray's processes that map the dataset."""
-    return [one for one in cluster.children(recursive=True) if "MapWorker" in " ".join(one.cmdline())]
+    return [child for child in cluster.children(recursive=True) if "MapWorker" in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize("actors", [1, 2])

@@ -63,7 +63,9 @@ class Call:
     def as_json(self) -> dict[str, Any]:
         """What a client reads."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        values["requests"] = [one if isinstance(one, int) else base64.b64encode(one).decode() for one in self.requests]
+        values["requests"] = [
+            request if isinstance(request, int) else base64.b64encode(request).decode() for request in self.requests
+        ]
         values["metadata"] = [
             [key, value if isinstance(value, str) else base64.b64encode(value).decode()] for key, value in self.metadata
         ]

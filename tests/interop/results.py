@@ -105,14 +105,16 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
     for case in cases:
         cells = []
         for client in clients:
-            ran = [one for one in results if (one.client, one.security, one.case) == (client, "plain", case)]
+            ran = [
+                result for result in results if (result.client, result.security, result.case) == (client, "plain", case)
+            ]
             failed = [one for one in ran if one.problem]
             cells.append(note(failed) or (_PASSES if ran else _NOT_RUN))
         yield f"| {case} | {' | '.join(cells)} |"
     for security in _SECURE:
         cells = []
         for client in clients:
-            ran = [one for one in results if (one.client, one.security) == (client, security)]
+            ran = [result for result in results if (result.client, result.security) == (client, security)]
             failed = [one for one in ran if one.problem]
             passed = {one.case for one in ran} - {one.case for one in failed}
             count = f"{len(passed)} of {len({one.case for one in ran})} {note(failed)}".rstrip()
@@ -123,27 +125,27 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
 
 
 def _conformance(results: Sequence[Result]) -> Iterator[str]:
-    [passed] = [f"{one.figures['passed']:g} of {one.figures['cases']:g}" for one in results if one.figures]
+    [passed] = [f"{result.figures['passed']:g} of {result.figures['cases']:g}" for result in results if result.figures]
     yield f"[h2spec](../tests/interop/test_h2spec.py) 2.6: {passed} cases pass."
     yield from ("", "| Case that fails | Why |", "|---|---|")
-    yield from (f"| {one.case.removeprefix('http2/')} | {one.reason} |" for one in results if one.problem)
+    yield from (f"| {result.case.removeprefix('http2/')} | {result.reason} |" for result in results if result.problem)
 
 
 def _abuse(results: Sequence[Result]) -> Iterator[str]:
     yield "The clients, and a caller whose calls must all be answered, share the server's two virtual CPUs."
     yield from ("", "| Abuse | Outcome |", "|---|---|")
     yield from (f"| {name} | {came} |" for name, came in _abuse_of(results).items())
-    floods = [one for one in results if one.client == "flood" and one.problem]
+    floods = [result for result in results if result.client == "flood" and result.problem]
     if floods:
         yield from ("", "Floods that are not borne:", "")
-        yield from (f"- {one.case}: {one.reason}" for one in floods)
+        yield from (f"- {flood.case}: {flood.reason}" for flood in floods)
 
 
 def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
     """What came of abuse, by its kind."""
     told: dict[str, str] = {}
-    floods = [one for one in results if one.client == "flood"]
-    if borne := [one.figures for one in floods if not one.problem]:
+    floods = [result for result in results if result.client == "flood"]
+    if borne := [flood.figures for flood in floods if not flood.problem]:
         worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
         told["[floods](../tests/interop/floods.py) of frames"] = (
             f"{len(borne)} of {len(floods)} are borne: "
@@ -155,9 +157,9 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
         if one.client == "soak":
             name = f"{one.figures['seconds']:g} s of connections that come and go, half of them rude ({one.security})"
             told[name] = f"{one.figures['connections']:,.0f}: {_growth(one)}"
-    if restarts := [one for one in results if one.case == RESTART]:
-        calls = sum(one.figures["calls"] for one in restarts)
-        failing = dict.fromkeys(one.client for one in restarts if one.problem)
+    if restarts := [result for result in results if result.case == RESTART]:
+        calls = sum(restart.figures["calls"] for restart in restarts)
+        failing = dict.fromkeys(restart.client for restart in restarts if restart.problem)
         came = f"some of {', '.join(failing)} fail" if failing else "none fails"
         told["restarts under callers without a retry policy"] = f"{calls:,.0f} calls, {came}"
     return told

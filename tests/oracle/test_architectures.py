@@ -71,7 +71,9 @@ async def test_logits_equal_those_of_transformers(
         (expected,) = pipeline(
             [{"text": text, "text_pair": pair or None}], function_to_apply="none", top_k=None, truncation=True
         )
-        ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
+        ours = [
+            {"label": label.label, "score": label.score} for label in outcome.response.result.text_classification.labels
+        ]
         compared.compare_ranked((text, pair), ours, expected, tolerance=_TOLERANCE)
     compared.check(at_least=len(cases))
 

@@ -41,7 +41,7 @@ def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     texts = [
         text
         for text in (*PICKED, *generated(22, 60, words=(1, 20)))
-        if not any(one in text for one in tokenizer.all_special_tokens)
+        if not any(token in text for token in tokenizer.all_special_tokens)
     ]
     for number, text in enumerate(texts * 2):
         words = text.split(" ")
@@ -81,10 +81,17 @@ async def test_tokens_equal_those_of_transformers(
         for mask, candidates in zip(masks, expected, strict=True):
             compared.compare_ranked(
                 (text, options),
-                [{"token": one.token, "token_id": one.token_id, "score": math.log(one.score)} for one in mask.tokens],
                 [
-                    {"token": one["token_str"], "token_id": one["token"], "score": math.log(one["score"])}
-                    for one in candidates
+                    {"token": token.token, "token_id": token.token_id, "score": math.log(token.score)}
+                    for token in mask.tokens
+                ],
+                [
+                    {
+                        "token": candidate["token_str"],
+                        "token_id": candidate["token"],
+                        "score": math.log(candidate["score"]),
+                    }
+                    for candidate in candidates
                 ],
                 tolerance=_TOLERANCE,
             )

@@ -64,7 +64,7 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
     )
     for (description, data, options), answer in answers:
         labels = answer.result.image_classification.labels
-        ours = [{"label": one.label, "score": one.score} for one in labels]
+        ours = [{"label": label.label, "score": label.score} for label in labels]
         given = {name: value for name, value in options.items() if value is not None}
         compared.compare_ranked((description, options), ours, pipeline(Image.open(io.BytesIO(data)), **given))
     compared.check(at_least=suite.drawn)

@@ -97,8 +97,8 @@ async def test_answers_equal_those_of_transformers(
     for case, outcome, expected in zip(cases, outcomes, reference.answers[family], strict=True):
         assert outcome.HasField("response"), (case, outcome.error.message)
         ours = [
-            {"answer": one.text, "start": one.start, "end": one.end, "score": one.score}
-            for one in outcome.response.result.question_answering.answers
+            {"answer": answer.text, "start": answer.start, "end": answer.end, "score": answer.score}
+            for answer in outcome.response.result.question_answering.answers
         ]
         compared.compare_ranked(case, _logarithmic(ours), _logarithmic(expected), tolerance=_TOLERANCE)
     compared.check(at_least=len(cases))

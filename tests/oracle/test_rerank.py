@@ -79,7 +79,7 @@ async def test_rankings_equal_those_of_sentence_transformers(
     reference = CrossEncoder(str(sources[model]), device="cpu", processor_kwargs={"split_special_tokens": True})
     answers = await suite.answers(model, _cases(), lambda case: case[2:], lambda case: _input(*case), at_least=150)
     for (query, texts, top_n, function), answer in answers:
-        ours = [{"corpus_id": one.index, "score": one.score} for one in answer.result.rerank.texts]
+        ours = [{"corpus_id": text.index, "score": text.score} for text in answer.result.rerank.texts]
         ranked = reference.rank(query, texts, top_k=top_n or None, activation_fn=_FUNCTIONS[function][1])
         expected = [{"corpus_id": one["corpus_id"], "score": float(one["score"])} for one in ranked]
         compared.compare_ranked((query, texts, top_n, function), ours, expected)

@@ -71,7 +71,7 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
         usage = answer.usage
         assert usage.tokens + usage.truncated_tokens == len(tokenizer(text, pair)["input_ids"]), case
         labels = answer.result.text_classification.labels
-        compared.compare_ranked(case, [{"label": one.label, "score": one.score} for one in labels], expected)
+        compared.compare_ranked(case, [{"label": label.label, "score": label.score} for label in labels], expected)
     compared.check(at_least=suite.drawn)
 
 

@@ -73,8 +73,14 @@ async def test_entities_equal_those_of_transformers(family: str, suite: Suite, s
     )
     for (text, options), answer in answers:
         ours = [
-            {"label": one.label, "score": one.score, "text": one.text, "start": one.start, "end": one.end}
-            for one in answer.result.token_classification.entities
+            {
+                "label": entity.label,
+                "score": entity.score,
+                "text": entity.text,
+                "start": entity.start,
+                "end": entity.end,
+            }
+            for entity in answer.result.token_classification.entities
         ]
         given = {name: value for name, value in options.items() if value is not None}
         expected = [

@@ -98,7 +98,7 @@ async def test_labels_equal_those_of_transformers(family: str, suite: Suite, sou
         family, _cases(), lambda case: case[1], lambda case: _input(case[0], **case[1]), at_least=200
     )
     for (text, options), answer in answers:
-        ours = [{"label": one.label, "score": one.score} for one in answer.result.zero_shot_classification.labels]
+        ours = [{"label": label.label, "score": label.score} for label in answer.result.zero_shot_classification.labels]
         result = pipeline(text, **{name: value for name, value in options.items() if value is not None})
         expected = [
             {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
@@ -146,7 +146,9 @@ async def test_the_same_bundle_answers_text_classification_of_pairs(
     ]
     outcomes = await suite.served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
     for (text, pair), outcome in zip(pairs, outcomes, strict=True):
-        ours = [{"label": one.label, "score": one.score} for one in outcome.response.result.text_classification.labels]
+        ours = [
+            {"label": label.label, "score": label.score} for label in outcome.response.result.text_classification.labels
+        ]
         expected = pipeline({"text": text, "text_pair": pair}, top_k=None, truncation=True)
         compared.compare_ranked((family, text, pair), ours, expected)
     compared.check(at_least=len(pairs))

@@ -48,7 +48,7 @@ def _oip_tasks() -> list[str]:
     rows = []
     for task in TASKS:
         model = TaskModel(task)
-        cells = [[_tensor(one) for one in model.inputs], [_tensor(one) for one in model.outputs]]
+        cells = [[_tensor(input) for input in model.inputs], [_tensor(output) for output in model.outputs]]
         rows.append([task, *map(", ".join, cells), ", ".join(map(code, model.parameters))])
     return [*table(["Task", "Inputs", "Outputs", "Parameters"], rows)]
 
@@ -78,9 +78,9 @@ def _methods(task: str) -> list[str]:
     tree = ast.parse(inspect.getsource(task_methods.TaskMethods))
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return [
-        one.name
-        for one in methods
-        if any(isinstance(node, ast.Constant) and node.value == task for node in ast.walk(one))
+        method.name
+        for method in methods
+        if any(isinstance(node, ast.Constant) and node.value == task for node in ast.walk(method))
     ]
 
 

@@ -25,7 +25,9 @@ _SERIES = {name: instrument for instrument in instruments() for name in series_n
 _LABELS = {label.replace(".", "_") for instrument in instruments() for label in instrument.labels}
 # Of the scraper, and of a histogram's buckets.
 _OTHER_LABELS = {"job", "instance", "le"}
-_NAMES = {str(name) for group in _GROUPS.values() for name in names_in(group)} | {one.name for one in instruments()}
+_NAMES = {str(name) for group in _GROUPS.values() for name in names_in(group)} | {
+    instrument.name for instrument in instruments()
+}
 # The first words of names, which tell them from packages.
 _FIRST = "|".join(sorted({name.split(".")[1] for name in _NAMES if name.startswith("neuronpipe.")}))
 # Series that rules of Prometheus on this page derive from ours.

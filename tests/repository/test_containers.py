@@ -163,7 +163,7 @@ def test_the_redis_of_jobs_loses_nothing_and_is_not_that_of_the_caches() -> None
     must = {"--maxmemory-policy": "noeviction", "--appendonly": "yes", "--appendfsync": "always"}
     assert must.items() <= given.items()
     mounts = services["jobs-redis"]["volumes"]
-    assert given["--dir"] in [one["target"] if isinstance(one, dict) else one.split(":")[1] for one in mounts]
+    assert given["--dir"] in [mount["target"] if isinstance(mount, dict) else mount.split(":")[1] for mount in mounts]
     known = {variable_name(WorkerSettings, field) for field in fields_of(WorkerSettings)}
     environment = services["worker"]["environment"]
     assert environment.keys() <= known
@@ -293,13 +293,13 @@ def test_traces_go_to_a_port_on_which_jaeger_listens() -> None:
 def test_grafana_has_the_dashboard_and_the_data_that_it_shows() -> None:
     folder = _DOCKER / "observability" / "grafana"
     sources = {
-        one["uid"]: one
-        for one in yaml.safe_load((folder / "datasources" / "neuronpipe.yaml").read_text())["datasources"]
+        datasource["uid"]: datasource
+        for datasource in yaml.safe_load((folder / "datasources" / "neuronpipe.yaml").read_text())["datasources"]
     }
     assert sources.keys() == {"prometheus", "jaeger"}
-    assert [one["datasourceUid"] for one in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]] == [
-        "jaeger"
-    ]
+    assert [
+        destination["datasourceUid"] for destination in sources["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    ] == ["jaeger"]
     [provider] = yaml.safe_load((folder / "dashboards" / "neuronpipe.yaml").read_text())["providers"]
     home = _merged(("observability",))["services"]["grafana"]["environment"][
         "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"

@@ -37,7 +37,9 @@ class _Set:
 
     def __getitem__(self, key: str) -> Any:
         kind, name = key.split("/")
-        [found] = [one for one in self.manifests if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+        [found] = [
+            manifest for manifest in self.manifests if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
+        ]
         return found
 
     def spec(self, name: str) -> Any:
@@ -50,7 +52,7 @@ class _Set:
 
     def port(self, name: str) -> Any:
         """A port of the gateway's Service."""
-        return next(one for one in self["Service/gateway"]["spec"]["ports"] if one["name"] == name)
+        return next(port for port in self["Service/gateway"]["spec"]["ports"] if port["name"] == name)
 
     def set(self, name: str, variable: str, value: str) -> None:
         """A variable of a Deployment's container."""

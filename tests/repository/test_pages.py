@@ -49,14 +49,14 @@ def test_every_page_but_decisions_is_in_the_navigation_of_the_site() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\n\n")[0]
     listed = re.findall(r"^ +- (?:[\w ,]+: )?(\S+\.md)$", nav, re.MULTILINE)
     docs = (file.relative_to(ROOT / "docs") for file in (ROOT / "docs").rglob("*.md"))
-    assert sorted(listed) == sorted(str(one) for one in docs if one.parts[0] != "decisions" or one.stem == "README")
+    assert sorted(listed) == sorted(str(doc) for doc in docs if doc.parts[0] != "decisions" or doc.stem == "README")
     assert len(listed) <= _MOST_PAGES
 
 
 def test_every_decision_has_a_status_and_a_date() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     said = re.compile(r"^# .+\n\nStatus: (accepted|superseded), \d{4}-\d\d-\d\d\.")
-    assert [one.name for one in decisions if not said.match(one.read_text())] == []
+    assert [decision.name for decision in decisions if not said.match(decision.read_text())] == []
 
 
 def _unknown(pattern: str, known: set[str]) -> list[str]:
@@ -116,7 +116,7 @@ def _differs_on_the_site(page: Path) -> Iterator[int]:
 
 def test_lists_and_tables_are_the_same_on_the_site_as_on_github() -> None:
     docs = [one for one in all_pages() if one.is_relative_to(ROOT / "docs")]
-    assert [f"{one.relative_to(ROOT)}:{line}" for one in docs for line in _differs_on_the_site(one)] == []
+    assert [f"{doc.relative_to(ROOT)}:{line}" for doc in docs for line in _differs_on_the_site(doc)] == []
 
 
 @pytest.mark.parametrize("text", ["Text\n- a", "Text\n| a |\n|---|", "1. a\n\n   ```text\n   ```\n", "- a\n  - b\n"])

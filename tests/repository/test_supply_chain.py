@@ -70,8 +70,15 @@ def test_a_bill_is_as_the_schema_wants_it_and_names_every_package_of_the_locks(b
     assert (bill["specVersion"], bill["metadata"]["component"]["name"]) == ("1.6", f"neuronpipe/{image}")
     locks = "".join((_DOCKER / "requirements" / f"{lock}.txt").read_text() for lock in _sbom.IMAGES[image])
     pinned = {line.split(" ")[0] for line in locks.splitlines() if re.match(r"\w.*==", line)}
-    assert {f"{one['name']}=={one['version']}" for one in bill["components"]} == {*pinned, f"neuronpipe=={__version__}"}
-    assert all(one["purl"].startswith("pkg:pypi/") for one in bill["components"] if one["name"] != "neuronpipe")
+    assert {f"{component['name']}=={component['version']}" for component in bill["components"]} == {
+        *pinned,
+        f"neuronpipe=={__version__}",
+    }
+    assert all(
+        component["purl"].startswith("pkg:pypi/")
+        for component in bill["components"]
+        if component["name"] != "neuronpipe"
+    )
 
 
 def test_a_bill_is_the_same_whenever_it_is_made(bills: Path, tmp_path: Path) -> None:
@@ -94,7 +101,9 @@ def _index(answer: _Answer) -> Iterator[str]:
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             package = asked["package"]
             advisories = answer(package["name"], asked["version"])
-            content = json.dumps({"vulns": [_advisory(one, package) for one in advisories or []]} if advisories else {})
+            content = json.dumps(
+                {"vulns": [_advisory(advisory, package) for advisory in advisories or []]} if advisories else {}
+            )
             self.send_response(503 if advisories is None else 200)
             self.send_header("content-length", str(len(content)))
             self.end_headers()

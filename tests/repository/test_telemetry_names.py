@@ -42,7 +42,7 @@ def test_the_stages_rpcs_are_named_as_their_protos_name_them() -> None:
     "names",
     [
         [str(name) for group in (Spans, Attributes, Events) for name in telemetry.names_in(group)],
-        [one.name for one in instruments()],
+        [instrument.name for instrument in instruments()],
     ],
 )
 def test_no_two_things_have_one_name(names: list[str]) -> None:

@@ -109,7 +109,7 @@ class Forks:
         self._source = self._source or _started()
         pipe, theirs = os.pipe()
         asked = {"words": words, "variables": dict(variables), "folder": str(Path.cwd())}
-        socket.send_fds(self._source[0], [json.dumps(asked).encode()], [*(one.fileno() for one in files), theirs])
+        socket.send_fds(self._source[0], [json.dumps(asked).encode()], [*(file.fileno() for file in files), theirs])
         os.close(theirs)
         return _Fork(words, os.fdopen(pipe, "rb", buffering=0))
 

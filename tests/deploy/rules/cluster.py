@@ -27,7 +27,7 @@ def objects_are_in_one_namespace(objects: Objects) -> Iterator[str]:
 
 def secrets_exist(objects: Objects) -> Iterator[str]:
     """Every secret is made by a Certificate, or the page says how to make it; so are claims of volumes."""
-    made = {one["spec"]["secretName"] for one in objects.of_kind("Certificate").values()}
+    made = {certificate["spec"]["secretName"] for certificate in objects.of_kind("Certificate").values()}
     said = set(re.findall(r"create secret \w+ ([\w-]+)", _PAGES["kubernetes.md"]))
     for where, name in _secrets(objects):
         if name not in made | said:
@@ -79,16 +79,18 @@ def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
 
 def services_stay_available(objects: Objects) -> Iterator[str]:
     """What answers callers has several pods, on several nodes, a budget for their disruption, and a priority."""
-    budgets = [one["spec"] for one in objects.of_kind("PodDisruptionBudget").values() if one["spec"]["maxUnavailable"]]
+    budgets = [
+        budget["spec"] for budget in objects.of_kind("PodDisruptionBudget").values() if budget["spec"]["maxUnavailable"]
+    ]
     for workload in objects.workloads.values():
         if workload.pod.get("priorityClassName") not in (None, *objects.of_kind("PriorityClass")):
             yield f"{workload}: its priority class does not exist"
-        if workload.is_job or not {one.target for one in workload.containers} & CALLED:
+        if workload.is_job or not {container.target for container in workload.containers} & CALLED:
             continue
-        if not any(selects(one["selector"]["matchLabels"], workload.labels) for one in budgets):
+        if not any(selects(budget["selector"]["matchLabels"], workload.labels) for budget in budgets):
             yield f"{workload}: has no PodDisruptionBudget that lets a node be emptied"
         spreads = workload.pod.get("topologySpreadConstraints", [])
-        if not any(selects(one["labelSelector"]["matchLabels"], workload.labels) for one in spreads):
+        if not any(selects(spread["labelSelector"]["matchLabels"], workload.labels) for spread in spreads):
             yield f"{workload}: its pods may all be on one node"
         if "priorityClassName" not in workload.pod:
             yield f"{workload}: has no priority"
@@ -107,7 +109,7 @@ def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
             elif "replicas" in objects.workloads[scaled].manifest["spec"]:
                 yield f"{kind} {name}: {scaled} has replicas of its own, which every apply would set back"
             yield from (f"{kind} {name}: {metric} is no metric" for metric in _unknown_metrics(spec))
-            address = [one["metadata"].get("scalerAddress", "") for one in spec.get("triggers", [])]
+            address = [trigger["metadata"].get("scalerAddress", "") for trigger in spec.get("triggers", [])]
             for host, _, port in (each.partition(":") for each in address if each):
                 found = objects.of_kind("Service").get(host.partition(".")[0], {"spec": {"ports": []}})
                 if int(port) not in [each["port"] for each in found["spec"]["ports"]]:
@@ -129,9 +131,9 @@ def _faults_of_none(objects: Objects, scaled: str, spec: Mapping[str, Any]) -> I
     """What is called by gateways and scaled to none is told of by them, and its requests are held."""
     if spec.get("minReplicaCount") != 0 or scaled not in objects.workloads:
         return
-    if not {one.target for one in objects.workloads[scaled].containers} & CALLED:
+    if not {container.target for container in objects.workloads[scaled].containers} & CALLED:
         return
-    if not any(one["type"] == "external-push" for one in spec["triggers"]):
+    if not any(trigger["type"] == "external-push" for trigger in spec["triggers"]):
         yield "nothing brings it back from none"
     for one in objects.containers:
         if one.target == "gateway" and not int(one.setting("max_held_requests")):

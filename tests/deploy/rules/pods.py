@@ -121,7 +121,11 @@ def graces_fit(objects: Objects) -> Iterator[str]:
 
 def updates_wait_for_models(objects: Objects) -> Iterator[str]:
     """A Deployment is not given up while its pods may still start. A gateway is ready once all stages are."""
-    starts_s = {one.workload.name: _longest_start_s(one) for one in objects.containers if one.target in CALLED}
+    starts_s = {
+        container.workload.name: _longest_start_s(container)
+        for container in objects.containers
+        if container.target in CALLED
+    }
     for one in objects.containers:
         if one.target in CALLED:
             needed_s = max(starts_s.values()) if one.target == "gateway" else starts_s[one.workload.name]
@@ -163,9 +167,9 @@ def settings_exist(objects: Objects) -> Iterator[str]:
 def images_are_built(objects: Objects) -> Iterator[str]:
     """Images and tags are those of docker/, or the ones that the compose files use."""
     targets = set(re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE))
-    specs = [one["spec"] for one in objects.of_kind("ClusterServingRuntime").values()]
-    images = [(str(one), one.content["image"]) for one in objects.containers]
-    images += [("ClusterServingRuntime", one["image"]) for spec in specs for one in spec["containers"]]
+    specs = [runtime["spec"] for runtime in objects.of_kind("ClusterServingRuntime").values()]
+    images = [(str(container), container.content["image"]) for container in objects.containers]
+    images += [("ClusterServingRuntime", container["image"]) for spec in specs for container in spec["containers"]]
     for where, image in images:
         ours = image.startswith(f"{BUILT['IMAGE_PREFIX']}/") and image.endswith(f":{BUILT['VERSION']}")
         name = image.partition("/")[2].partition(":")[0]

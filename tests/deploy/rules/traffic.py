@@ -23,7 +23,12 @@ def services_select_pods(objects: Objects) -> Iterator[str]:
         for port in service["spec"]["ports"]:
             for workload in selected:
                 found = next(
-                    (one.ports[port["targetPort"]] for one in workload.containers if port["targetPort"] in one.ports), 0
+                    (
+                        container.ports[port["targetPort"]]
+                        for container in workload.containers
+                        if port["targetPort"] in container.ports
+                    ),
+                    0,
                 )
                 if not found:
                     yield f"Service {name}: {workload} has no port {port['targetPort']}"
@@ -62,7 +67,9 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
     }
     callers: list[Workload | str] = [*workloads, _ANYWHERE]
     for callee in workloads:
-        for port_name, port in ((name, number) for one in callee.containers for name, number in one.ports.items()):
+        for port_name, port in (
+            (name, number) for container in callee.containers for name, number in container.ports.items()
+        ):
             for caller in callers:
                 is_open = _may_enter(objects, caller, callee, port_name, port) and (
                     isinstance(caller, str) or _may_leave(objects, caller, callee, port)
@@ -75,7 +82,11 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
                     yield f"network: {name} reaches {callee.name}:{port}, which it does not need"
                 if is_needed and not is_open:
                     yield f"network: {name} does not reach {callee.name}:{port}"
-    buckets = {one.workload.name for one in objects.containers if one.target in SETTINGS and is_of_bucket(one)}
+    buckets = {
+        container.workload.name
+        for container in objects.containers
+        if container.target in SETTINGS and is_of_bucket(container)
+    }
     outside = buckets | {"worker"}
     for workload in workloads:
         may_leave = _leaves(objects, workload, 443)
@@ -90,13 +101,15 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
 
 
 def _policies(objects: Objects, workload: Workload, direction: str) -> list[Mapping[str, Any]]:
-    specs = [one["spec"] for one in objects.of_kind("NetworkPolicy").values()]
-    return [one for one in specs if direction in one["policyTypes"] and _matches(one["podSelector"], workload.labels)]
+    specs = [policy["spec"] for policy in objects.of_kind("NetworkPolicy").values()]
+    return [
+        spec for spec in specs if direction in spec["policyTypes"] and _matches(spec["podSelector"], workload.labels)
+    ]
 
 
 def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     expressions = selector.get("matchExpressions", [])
-    return all(labels.get(one["key"]) in one["values"] for one in expressions) and (
+    return all(labels.get(expression["key"]) in expression["values"] for expression in expressions) and (
         selector.get("matchLabels", {}).items() <= labels.items()
     )
 
@@ -133,10 +146,10 @@ def _admits(
     if not known or peers is None:
         return known
     if isinstance(other, str):
-        return any(_is_everybody(one) for one in peers)
+        return any(_is_everybody(peer) for peer in peers)
     return any(
-        "podSelector" in one and "namespaceSelector" not in one and _matches(one["podSelector"], other.labels)
-        for one in peers
+        "podSelector" in peer and "namespaceSelector" not in peer and _matches(peer["podSelector"], other.labels)
+        for peer in peers
     )
 
 
@@ -147,7 +160,7 @@ def _is_everybody(peer: Mapping[str, Any]) -> bool:
 
 def _resolves_names(objects: Objects, workload: Workload) -> bool:
     rules = [rule for policy in _policies(objects, workload, "Egress") for rule in policy.get("egress", [])]
-    open_ports = {(one.get("port"), one.get("protocol", "TCP")) for rule in rules for one in rule.get("ports", [])}
+    open_ports = {(port.get("port"), port.get("protocol", "TCP")) for rule in rules for port in rule.get("ports", [])}
     return {(53, "UDP"), (53, "TCP")} <= open_ports
 
 
@@ -166,10 +179,12 @@ def callers_are_asked_who_they_are(objects: Objects) -> Iterator[str]:
     certificates = objects.of_kind("Certificate")
     for workload in objects.workloads.values():
         secret = workload.volumes.get("tls", {}).get("secret", {}).get("secretName")
-        made = [one["spec"] for one in certificates.values() if one["spec"]["secretName"] == secret]
+        made = [
+            certificate["spec"] for certificate in certificates.values() if certificate["spec"]["secretName"] == secret
+        ]
         if made and not {workload.name, "localhost"} <= set(made[0]["dnsNames"]):
             yield f"{workload}: its certificate is for {', '.join(made[0]['dnsNames'])}"
-    if certificates and (plain := [one for one in objects.of_kind("Service") if one not in certificates]):
+    if certificates and (plain := [service for service in objects.of_kind("Service") if service not in certificates]):
         yield f"TLS is not on every connection: {', '.join(plain)}"
 
 
@@ -194,7 +209,7 @@ def routes_lead_to_services(objects: Objects) -> Iterator[str]:
                 yield f"{name}: {listener['hostname']} is the hostname of another route"
             else:
                 taken.add(listener["hostname"])
-        for backend in (one for rule in route["spec"]["rules"] for one in rule["backendRefs"]):
+        for backend in (ref for rule in route["spec"]["rules"] for ref in rule["backendRefs"]):
             if not _has_port(objects, backend["name"], "port", backend["port"]):
                 yield f"{name}: there is no Service {backend['name']} with port {backend['port']}"
             verified = backend["name"] in _verified(objects)
@@ -211,7 +226,7 @@ def routes_lead_to_services(objects: Objects) -> Iterator[str]:
 
 def _has_port(objects: Objects, service: str, key: str, value: object) -> bool:
     found = objects.of_kind("Service").get(service, {"spec": {"ports": []}})
-    return value in [one[key] for one in found["spec"]["ports"]]
+    return value in [port[key] for port in found["spec"]["ports"]]
 
 
 def _verified(objects: Objects) -> Iterator[str]:

@@ -49,7 +49,7 @@ def litellm(url: str, writer: str) -> dict[str, Any]:
         "chat": client.completion(**asked).choices[0].message.content,
         "vllm's chat": client.completion(**asked | {"model": "hosted_vllm/writer"}).choices[0].message.content,
         "async chat": asyncio.run(client.acompletion(**asked)).choices[0].message.content,
-        "stream": "".join(one.choices[0].delta.content or "" for one in chunks if one.choices),
+        "stream": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "usage": chunks[-1].usage.completion_tokens,
         "form": client.completion(**formed, response_format=form).choices[0].message.content,
         "call": [call.function.name, call.function.arguments],
@@ -65,9 +65,9 @@ def litellm(url: str, writer: str) -> dict[str, Any]:
         .content[0]
         .text,
         "rerank": [
-            [one["index"], one["relevance_score"]]
+            [result["index"], result["relevance_score"]]
             for model, base in (("cohere", url), ("hosted_vllm", f"{url}/v1"), ("hosted_vllm", url), ("jina_ai", url))
-            for one in client.rerank(f"{model}/reranker", **ranked, api_base=base).results
+            for result in client.rerank(f"{model}/reranker", **ranked, api_base=base).results
         ],
     }
 
@@ -209,8 +209,8 @@ def tei_client(url: str, writer: str) -> dict[str, Any]:
         "kinds": [one.info().server_model_type.value for one in (embedder, classifier, reranker)],
         "embed": embedder.embed(TEXTS),
         "decode": embedder.decode([tokens.get_ids()]),
-        "classify": [[[one.label, one.score] for one in labels.scores] for labels in classifier.classify(TEXTS)],
-        "rerank": [[one.index, one.score] for one in reranker.rerank(QUERY, DOCUMENTS).ranks],
+        "classify": [[[score.label, score.score] for score in labels.scores] for labels in classifier.classify(TEXTS)],
+        "rerank": [[rank.index, rank.score] for rank in reranker.rerank(QUERY, DOCUMENTS).ranks],
     }
 
 
@@ -256,7 +256,7 @@ def voyage(url: str, writer: str) -> dict[str, Any]:
         "embed": client.embed(TEXTS, "minilm").embeddings,
         "binary": client.embed(TEXTS, "minilm", output_dtype="binary", output_dimension=16).embeddings,
         "tokens": client.embed(TEXTS, "minilm").total_tokens,
-        "rerank": [[one.index, one.document, one.relevance_score] for one in ranked.results],
+        "rerank": [[result.index, result.document, result.relevance_score] for result in ranked.results],
         "all": len(client.rerank(QUERY, DOCUMENTS, "reranker").results),
         "refused": refused,
     }

@@ -42,7 +42,7 @@ class One:
 
 def requests_of(call: dict[str, Any]) -> list[bytes]:
     """A call's messages."""
-    return [pattern(one) if isinstance(one, int) else base64.b64decode(one) for one in call["requests"]]
+    return [pattern(request) if isinstance(request, int) else base64.b64decode(request) for request in call["requests"]]
 
 
 def metadata_of(call: dict[str, Any]) -> list[tuple[str, str | bytes]]:
@@ -67,7 +67,7 @@ def outcome_of(calls: Sequence[One]) -> dict[str, Any]:
             for key, value in worst.trailing
         ],
         "responses": [[size, checksum, base64.b64encode(data).decode()] for size, checksum, data in first.responses],
-        "distinct": len({tuple(one[:2] for one in call.responses) for call in calls}),
+        "distinct": len({tuple(response[:2] for response in call.responses) for call in calls}),
         "seconds": max(call.seconds for call in calls),
     }
 

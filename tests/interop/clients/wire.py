@@ -21,7 +21,9 @@ def fields_of(call: dict[str, Any]) -> list[tuple[str, str]]:
 def body_of(call: dict[str, Any]) -> bytes:
     """The messages of a call."""
     requests = requests_of(call)
-    return b"".join(requests if call["is_raw"] else [b"\0" + len(one).to_bytes(4, "big") + one for one in requests])
+    return b"".join(
+        requests if call["is_raw"] else [b"\0" + len(request).to_bytes(4, "big") + request for request in requests]
+    )
 
 
 def read_response(one: One, status: str, fields: Sequence[tuple[str, str]], body: bytes) -> One:

@@ -73,5 +73,5 @@ def test_the_page_has_like_for_like_before_the_others_and_measures_it_with_the_m
     assert "| litserve c, int8 | 77.0 |  |" in page
     again = Run("python -m tests.bench", run.machine, rounds=1, seconds=1.0)
     keep_sections(again, tmp_path, ("models",))
-    assert {one.section for one in again.measurements} == {"peers"}
+    assert {measurement.section for measurement in again.measurements} == {"peers"}
     assert again.unavailable == {"tei": "is not on the PATH"}

@@ -77,7 +77,7 @@ async def test_results_have_their_types_in_both_clients(client: Client, gateway:
     labels = assert_type(client.classify("m", "x"), Sequence[LabelScore])
     async with AsyncClient(gateway.target) as asynchronous:
         assert assert_type(await asynchronous.classify("m", "x"), Sequence[LabelScore]) == labels
-    assert [(one.label, one.score) for one in labels] == [("a", 0.5)]
+    assert [(label.label, label.score) for label in labels] == [("a", 0.5)]
     gateway.result = task_result(sentence_embedding={"embedding": [0.5, 1]})
     assert assert_type(client.embed("m", "x"), NDArray[Any]).tolist() == [0.5, 1]
 

@@ -46,7 +46,7 @@ async def test_a_reader_that_is_slow_gets_the_tokens_that_wait_together() -> Non
         tokens = await anext(events)
         assert isinstance(tokens, NewTokens)
         assert (tokens.token_ids, tokens.figures.steps, tokens.is_waiting) == ([1, 2], 2, True)
-        assert [one.logprob for one in tokens.logprobs] == [-1, -2]
+        assert [logprob.logprob for logprob in tokens.logprobs] == [-1, -2]
         assert await _read(events) == ["value"]
 
 

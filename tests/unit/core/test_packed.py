@@ -63,7 +63,7 @@ def test_every_task_is_known_by_its_bytes() -> None:
 
 def test_tensors_are_the_same_as_arrays_and_as_bytes() -> None:
     arrays = [{"input_ids": np.array([1, 2], np.int32)}, {"input_ids": np.array([3], np.int32)}]
-    data = [to_tensor_set(one).SerializeToString() for one in arrays]
+    data = [to_tensor_set(array).SerializeToString() for array in arrays]
     assert list(TensorSets(arrays=arrays).data) == data
     read = TensorSets(data=data).arrays
     assert [one["input_ids"].tolist() for one in read] == [[1, 2], [3]]

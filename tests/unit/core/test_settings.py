@@ -200,7 +200,7 @@ def test_every_setting_explains_itself(kind: type[ServerSettings]) -> None:
 
 def test_every_service_has_a_prefix_of_its_own() -> None:
     prefixes = [kind.prefix for kind in _KINDS]
-    assert not any(one != other and one.startswith(other) for one in prefixes for other in prefixes)
+    assert not any(prefix != other and prefix.startswith(other) for prefix in prefixes for other in prefixes)
     assert len(set(prefixes)) == len(prefixes)
 
 

@@ -74,7 +74,7 @@ def test_the_manifests_keep_every_rule(
     folders = [out] if model_image else [out, out / "compile"]
     for folder in folders:
         manifests = rendered(folder, kustomize())
-        assert [fault for one in manifests for fault in faults_of_schema(one)] == []
+        assert [fault for manifest in manifests for fault in faults_of_schema(manifest)] == []
         assert [fault for rule in RULES for fault in rule(Objects(manifests))] == []
 
 
@@ -176,9 +176,9 @@ def test_a_bundle_goes_to_the_cluster_in_an_image(programs: Programs, tmp_path: 
     assert built.startswith("docker build --tag example.com/models:2 --file - ")
     assert pushed == "docker push example.com/models:2"
     volumes = [
-        one.volumes["repository"]
-        for one in Objects(rendered(tmp_path / "out", kustomize())).workloads.values()
-        if "repository" in one.volumes
+        workload.volumes["repository"]
+        for workload in Objects(rendered(tmp_path / "out", kustomize())).workloads.values()
+        if "repository" in workload.volumes
     ]
     image = {"reference": "example.com/models:2", "pullPolicy": "IfNotPresent"}
     assert volumes == [{"name": "repository", "image": image}] * 4

@@ -31,8 +31,8 @@ def _will_answer(data: str, *, is_failure: bool = False) -> None:
 def _objects() -> list[str]:
     """What is in any bucket."""
     storage = boto3.client("s3")
-    names = [one["Name"] for one in storage.list_buckets()["Buckets"]]
-    return [one["Key"] for name in names for one in storage.list_objects_v2(Bucket=name).get("Contents", [])]
+    names = [bucket["Name"] for bucket in storage.list_buckets()["Buckets"]]
+    return [content["Key"] for name in names for content in storage.list_objects_v2(Bucket=name).get("Contents", [])]
 
 
 def test_a_result_is_read_from_where_the_endpoint_writes_it_and_nothing_is_left(predictor: SageMakerPredictor) -> None:

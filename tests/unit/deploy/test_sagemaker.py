@@ -99,7 +99,7 @@ def test_one_request_wakes_an_asynchronous_endpoint_that_has_no_instance(tmp_pat
     assert alarm["Dimensions"] == [{"Name": "EndpointName", "Value": "m"}]
     assert (alarm["Threshold"], alarm["ComparisonOperator"]) == (1.0, "GreaterThanOrEqualToThreshold")
     policies = boto3.client("application-autoscaling").describe_scaling_policies(ServiceNamespace="sagemaker")
-    [waking] = [one for one in policies["ScalingPolicies"] if one["PolicyType"] == "StepScaling"]
+    [waking] = [policy for policy in policies["ScalingPolicies"] if policy["PolicyType"] == "StepScaling"]
     assert alarm["AlarmActions"] == [waking["PolicyARN"]]
     [step] = waking["StepScalingPolicyConfiguration"]["StepAdjustments"]
     assert (step["MetricIntervalLowerBound"], step["ScalingAdjustment"]) == (0.0, 1)

@@ -171,7 +171,7 @@ async def test_metrics_and_the_span_tell_how_long_an_item_was_held_and_how_that_
     enter_span(span)
     sent, left = await system.ask("a", "b")
     enter_span(None)
-    held = next(one for one in meters.families() if one.instrument is Metrics.HELD)
+    held = next(family for family in meters.families() if family.instrument is Metrics.HELD)
     assert [held.number(one) for one in held.series.values()] == [2]
     left.cancel()
     await settled()

@@ -5,6 +5,7 @@ The processes are written by hand and send bytes, so that they can also send wha
 
 import asyncio
 import contextlib
+import gc
 import logging
 import re
 import socket
@@ -39,7 +40,7 @@ from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import Outcome, Preparation
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
-from neuronpipe.rpc.http2.client import Http2Channel
+from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, stage_method
 from tests.interop import frames
 from tests.suite.waiting import happens
@@ -583,6 +584,16 @@ async def test_the_log_says_once_why_a_stage_cannot_be_reached(
     assert caplog.messages == ["a stage cannot be reached"]
     expected = {"rpc": TOKENIZE.path, "address": f"ipv4:{target}", "reason": reason}
     assert caplog.records[0].__dict__["fields"] == expected
+
+
+async def test_a_connection_that_fails_after_its_caller_gave_up_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with _answering(b"") as target:
+        host, _, port = target.rpartition(":")
+        _, connection = await asyncio.get_running_loop().create_connection(_ClientConnection, host, int(port))
+        await happens(connection.ready.done)
+    del connection
+    gc.collect()
+    assert caplog.messages == []
 
 
 async def test_a_stage_that_is_lost_again_is_logged_again(served: _Served, caplog: pytest.LogCaptureFixture) -> None:

@@ -179,7 +179,7 @@ async def test_the_log_says_why_a_stage_cannot_be_reached_over_tls(
 def _reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Why stages cannot be reached at IPv4."""
     fields = [record.__dict__["fields"] for record in caplog.records if record.message == "a stage cannot be reached"]
-    return [one["reason"] for one in fields if one["address"].startswith("ipv4:")]
+    return [field["reason"] for field in fields if field["address"].startswith("ipv4:")]
 
 
 async def test_a_new_certificate_has_its_stream_before_the_old_one_loses_its_own(tmp_path: Path) -> None:

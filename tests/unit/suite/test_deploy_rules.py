@@ -21,7 +21,7 @@ def _container(kind: str, name: str, change: Callable[[Any], None]) -> Callable[
 
 
 def _spec(manifests: list[Manifest], kind: str, name: str) -> Any:
-    [found] = [one for one in manifests if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    [found] = [manifest for manifest in manifests if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)]
     return found["spec"]
 
 

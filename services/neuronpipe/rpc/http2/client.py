@@ -139,15 +139,18 @@ class _ClientConnection(Http2Connection[ClientCall]):
         stream.close()
 
     def failed(self) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(ConnectionResetError(_NO_HTTP2))
+        self._end_wait(ConnectionResetError(_NO_HTTP2))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        tls = self.transport.get_extra_info("ssl_object")
+        problem = _NO_HTTP2 if tls and tls.selected_alpn_protocol() != "h2" else "the server ends the connection"
+        self._end_wait(error or ConnectionResetError(problem))
+
+    def _end_wait(self, error: Exception) -> None:
         if not self.ready.done():
-            tls = self.transport.get_extra_info("ssl_object")
-            problem = _NO_HTTP2 if tls and tls.selected_alpn_protocol() != "h2" else "the server ends the connection"
-            self.ready.set_exception(error or ConnectionResetError(problem))
+            self.ready.set_exception(error)
+            self.ready.exception()  # a caller that gave up while it connected does not read it, so asyncio would log it
 
 
 @dataclass(eq=False)

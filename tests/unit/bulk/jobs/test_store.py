@@ -52,6 +52,12 @@ async def _take(store: JobStore, worker: str, count: int, *has: str, lease_s: fl
     return await store.take(worker, lease_s, count, (), has)
 
 
+def _end_leases(redis: RedisServer, *ids: str) -> None:
+    """As if the time of these jobs' leases were over."""
+    for id in ids:
+        redis.ask("ZADD", "neuronpipe-jobs:running:normal", "XX", 1, id)
+
+
 async def _waiting(store: JobStore) -> int:
     counts, _, _ = await store.count()
     return counts["normal"].waiting
@@ -84,18 +90,20 @@ async def test_jobs_of_a_refused_tenant_are_not_moved(store: JobStore, redis: Re
     assert sum(commands.values()) < 3 * 20
 
 
-async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_of_it(store: JobStore) -> None:
+async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_of_it(
+    store: JobStore, redis: RedisServer
+) -> None:
     """Of a worker that died, and given back, behind more jobs of living workers than are looked at, and before newer
     ones.
     """
     running = [await _submit(store, "a") for _ in range(30)]
     live = await store.take("live", _LEASE_S, 30, ())
     dead, given_back = await _submit(store, "a"), await _submit(store, "b")
-    assert _ids(await store.take("dead", 0.1, 1, ())) == [dead]
+    assert _ids(await store.take("dead", _LEASE_S, 1, ())) == [dead]
     (back,) = await store.take("drains", _LEASE_S, 1, ())
     newer = await _submit(store, "a")
     await store.give_back("drains", back)
-    await asyncio.sleep(0.15)
+    _end_leases(redis, dead)
     taken = [one for _ in range(3) for one in await store.take("other", _LEASE_S, 1, ())]
     assert _ids(taken) == [dead, given_back, newer]
     assert [one.job.attempts for one in taken] == [2, 1, 1]
@@ -103,24 +111,26 @@ async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_
     assert _ids(live) == running
 
 
-async def test_a_worker_does_not_get_what_it_has_whose_lease_has_ended(store: JobStore) -> None:
+async def test_a_worker_does_not_get_what_it_has_whose_lease_has_ended(store: JobStore, redis: RedisServer) -> None:
     id = await _submit(store, "a")
-    (taken,) = await _take(store, "w", 1, lease_s=0.1)
-    await asyncio.sleep(0.15)
-    assert await _take(store, "w", 0, id, lease_s=0.1) == []
+    (taken,) = await _take(store, "w", 1)
+    _end_leases(redis, id)
+    assert await _take(store, "w", 0, id) == []
     assert await _waiting(store) == 0
-    await asyncio.sleep(0.15)
-    assert await store.take("w", 0.1, 1, ()) == []
+    _end_leases(redis, id)
+    assert await store.take("w", _LEASE_S, 1, ()) == []
     assert await store.renew("w", [(taken, 3)]) == [True]
     job = await store.get(id)
     assert job
     assert (job.attempts, job.completed, job.state) == (1, 3, "running")
 
 
-async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_takes_it(store: JobStore) -> None:
+async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_takes_it(
+    store: JobStore, redis: RedisServer
+) -> None:
     ids = [await _submit(store, "a"), await _submit(store, "a")]
-    taken = await store.take("slow", 0.1, 2, ())
-    await asyncio.sleep(0.15)
+    taken = await store.take("slow", _LEASE_S, 2, ())
+    _end_leases(redis, *ids)
     assert _ids(await store.take("other", _LEASE_S, 1, ())) == ids[:1]
     assert await store.renew("slow", [(one, 0) for one in taken]) == [False, True]
     assert await store.take("other", _LEASE_S, 2, ()) == []
@@ -226,13 +236,13 @@ async def test_room_for_results_comes_back_with_the_job(store: JobStore, redis: 
     id = await _submit(store, "a", 100_000, outcomes=20)
     before = size()
     for back in ("given back", "dead", "cancelled"):
-        (taken,) = await store.take("w", 0.05, 1, ())
+        (taken,) = await store.take("w", _LEASE_S, 1, ())
         assert size() > before + 15_000, back
         if back == "given back":
             await store.give_back("w", taken)
             assert size() == before
         elif back == "dead":
-            await asyncio.sleep(0.1)
+            _end_leases(redis, id)
             await store.take("other", _LEASE_S, 0, ())
             assert size() == before
         else:
@@ -313,7 +323,7 @@ async def test_a_tenant_without_room_is_looked_at_again_when_something_changes(
         kept, waiting = await _fill(store, "a")
     else:
         running = await _submit(store, "a", _LIMIT, outcomes=12)
-        (taken,) = await _take(store, "w", 1, lease_s=0.1 if change == "dead" else _LEASE_S)
+        (taken,) = await _take(store, "w", 1)
         waiting = await _submit(store, "a", _LIMIT, outcomes=15)
     other, small = await _submit(store, "b", _LIMIT), await _submit(store, "a", _LIMIT)
     has = [running] if running else []
@@ -335,7 +345,7 @@ async def test_a_tenant_without_room_is_looked_at_again_when_something_changes(
         if change == "given back":
             await store.give_back("w", taken)
         else:
-            await asyncio.sleep(0.15)
+            _end_leases(redis, running)
     assert _ids(await _take(store, "third", 1)) == [expected]
 
 

@@ -30,11 +30,11 @@ class _Executor:
 
     async def __call__(self, item: ExecuteItem) -> Prediction:
         ids = [arrays["input_ids"] for arrays in item.sequences.arrays]
-        self.batches.append([len(one) for one in ids])
+        self.batches.append([len(id) for id in ids])
         await asyncio.sleep(0)
-        if any((one == _BAD).any() for one in ids):
+        if any((id == _BAD).any() for id in ids):
             raise InternalError("the model could not compute this input")
-        outputs = [{"length": np.array(len(one))} for one in ids]
+        outputs = [{"length": np.array(len(id))} for id in ids]
         return Prediction(TensorSets(arrays=outputs), bucket_tokens=max(map(len, ids)))
 
 

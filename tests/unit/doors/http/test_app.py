@@ -538,7 +538,7 @@ async def test_what_stands_in_a_text_is_no_value(text: bytes) -> None:
     whole = text * ((4 << 20) // len(text))
     status, _ = await browser.post("/v1/embeddings", b'{"model":"small","input":["' + whole + b'","[]"]}')
     assert status == 200
-    assert [one.sentence_embedding.text for one in browser.inputs] == [orjson.loads(b'"' + whole + b'"'), "[]"]
+    assert [input.sentence_embedding.text for input in browser.inputs] == [orjson.loads(b'"' + whole + b'"'), "[]"]
 
 
 async def test_inputs_are_counted_before_they_are_made(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

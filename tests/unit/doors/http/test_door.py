@@ -280,10 +280,14 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /wait HTTP/1.1\r\nhost:localhost\r\n\r\n" * 5000)
         connections: Any = _server(door).connections
-        await happens(lambda: any(one.pipeline for one in connections))
-        assert [len(one.pipeline) < 100 for one in connections] == [True]
+        await happens(lambda: any(connection.pipeline for connection in connections))
+        assert [len(connection.pipeline) < 100 for connection in connections] == [True]
         # A head in pieces, of which some wait here: its time to come does not run on.
-        await happens(lambda: [bool(one._held) and one._awaited.name != "HEAD" for one in connections] == [True])
+        await happens(
+            lambda: (
+                [bool(connection._held) and connection._awaited.name != "HEAD" for connection in connections] == [True]
+            )
+        )
         may_answer.set()
         for _ in range(5000):
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -545,7 +549,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         connections: Any = _server(door).connections
-        await happens(lambda: any(one._parser.requests for one in connections))
+        await happens(lambda: any(connection._parser.requests for connection in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()

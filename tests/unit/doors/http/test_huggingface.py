@@ -299,7 +299,7 @@ async def test_many_inputs_have_a_list_of_answers(browser: Browser) -> None:
     assert await browser.post("/models/labels", {"inputs": ["a", "b"]}) == (200, [_WRITTEN_LABELS, _WRITTEN_LABELS])
     questions = [{"question": "q", "context": "c"}] * 2
     _, answers = await browser.post("/models/answerer", {"inputs": questions})
-    assert [one["answer"] for one in answers] == ["a cat", "a cat"]
+    assert [answer["answer"] for answer in answers] == ["a cat", "a cat"]
 
 
 @pytest.mark.parametrize("media_type", ["image/png", "image/jpeg", "image/webp", "application/octet-stream", ""])

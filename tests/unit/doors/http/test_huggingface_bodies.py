@@ -298,7 +298,7 @@ async def test_tgis_forms_of_texts(browser: Browser, grammar: dict[str, Any], ex
     body = {"inputs": "t", "parameters": {"grammar": grammar}}
     for path in ("/generate?model=text_generation", "/models/text_generation"):
         assert (await browser.post(path, body))[0] == 200
-    assert [one.text_generation.options for one in browser.inputs] == [GenerationOptions(**expected)] * 2
+    assert [input.text_generation.options for input in browser.inputs] == [GenerationOptions(**expected)] * 2
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> No
         {"tool_call_id": "1", "name": "look"},
         {"prefix": True},
     ]
-    assert [json.loads(one.fields or "{}") for one in asked.messages] == expected
+    assert [json.loads(message.fields or "{}") for message in asked.messages] == expected
     (choice,) = answered["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
@@ -401,7 +401,7 @@ async def test_tools_and_calls_reach_the_template_and_calls_are_answered() -> No
 async def test_the_developer_of_a_chat_is_the_system_of_templates(browser: Browser) -> None:
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "t"}]
     status, _ = await browser.post("/v1/chat/completions", {"model": "text_generation", "messages": messages})
-    assert (status, [one.role for one in _asked(browser).messages]) == (200, ["system", "user"])
+    assert (status, [message.role for message in _asked(browser).messages]) == (200, ["system", "user"])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/models/text_generation/v1/completions"])
@@ -463,7 +463,7 @@ async def test_refusals_of_the_history_are_texts(browser: Browser) -> None:
     ]
     body = {"model": "text_generation", "messages": [*said, *_MESSAGES]}
     assert (await browser.post("/v1/chat/completions", body))[0] == 200
-    assert [one.content for one in _asked(browser).messages] == ["I cannot. Sorry.", "No.", "t"]
+    assert [message.content for message in _asked(browser).messages] == ["I cannot. Sorry.", "No.", "t"]
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -484,7 +484,7 @@ async def test_tools_that_are_allowed_are_those_that_may_be_called(mode: str) ->
         assert json.loads(asked.tools) == tools
         if mode == "required":
             calls = json.loads(asked.options.json_schema)["items"]["anyOf"]
-            assert [one["properties"]["name"]["const"] for one in calls] == [name]
+            assert [call["properties"]["name"]["const"] for call in calls] == [name]
     choice["allowed_tools"]["tools"][0]["function"]["name"] = "none"
     status, answered = await browser.post("/v1/chat/completions", body)
     assert (status, answered["error"]["param"]) == (400, "tool_choice.allowed_tools")

@@ -49,7 +49,7 @@ def _text(*texts: str, **changes: Any) -> dict[str, Any]:
 
 
 def _raw(*texts: bytes) -> bytes:
-    return b"".join(len(one).to_bytes(4, "little") + one for one in texts)
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
 async def _post_binary(browser: Browser, path: str, head: Any, *tensors: bytes, **headers: str) -> tuple[int, Any]:
@@ -72,14 +72,14 @@ async def test_json_in_and_out(browser: Browser) -> None:
             {"name": "count", "datatype": "UINT32", "shape": [2, 1], "data": [1, 1]},
         ],
     }
-    assert [one.text_classification.top_k for one in browser.inputs] == [1, 1]
+    assert [input.text_classification.top_k for input in browser.inputs] == [1, 1]
 
 
 @pytest.mark.parametrize("data", [["a", "b"], [["a"], ["b"]]])
 async def test_data_is_flat_or_in_lists_of_lists(browser: Browser, data: list[Any]) -> None:
     status, _ = await browser.post("/v2/models/small/infer", {"inputs": [_text("a", "b", data=data)]})
     assert status == 200
-    assert [one.text_classification.text for one in browser.inputs] == ["a", "b"]
+    assert [input.text_classification.text for input in browser.inputs] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_a_model_has_its_paths_with_and_without_a_version(browser: Browser
         if end == "/ready":
             assert body == {"name": name, "ready": True}
         if end == "/stats":
-            assert [(one["name"], one["version"]) for one in body["model_stats"]] == [(name, "1")]
+            assert [(stat["name"], stat["version"]) for stat in body["model_stats"]] == [(name, "1")]
 
 
 async def test_the_server_and_the_index(browser: Browser) -> None:
@@ -107,7 +107,7 @@ async def test_the_server_and_the_index(browser: Browser) -> None:
     status, body = await browser.post("/v2/repository/index", b'{"ready": 1}')
     assert (status, body["error"]) == (400, "ready: input should be a valid boolean")
     _, statistics = await browser.get("/v2/models/stats")
-    assert [one["name"] for one in statistics["model_stats"]] == ["small", "vectors", "viewer"]
+    assert [stat["name"] for stat in statistics["model_stats"]] == ["small", "vectors", "viewer"]
 
 
 async def test_binary_tensors_in_and_out(browser: Browser) -> None:
@@ -122,7 +122,9 @@ async def test_binary_tensors_in_and_out(browser: Browser) -> None:
     status, body = await _post_binary(browser, "/v2/models/small/infer", head, _raw(b"ab"), _raw(b"c"))
     assert status == 200
     expected = [("ab", "c")]
-    assert [(one.text_classification.text, one.text_classification.text_pair) for one in browser.inputs] == expected
+    assert [
+        (input.text_classification.text, input.text_classification.text_pair) for input in browser.inputs
+    ] == expected
     assert browser.headers["content-type"] == _BINARY
     length = int(browser.headers["inference-header-content-length"])
     assert orjson.loads(body[:length])["outputs"] == [

@@ -181,7 +181,9 @@ async def test_token_ids_stand_in_place_of_a_text(browser: Browser, ids: object,
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids, "dimensions": 2})
     assert (status, [one["index"] for one in body["data"]]) == (200, [*range(len(several))])
     assert [list(input.sentence_embedding.token_ids) for input in browser.inputs] == several
-    assert {(one.sentence_embedding.text, one.sentence_embedding.dimensions) for one in browser.inputs} == {("", 2)}
+    assert {(input.sentence_embedding.text, input.sentence_embedding.dimensions) for input in browser.inputs} == {
+        ("", 2)
+    }
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ async def test_tools_reach_the_template_as_those_of_a_chat_and_come_back_as_give
     browser = _writer("No.")
     _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
     functions = [{name: value for name, value in one.items() if name != "type"} for one in (_LOOK, _WAIT)]
-    tools = [{"type": "function", "function": one} for one in functions]
+    tools = [{"type": "function", "function": function} for function in functions]
     await browser.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": tools})
     assert browser.inputs[0].text_generation.tools == json.dumps(tools)
     assert browser.inputs[0] == browser.inputs[1]
@@ -181,7 +181,7 @@ async def _events(
 async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f'So.\n<tool_call>{_CALL}</tool_call>\n<tool_call>{{"name": "wait", "arguments": {{}}}}</tool_call>'
     events = await _events(text, monkeypatch, tools=[_LOOK, _WAIT])
-    told = [(one["type"].removeprefix("response."), one.get("output_index")) for one in events]
+    told = [(event["type"].removeprefix("response."), event.get("output_index")) for event in events]
     parts = "output_text", "function_call_arguments"
     message = ["output_item.added", "content_part.added", "output_text.delta"]
     message += ["output_text.done", "content_part.done", "output_item.done"]
@@ -196,14 +196,14 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
     ]
     response = events[-1]["response"]
     for place, (item, whole) in enumerate(zip(response["output"], ["So.", '{"at": 1}', "{}"], strict=True)):
-        own = [one for one in events if one.get("output_index") == place]
+        own = [event for event in events if event.get("output_index") == place]
         begun: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
         assert own[0]["item"] == item | begun | {"status": "in_progress"}
         assert own[-1]["item"] == item
         assert {one["item_id"] for one in own if "item_id" in one} == {item["id"]}
         *deltas, done = [one for one in own if one["type"].split(".")[1] in parts]
         assert len(deltas) > 1
-        assert "".join(one["delta"] for one in deltas) == done.get("text", done.get("arguments")) == whole
+        assert "".join(delta["delta"] for delta in deltas) == done.get("text", done.get("arguments")) == whole
         assert done.get("name") == item.get("name")
     # The same items as in an answer that is whole, but for their ids, which are random.
     _, body = await _writer(text).post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
@@ -218,7 +218,7 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
 async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:
     events = await _events("", monkeypatch)
     message = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
-    assert [one["type"].removeprefix("response.") for one in events[2:-1]] == message
+    assert [event["type"].removeprefix("response.") for event in events[2:-1]] == message
     assert events[-1]["response"]["output"] == [events[-2]["item"]]
 
 
@@ -276,7 +276,7 @@ async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
     expected = [("user", "Look."), ("assistant", "So."), ("tool", "dark"), ("tool", "light"), ("assistant", "")]
     assert [(one.role, one.content) for one in said] == expected
     look = {"name": "look", "arguments": {"at": 1}}
-    calls = [{"type": "function", "id": one, "function": look} for one in ids]
+    calls = [{"type": "function", "id": id, "function": look} for id in ids]
     wait = {"type": "function", "id": "1", "function": {"name": "wait", "arguments": "none"}}
     assert [json.loads(one.fields or "{}") for one in said] == [
         {},
@@ -419,7 +419,7 @@ async def test_a_refusal_of_the_history_is_a_text(browser: Browser) -> None:
         {"role": "user", "content": "b"},
     ]
     assert (await browser.post("/v1/responses", {"input": said}))[0] == 200
-    assert [one.content for one in browser.inputs[0].text_generation.messages] == ["a", "I cannot.", "b"]
+    assert [message.content for message in browser.inputs[0].text_generation.messages] == ["a", "I cannot.", "b"]
 
 
 async def test_a_schema_with_a_json_object_is_its_form(browser: Browser) -> None:
@@ -434,9 +434,9 @@ async def test_tools_that_are_allowed_are_those_that_may_be_called(browser: Brow
     given = {"input": "a", "tools": tools, "tool_choice": choice}
     assert (await browser.post("/v1/responses", given))[0] == 200
     asked = browser.inputs[0].text_generation
-    assert [one["function"]["name"] for one in json.loads(asked.tools)] == [one["name"] for one in tools]
+    assert [load["function"]["name"] for load in json.loads(asked.tools)] == [tool["name"] for tool in tools]
     calls = json.loads(asked.options.json_schema)["items"]["anyOf"]
-    assert [one["properties"]["name"]["const"] for one in calls] == ["other"]
+    assert [call["properties"]["name"]["const"] for call in calls] == ["other"]
     choice["tools"] = [{"type": "function", "name": "none"}]
     status, body = await browser.post("/v1/responses", given)
     assert (status, body["error"]["param"]) == (400, "tool_choice.tools")

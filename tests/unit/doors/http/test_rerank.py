@@ -51,7 +51,7 @@ async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser
 
 async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:
     _, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a", "b"], "return_documents": True})
-    assert [one["document"] for one in answer["results"]] == [{"text": "b"}, {"text": "a"}]
+    assert [result["document"] for result in answer["results"]] == [{"text": "b"}, {"text": "a"}]
 
 
 async def test_more_may_be_asked_for_than_there_are(browser: Browser) -> None:
@@ -69,8 +69,8 @@ async def test_documents_are_cut_to_as_many_tokens_as_the_request_says(browser: 
 async def test_voyages_words_are_understood(browser: Browser) -> None:
     await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b"], "top_k": 1, "truncation": False})
     await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b"], "top_k": None, "truncation": True})
-    assert [one.rerank.top_n for one in browser.inputs] == [1, 0]
-    cuts = [one.rerank.truncation for one in browser.inputs]
+    assert [input.rerank.top_n for input in browser.inputs] == [1, 0]
+    cuts = [input.rerank.truncation for input in browser.inputs]
     assert cuts == [Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT]
 
 

@@ -52,7 +52,7 @@ async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
 )
 async def test_a_byte_order_mark_is_no_part_of_a_body(browser: Browser, body: bytes, media_type: str) -> None:
     assert (await browser.post("/invocations", BOM_UTF8 + body, media_type))[0] == 200
-    assert [one.text_classification.text for one in browser.inputs] == ["a"]
+    assert [input.text_classification.text for input in browser.inputs] == ["a"]
 
 
 async def test_parameters_of_lines_that_are_null_are_none(browser: Browser) -> None:
@@ -191,7 +191,7 @@ async def test_our_own_message_is_answered_with_our_own(browser: Browser) -> Non
     status, answer = await browser.post("/invocations", _MESSAGE.SerializeToString(), media_type)
     result = InferResponse.FromString(answer).result.text_classification
     expected = (200, media_type, ["full"])
-    assert (status, browser.headers["content-type"], [one.label for one in result.labels]) == expected
+    assert (status, browser.headers["content-type"], [label.label for label in result.labels]) == expected
     status, told = await browser.post("/invocations", b"\xff", media_type)
     assert (status, told["error"]) == (400, "body: is no InferRequest of neuronpipe.api.v1")
 

@@ -80,7 +80,7 @@ async def test_a_list_of_texts_is_a_pair_and_a_list_of_lists_a_batch(
     status, answer = await browser.post("/predict", {"inputs": inputs})
     labels = [{"score": 0.75, "label": "b"}, {"score": 0.25, "label": "a"}]
     assert (status, answer) == (200, [labels, labels] if is_batch else labels)
-    assert [(one.text_classification.text, one.text_classification.text_pair) for one in browser.inputs] == texts
+    assert [(input.text_classification.text, input.text_classification.text_pair) for input in browser.inputs] == texts
     assert browser.inputs[0].text_classification.top_k == 3  # all labels of the model
 
 

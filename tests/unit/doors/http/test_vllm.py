@@ -70,7 +70,7 @@ def _pair(query: str, text: str) -> RerankInput:
 async def test_lists_of_one_length_are_pairs_by_each_versions_names(browser: Browser, names: tuple[str, str]) -> None:
     first, second = names
     await browser.post("/score", {"model": "reranker", first: ["q", "r"], second: ["a", "b"]})
-    assert [(one.rerank.query, list(one.rerank.texts)) for one in browser.inputs] == [("q", ["a"]), ("r", ["b"])]
+    assert [(input.rerank.query, list(input.rerank.texts)) for input in browser.inputs] == [("q", ["a"]), ("r", ["b"])]
 
 
 @pytest.mark.parametrize("kept", [-1, 6])

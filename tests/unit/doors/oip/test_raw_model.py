@@ -82,9 +82,9 @@ async def test_images_are_pixels() -> None:
 
 async def test_metadata_is_what_the_model_takes(server: Server) -> None:
     described = server.service.model_metadata("small/raw", "1")
-    found = [(one["name"], one["datatype"], one["shape"]) for one in described["inputs"]]
+    found = [(input["name"], input["datatype"], input["shape"]) for input in described["inputs"]]
     assert found == [(name, "INT64", [-1, -1]) for name in ("input_ids", "attention_mask", "token_type_ids")]
-    assert [(one["name"], one["datatype"], one["shape"]) for one in described["outputs"]] == [
+    assert [(output["name"], output["datatype"], output["shape"]) for output in described["outputs"]] == [
         (name, "FP32", [-1, -1]) for name in ("start_logits", "end_logits")
     ]
     optional = [one["optional"] for one in server.service.model_config("small/raw", "")["input"]]

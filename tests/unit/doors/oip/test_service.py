@@ -35,7 +35,7 @@ async def test_the_server_says_what_it_is(server: Server) -> None:
     metadata = await server.call("ServerMetadata", messages.ServerMetadataRequest())
     assert (metadata.name, metadata.version) == ("neuronpipe", __version__)
     assert {"statistics", "binary_tensor_data", "model_configuration"} <= set(metadata.extensions)
-    assert not any("shared_memory" in one for one in metadata.extensions)
+    assert not any("shared_memory" in extension for extension in metadata.extensions)
     assert (await server.call("ServerLive", messages.ServerLiveRequest())).live
 
 
@@ -78,7 +78,7 @@ async def test_every_input_of_a_configuration_is_in_the_metadata(server: Server)
 
 async def test_the_index_has_every_name_and_version(server: Server) -> None:
     models = (await server.call("RepositoryIndex", messages.RepositoryIndexRequest())).models
-    assert [(one.name, one.version, one.state) for one in models] == [
+    assert [(model.name, model.version, model.state) for model in models] == [
         ("small", "1", "READY"),
         ("small", "2", "READY"),
         ("small/raw", "1", "READY"),
@@ -114,7 +114,9 @@ async def test_statistics_are_the_metrics(server: Server) -> None:
     (raw,) = await statistics(name="small/raw")
     assert raw.inference_stats == times  # of the model, by whatever name
     expected = [("small", "1", 0), ("small", "2", 2), ("vectors", "1", 0)]
-    assert [(one.name, one.version, one.inference_count) for one in await statistics()] == expected
+    assert [
+        (statistic.name, statistic.version, statistic.inference_count) for statistic in await statistics()
+    ] == expected
 
 
 async def test_a_stream_goes_on_after_an_error(server: Server) -> None:
@@ -128,7 +130,7 @@ async def test_a_stream_goes_on_after_an_error(server: Server) -> None:
     assert answers["r1"].error_message == EVERY_ERROR[0].message
     assert answers["r2"].error_message.startswith("model 'large' is not served")
     assert answers["r2"].infer_response.model_name == "large"
-    assert all(one.infer_response.parameters["triton_final_response"].bool_param for one in answers.values())
+    assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers.values())
 
 
 async def test_answers_of_a_stream_come_when_they_are_ready(server: Server) -> None:

@@ -56,8 +56,8 @@ def _change_field(request: ModelInferRequest, chance: random.Random) -> ModelInf
             tensor.datatype = chance.choice(["BYTES", "INT64", "INT32", "UINT8", "FP16", "FP32", "BOOL", "", "x"])
         case 2:
             changed.raw_input_contents[:] = [
-                one[: chance.randint(0, len(one))] + chance.randbytes(chance.randint(0, 9))
-                for one in changed.raw_input_contents
+                content[: chance.randint(0, len(content))] + chance.randbytes(chance.randint(0, 9))
+                for content in changed.raw_input_contents
             ]
         case 3:
             name = chance.choice(["top_n", "function", "truncation", "priority", "timeout", "cache_control", "x"])

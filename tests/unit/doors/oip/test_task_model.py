@@ -242,9 +242,9 @@ async def test_metadata_is_what_a_response_has(task: str) -> None:
     tensors, _, _, result, _ = _CASES[task]
     server = Server([_spec(task)], lambda given: task_result(**{task: result}))
     described = server.service.model_metadata("small", "")
-    assert {one["name"] for one in described["inputs"]} >= set(tensors)
-    given = {one.name: (one.datatype, len(one.shape)) for one in asks("small", **tensors).inputs}
-    declared = {one["name"]: (one["datatype"], len(one["shape"])) for one in described["inputs"]}
+    assert {input["name"] for input in described["inputs"]} >= set(tensors)
+    given = {input.name: (input.datatype, len(input.shape)) for input in asks("small", **tensors).inputs}
+    declared = {input["name"]: (input["datatype"], len(input["shape"])) for input in described["inputs"]}
     assert given.items() <= declared.items()
     response = await server.infer(asks("small", **tensors))
     for output, metadata in zip(response.outputs, described["outputs"], strict=True):
@@ -258,8 +258,8 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
     fields = TaskInput.DESCRIPTOR.fields_by_name[task].message_type
     assert fields
     model = TaskModel(task)
-    named = {one.name for one in model.inputs} | set(model.parameters)
-    assert {one.name for one in fields.fields} - named <= {
+    named = {input.name for input in model.inputs} | set(model.parameters)
+    assert {field.name for field in fields.fields} - named <= {
         "type",
         "precision",
         "token_ids",
@@ -276,7 +276,7 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
 async def test_rows_become_requests_and_come_back_in_order() -> None:
     server = _classifier()
     response = await server.infer(asks("small", text=[["a"], ["bb"], [""]]))
-    assert [one.text_classification.text for one in server.inputs] == ["a", "bb", ""]
+    assert [input.text_classification.text for input in server.inputs] == ["a", "bb", ""]
     assert outputs_of(response) == {
         "label": [["a", ""], ["bb", "bb"], ["", ""]],
         "score": [[1, 0], [1, 1], [0, 0]],
@@ -291,13 +291,13 @@ async def test_rows_may_be_a_shape_of_one_dimension() -> None:
 
 async def test_no_elements_at_all_are_a_tensor_of_their_shape() -> None:
     response = await _classifier().infer(asks("small", text=[[""]]))
-    assert [list(one.shape) for one in response.outputs] == [[1, 0], [1, 0], [1, 1]]
+    assert [list(output.shape) for output in response.outputs] == [[1, 0], [1, 0], [1, 1]]
     assert list(response.raw_output_contents) == [b"", b"", bytes(4)]
 
 
 async def test_vectors_of_tokens_are_filled_up_with_zeros() -> None:
     arrays = [np.ones((1, 2), np.float32), np.full((2, 2), 2, np.float32)]
-    results = [task_result(feature_extraction={"data": one.tobytes(), "shape": one.shape}) for one in arrays]
+    results = [task_result(feature_extraction={"data": array.tobytes(), "shape": array.shape}) for array in arrays]
     server = Server([model_spec("feature_extraction")], lambda given: results[int(given.feature_extraction.text)])
     expected = {"vectors": [[[1, 1], [0, 0]], [[2, 2], [2, 2]]], "count": [[1], [2]]}
     assert outputs_of(await server.infer(asks("small", text=[["0"], ["1"]]))) == expected
@@ -387,7 +387,7 @@ async def test_typed_contents_are_read_as_raw_ones() -> None:
     request.inputs[0].contents.bytes_contents.extend([b"a", b"b"])
     response = await _classifier().infer(request)
     assert outputs_of(response)["label"] == [["a"], ["b"]]
-    assert not any(one.HasField("contents") for one in response.outputs)
+    assert not any(output.HasField("contents") for output in response.outputs)
 
 
 def _with(shape: Any = None, raw: Any = None, elements: Sequence[bytes] = (), **changes: Any) -> Any:
@@ -562,6 +562,6 @@ def test_the_table_of_docs_oip_is_what_the_models_declare() -> None:
     for task in TASKS:
         model = TaskModel(task)
         parameters = [f"`{name}`" for name in model.parameters]
-        cells = [[shown(one) for one in model.inputs], [shown(one) for one in model.outputs], parameters]
+        cells = [[shown(input) for input in model.inputs], [shown(output) for output in model.outputs], parameters]
         expected[task] = " | ".join(", ".join(cell) for cell in cells)
     assert rows == expected

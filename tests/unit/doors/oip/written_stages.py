@@ -83,7 +83,7 @@ class Server:
         self.executed.append(item)
         await asyncio.sleep(0)  # others come meanwhile
         spec = self._specs[item.model.name]
-        outputs = [_outputs(spec, one) for one in item.sequences.arrays]
+        outputs = [_outputs(spec, array) for array in item.sequences.arrays]
         if item.options:
             outputs = list(part_arrays([7, 6], FinishReason.FINISH_REASON_LENGTH))
         return Prediction(TensorSets(arrays=outputs), queue_ns=11, compute_ns=22, batch_size=1)

@@ -10,6 +10,7 @@ from neuronpipe.gateway.tenants.shared_budgets import SharedBudgets
 from neuronpipe.gateway.tenants.tenants import Rights, Tenant, Tenants, TokenBucket
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from tests.servers.redis import Proxy, RedisServer, proxy, redis_server
+from tests.suite.waiting import LIMIT_S
 
 _CAPACITY = 60_000
 # What comes back while a test runs, at a thousand tokens a second.
@@ -25,8 +26,8 @@ def redis() -> Iterator[RedisServer]:
 class _Gateway:
     """A gateway, with one tenant and its budget."""
 
-    def __init__(self, url: str, timeout_s: float = 0.5) -> None:
-        self.remote = Remote(url, prefix="np", timeout_s=timeout_s, connections=4)
+    def __init__(self, url: str) -> None:
+        self.remote = Remote(url, prefix="np", timeout_s=LIMIT_S, connections=4)
         rights = Rights(tokens_per_minute=_CAPACITY)
         # Its clock stands, so that what is put back by itself is Redis's.
         self._tenants = Tenants(lambda name: rights, (100, 10**6), 0.01, Meters(), lambda: 100.0)
@@ -43,13 +44,20 @@ class _Gateway:
         await self._budgets._exchange(*self.budget)
         return int(self.budget[1].level)
 
+    async def exchange_in_vain(self) -> None:
+        """An exchange that is not answered, or after this gateway's patience."""
+        self.remote._timeout_s = 0.05
+        with pytest.raises(RemoteError):
+            await self.exchange()
+        self.remote._timeout_s = LIMIT_S
+
 
 @asynccontextmanager
 async def _gateways(redis: RedisServer) -> AsyncIterator[tuple[_Gateway, Proxy, _Gateway]]:
     """One behind a proxy, and another."""
     redis.ask("FLUSHALL")
     async with proxy(redis.port) as between:
-        one, other = _Gateway(between.url, timeout_s=0.05), _Gateway(redis.url)
+        one, other = _Gateway(between.url), _Gateway(redis.url)
         try:
             yield one, between, other
         finally:
@@ -74,8 +82,7 @@ async def test_tokens_whose_exchange_is_not_answered_are_taken_once(redis: Redis
             one.budget[1].take(10_000)
             _spoil(between, fault)
             for _ in range(2):
-                with pytest.raises(RemoteError):
-                    await one.exchange()
+                await one.exchange_in_vain()
             between.delay_s, between.is_cutting, between.says = 0.0, False, b""
             left = _CAPACITY - 10_000 * number
             assert left <= await one.exchange() < left + _SLACK
@@ -90,8 +97,7 @@ async def test_what_is_taken_and_put_back_while_an_exchange_is_repeated_counts_w
         await one.exchange()
         one.budget[1].take(10_000)
         between.delay_s = 0.2
-        with pytest.raises(RemoteError):
-            await one.exchange()
+        await one.exchange_in_vain()
         between.delay_s = 0.0
         one.budget[1].take(-8_000)  # the request cost less than it took
         one.budget[1].take(20_000)
@@ -108,8 +114,7 @@ async def test_a_gateway_that_was_silent_counts_no_more_and_its_last_exchange_is
         await one.exchange()
         one.budget[1].take(10_000)
         between.delay_s = 0.2
-        with pytest.raises(RemoteError):
-            await one.exchange()
+        await one.exchange_in_vain()
         await other.exchange()
         assert other.budget[0].gateways == 2
         # As if both had been silent for eleven seconds.

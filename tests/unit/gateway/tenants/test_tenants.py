@@ -240,8 +240,8 @@ def test_idle_tenants_are_forgotten_with_their_metrics(gates: list[_Gate]) -> No
         control.tenants.check(f"tenant {number}")
     assert len(control.tenants._tenants) <= 1000
     assert "k" in control.tenants._tenants
-    in_flight = next(one for one in control.meters.families() if one.instrument is Metrics.TENANT_IN_FLIGHT)
-    waits = next(one for one in control.meters.families() if one.instrument is Metrics.TENANT_WAIT)
+    in_flight = next(family for family in control.meters.families() if family.instrument is Metrics.TENANT_IN_FLIGHT)
+    waits = next(family for family in control.meters.families() if family.instrument is Metrics.TENANT_WAIT)
     assert len(in_flight.series) == len(waits.series) == len(control.tenants._tenants)
 
 

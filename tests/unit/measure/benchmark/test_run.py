@@ -58,7 +58,7 @@ def _reasons(folder: Path, dtype: str) -> dict[int, str]:
         matrix=matrix, effort=CellEffort(), folder=folder, cache=folder, minutes=1e6, command="", cold_starts=0
     )
     results = BenchmarkRun(request, lambda line: None).run()
-    return {one.cell.length: one.reason for one in results.cells}
+    return {cell.cell.length: cell.reason for cell in results.cells}
 
 
 @pytest.fixture(autouse=True)

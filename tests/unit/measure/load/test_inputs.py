@@ -184,7 +184,7 @@ def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
 
 
 def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
-    made = [one.input.text_generation for one in _prompts(GenerationLoad(), None)]
+    made = [prompt.input.text_generation for prompt in _prompts(GenerationLoad(), None)]
     assert [one.prompt for one in made] == ["A text.", "Another.", "A text."]
     expected = {(32, 32, 1)}
     assert {(one.options.max_new_tokens, one.options.min_new_tokens, one.options.num_beams) for one in made} == expected
@@ -193,7 +193,7 @@ def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
 def test_prompts_of_a_length_share_what_they_shall_share() -> None:
     words = Words([f"word{number}" for number in range(1000)], [1] * 1000)
     load = GenerationLoad(prompt_tokens=Lengths.fixed(20), shared_prefix_tokens=10)
-    made = [one.input.text_generation.prompt.split() for one in _prompts(load, words)]
+    made = [prompt.input.text_generation.prompt.split() for prompt in _prompts(load, words)]
     assert [len(one) for one in made] == [30] * 3
     assert made[0][:10] == made[1][:10] == made[2][:10]
     assert len({tuple(one[10:]) for one in made}) == 3

@@ -112,7 +112,7 @@ async def test_a_message_that_arrives_in_pieces_claims_what_has_come() -> None:
             assert not refusals
             with in_flight.arriving("c", refusals.append) as third_has_come:
                 third_has_come(_MESSAGE_BYTES // 2)
-    assert [type(one) for one in refusals] == [Overloaded]
+    assert [type(refusal) for refusal in refusals] == [Overloaded]
     with in_flight.arriving("a", refusals.append) as has_come:
         has_come(_MESSAGE_BYTES)
     assert len(refusals) == 1

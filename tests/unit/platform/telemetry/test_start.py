@@ -74,7 +74,7 @@ def test_spans_are_valid_otlp_json() -> None:
     (found,) = read.resource_spans[0].scope_spans[0].spans
     assert int.from_bytes(found.trace_id) == span.context.trace_id
     assert found.end_time_unix_nano - found.start_time_unix_nano == 1_000
-    kinds = {one.key: one.value.WhichOneof("value") for one in found.attributes}
+    kinds = {attribute.key: attribute.value.WhichOneof("value") for attribute in found.attributes}
     assert kinds == {"text": "string_value", "number": "int_value", "real": "double_value", "flag": "bool_value"}
     assert (found.kind, found.status.code) == (found.SPAN_KIND_SERVER, found.status.STATUS_CODE_ERROR)
 

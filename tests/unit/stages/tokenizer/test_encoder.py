@@ -53,7 +53,9 @@ def test_small_numbers_take_two_bytes() -> None:
 def test_a_cache_counts_what_its_values_take(sequences: int, arrays: int, tokens: int) -> None:
     def sets() -> TensorSets:
         return TensorSets(
-            arrays=[{f"array {one}": np.zeros(tokens, np.int32) for one in range(arrays)} for _ in range(sequences)]
+            arrays=[
+                {f"array {number}": np.zeros(tokens, np.int32) for number in range(arrays)} for _ in range(sequences)
+            ]
         )
 
     cache = MemoryCache(1 << 30, size_bytes)

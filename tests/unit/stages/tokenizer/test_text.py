@@ -197,7 +197,12 @@ def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
 
 def test_windows_of_a_located_text_begin_with_its_beginning(tokenizer: JsonTokenizer) -> None:
     windows = tokenizer.locate_windows("one two three four five", max_tokens=4, overlap_tokens=1)
-    assert [one.token_ids.tolist()[1:-1] for one in windows] == [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
+    assert [window.token_ids.tolist()[1:-1] for window in windows] == [
+        [ONE, TWO],
+        [TWO, THREE],
+        [THREE, FOUR],
+        [FOUR, FIVE],
+    ]
 
 
 @pytest.mark.parametrize(("side", "expected"), [("right", [ONE, TWO]), ("left", [FOUR, FIVE])])
