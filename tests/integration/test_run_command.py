@@ -56,6 +56,9 @@ def test_a_folder_becomes_a_server_whose_shown_request_is_answered_and_ctrl_c_en
     with _running(source, tmp_path, "--name", "first") as (process, said):
         assert "classification" in "".join(said)
         assert "label" in _request(said).text
+        [target] = [line.split()[1] for line in said if line.strip().startswith("gRPC ")]
+        traced = _run(tmp_path, "--text", "A fine day.", command=("trace", "--target", target, "--model", "first"))
+        assert "predict.compute" in traced.stdout
         process.send_signal(signal.SIGINT)
         assert process.wait(_LIMIT_S) == 0
     [kept] = (tmp_path / ".cache/neuronpipe/run").iterdir()
@@ -77,5 +80,5 @@ def test_a_folder_that_is_not_there_ends_it_with_its_reason(tmp_path: Path) -> N
     assert done.stderr.splitlines()[-1] == f"neuronpipe: {tmp_path / 'none'}: no such folder"
 
 
-def _run(home: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return run("run", *words, environment={"HOME": str(home)})
+def _run(home: Path, *words: str, command: tuple[str, ...] = ("run",)) -> "subprocess.CompletedProcess[str]":
+    return run(*command, *words, environment={"HOME": str(home)})

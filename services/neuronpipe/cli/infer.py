@@ -88,6 +88,11 @@ def _print_table(requests: "Sequence[InferRequest]", outcomes: "Iterable[InferOu
     listed = list(outcomes)
     results = [None if outcome.HasField("error") else outcome.response.result for outcome in listed]
     print_table(result_rows([request.input for request in requests], results))
+    if len(listed) == 1 and results[0]:
+        times = listed[0].response.timings
+        parts = {"answered in": times.total_ns, "pre-process": times.preprocess_ns, "prediction": times.predict_ns}
+        parts["post-process"] = times.postprocess_ns
+        print("\n" + ", ".join(f"{part} {duration_ns / 1e6:.2f} ms" for part, duration_ns in parts.items()))
     return [_failure(number, outcome) for number, outcome in enumerate(listed, 1) if outcome.HasField("error")]
 
 

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> None:
     if bundle is None:
         raise SetupError(f"--repository {repository}: has no model {name!r} for {options.backend}")
     serving = ["--repository", str(repository), "--listen", options.listen, "--http-listen", options.http_listen]
+    serving += ["--kept-traces", "100"]
     with _service(*serving) as service:
         addresses: dict[str, str] = {}
         for line in service.stderr or ():
@@ -116,8 +117,8 @@ def _read(line: str) -> dict[str, str]:
 
 def _tell(name: str, task: str, grpc: str, http: str) -> None:
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
-    report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n")
-    report(f"Try it:\n\n  {first_request(name, task, http)}\n")
+    report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n\nTry it:\n")
+    report(f"  {first_request(name, task, http)}\n")
 
 
 def first_request(name: str, task: str, http: str) -> str:
@@ -133,11 +134,9 @@ def first_request(name: str, task: str, http: str) -> str:
         for our_field, their_field in CONVERTERS[task].fields.items():
             if our_field in sample:
                 *outer, last = their_field.replace("…", "").split(".")
-                place: dict[str, object] = body
+                place: Any = body
                 for key in outer:
-                    inner = place[key] = place.get(key) or {}
-                    assert isinstance(inner, dict)  # noqa: S101 (the fields of a body are no texts)
-                    place = inner
+                    place[key] = place = place.get(key) or {}
                 place[last] = sample[our_field]
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"

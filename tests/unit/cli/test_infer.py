@@ -8,7 +8,7 @@ import pytest
 from google.rpc.status_pb2 import Status
 
 from neuronpipe import cli
-from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse
+from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferResponse, StageTimings
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.api.v1.tasks_pb2 import FeatureType, LabelScore, TaskInput, TaskResult
 from neuronpipe.cli import infer
@@ -91,9 +91,20 @@ def test_a_pipe_gets_json_and_a_terminal_a_table(
     assert json.loads(capsys.readouterr().out)["model"] == "m"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     _infer(gateway, "--text", "a")
-    assert capsys.readouterr().out == "SCORE   LABEL\n0.7500  good\n0.2500  bad\n"
+    assert capsys.readouterr().out.startswith("SCORE   LABEL\n0.7500  good\n0.2500  bad\n")
     _infer(gateway, "--text", "a", "--output", "json")
     assert json.loads(capsys.readouterr().out)["model"] == "m"
+
+
+def test_a_table_of_one_input_ends_with_the_time_of_each_stage(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.timings = StageTimings(
+        total_ns=4_120_000, preprocess_ns=310_000, predict_ns=3_400_000, postprocess_ns=250_000
+    )
+    _infer(gateway, "--text", "a", "--output", "table")
+    expected = "answered in 4.12 ms, pre-process 0.31 ms, prediction 3.40 ms, post-process 0.25 ms"
+    assert capsys.readouterr().out.splitlines()[-2:] == ["", expected]
 
 
 def test_several_inputs_are_one_call_and_their_results_in_their_order(

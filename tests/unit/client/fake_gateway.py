@@ -18,6 +18,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     InferStreamRequest,
     InferStreamResponse,
+    StageTimings,
 )
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, GetModelResponse, ListModelsRequest, ListModelsResponse, Model
@@ -40,6 +41,7 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
         self.has_ended = threading.Event()
         self.requests: list[InferRequest] = []
         self.result = TaskResult()
+        self.timings = StageTimings()
         self.outcomes: list[InferOutcome] = []
         self.models: list[Model] = []
 
@@ -47,7 +49,7 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
         self.requests.append(request)
         self.has_begun.set()
         self.answering.wait(30)
-        return InferResponse(model=request.model, result=self.result)
+        return InferResponse(model=request.model, result=self.result, timings=self.timings)
 
     def ListModels(self, request: ListModelsRequest, context: grpc.ServicerContext) -> ListModelsResponse:
         return ListModelsResponse(models=self.models)
