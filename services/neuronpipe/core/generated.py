@@ -1,9 +1,11 @@
-"""The tokens of a text while it is generated, on their way from a stage to the task that reads them."""
+"""The tokens of a text while it is generated, on their way from a stage to the task that reads them.
+
+Steps are tuples, as items are: several are made for each token.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 
@@ -13,8 +15,7 @@ ValueT = TypeVar("ValueT")
 _LATER_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """The log probability of a token, and the log probabilities of the most probable tokens, best first."""
 
     logprob: float
@@ -22,8 +23,10 @@ class TokenLogprobs:
     top_logprobs: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
+_NO_FIGURES = GenerationFigures()
+
+
+class NewTokens(NamedTuple):
     """The tokens that an item got in a step, and the figures of the text so far. `logprobs`: where they are asked for.
 
     `is_waiting`: the item's grammar is being compiled, or its search has begun, so that others may run until the next
@@ -31,7 +34,7 @@ class NewTokens:
     """
 
     token_ids: Sequence[int] = ()
-    figures: GenerationFigures = field(default_factory=GenerationFigures)
+    figures: GenerationFigures = _NO_FIGURES
     logprobs: Sequence[TokenLogprobs] = ()
     is_waiting: bool = False
 

@@ -94,7 +94,7 @@ class TextParts:
             self._has_news.clear()
             await self._has_news.wait()
         waiting, self._waiting = self._waiting, []
-        return [*_joined(waiting)]
+        return waiting if len(waiting) == 1 else [*_joined(waiting)]
 
 
 def _joined(waiting: Iterable[GenerateStart | GeneratedPart]) -> Iterable[GenerateStart | GeneratedPart]:

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 # Number of tokens before a part that its text may depend on, as a space between words does.
 WINDOW_TOKENS = 8
@@ -45,8 +46,7 @@ class Detokenizer:
         return self.text_of([*before, token_id])[len(text_before) :].encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """Text that cannot change any more, the number of its tokens, and whether a stop string ended it."""
 
     text: str
