@@ -324,7 +324,7 @@ class CallReader:
             key, at = pair[1].strip(), pair.end()
             schema = properties.get(key) if isinstance(properties, dict) else None
             arguments[key] = _typed(pair[2], _types(schema))
-        return [(name, json.dumps(arguments, ensure_ascii=False))] if at == len(pairs) else []
+        return [(name, _json_of(arguments))] if at == len(pairs) else []
 
     def _may_become_call(self, body: str, begin: str) -> bool:
         """Returns whether more text can make a call of the body. `begin`: the body with the marks before its JSON."""
@@ -401,7 +401,10 @@ def _whole_call(text: str, names: set[str]) -> tuple[str, str, int] | None:
     name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return name, json.dumps(arguments, ensure_ascii=False), end
+    try:
+        return name, _json_of(arguments), end
+    except ValueError:
+        return None
 
 
 def _python_calls(text: str, names: set[str]) -> list[tuple[str, str]]:
@@ -423,9 +426,12 @@ def _python_calls(text: str, names: set[str]) -> list[tuple[str, str]]:
 
 
 def _json_of(value: Any) -> str:
-    """Writes JSON. Raises ValueError for what JSON does not have, and for what is not Unicode."""
+    """Writes JSON. Half a surrogate pair stays an escape. Raises ValueError for a number that JSON does not have."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    text.encode()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
     return text
 
 

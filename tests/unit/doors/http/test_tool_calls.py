@@ -230,6 +230,14 @@ _MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("gemma", "```tool_code\nlook(place=here())\n```", "```tool_code\nlook(place=here())\n```", []),
     ("gemma", '```tool_code\nlook("here")\n```', '```tool_code\nlook("here")\n```', []),
     ("gemma", '```tool_code\nlook(place="he', '```tool_code\nlook(place="he', []),
+    # Half a surrogate pair, which no answer could be sent with, stays an escape; NaN is no JSON.
+    (
+        "hermes",
+        r'<tool_call>{"arguments": {"place": "\ud83d"}, "name": "look"}</tool_call>',
+        "",
+        [("look", r'{"place": "\ud83d"}')],
+    ),
+    ("json", '{"arguments": {"place": NaN}, "name": "look"}', '{"arguments": {"place": NaN}, "name": "look"}', []),
 ]
 _TEXTS += _MARKED
 
