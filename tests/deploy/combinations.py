@@ -29,6 +29,7 @@ _PLAIN = (
     *((*jobs, *route) for jobs in ((), ("jobs",), ("jobs", "jobs-keda")) for route in _ROUTES),
     (*_HTTP, "ingress"),
     ("jobs", "http", "ingress"),
+    ("http", "alb"),
 )
 # Not with what KEDA calls: docs/kubernetes.md says why.
 _TLS = (
@@ -43,8 +44,9 @@ _TLS = (
 
 
 def combinations(*, every: bool) -> Iterator[tuple[str, ...]]:
-    """Sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, and
-    with metrics of workers where there are workers and metrics.
+    """Sets of components that docs/kubernetes.md allows, each with `check`, which only adds containers to them, with
+    metrics of workers where there are workers and metrics, and with the objects of the Prometheus Operator where there
+    are metrics.
 
     Where not every set is asked for, each two parts that go together are in one of those given.
     """
@@ -58,8 +60,15 @@ def combinations(*, every: bool) -> Iterator[tuple[str, ...]]:
         parts = max(pairs, key=lambda one: len(pairs[one] & left))
         left -= pairs.pop(parts)
         found = tuple(itertools.chain(*parts))
-        of_workers = ("jobs-observability",) if {"jobs", "observability"} <= {*found} else ()
-        yield (*found, *of_workers, "check")
+        yield (*found, *_of_metrics({*found}), "registry", "check")
+
+
+def _of_metrics(found: set[str]) -> Iterator[str]:
+    """The components that only add to those found."""
+    if "observability" in found:
+        yield from ("jobs-observability",) if "jobs" in found else ()
+        yield "prometheus-operator"
+        yield from ("prometheus-operator-tls",) if "tls" in found else ()
 
 
 def kustomize() -> str:
@@ -82,7 +91,7 @@ def combined(components: Sequence[str], program: str) -> list[Manifest]:
     """The objects of the base with components. Raises CalledProcessError."""
     _CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
-        to_deploy = os.path.relpath(DEPLOY, folder)
+        to_deploy = os.path.relpath(DEPLOY, os.path.realpath(folder))
         content = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

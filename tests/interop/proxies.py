@@ -2,7 +2,7 @@
 
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +114,25 @@ PROXIES = {
 def running_proxy(proxy: Proxy, server: str, folder: Path) -> Iterator[str]:
     """The address of a proxy before a server. `folder`: for its files."""
     folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    values = {"port": port, "server": server.rpartition(":")[2], "folder": folder}
+    with running(proxy.command, Template(proxy.configuration).substitute(values), port, folder) as address:
+        yield address
+
+
+def free_port() -> int:
+    """A port of loopback on which nothing listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], configuration: str, port: int, folder: Path) -> Iterator[str]:
+    """The address of a program that is given the file of its configuration, and listens on the port."""
     path = folder / "configuration.yaml"
-    values = {"port": port, "server": server.rpartition(":")[2], "folder": folder}
-    path.write_text(Template(proxy.configuration).substitute(values))
-    process = subprocess.Popen([*proxy.command, str(path)])
+    path.write_text(configuration)
+    process = subprocess.Popen([*command, str(path)])
     try:
         _wait_until_it_listens(port, process)
         yield f"127.0.0.1:{port}"

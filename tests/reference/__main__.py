@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tests.reference import api, cli, configuration, errors, parts, telemetry
+from tests.reference import alerts, api, cli, configuration, errors, parts, telemetry
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -15,7 +15,11 @@ def _with_parts(page: str) -> str:
     return parts.filled(page, (_DOCS / page).read_text(encoding="utf-8"))
 
 
+_COMPONENT = "../deploy/components/prometheus-operator"
 _PAGES: Mapping[str, Callable[[], str]] = {
+    f"{_COMPONENT}/dashboard.yaml": alerts.dashboard,
+    f"{_COMPONENT}/rules.yaml": alerts.prometheus_rule,
+    "reference/alerts.md": alerts.page,
     "reference/api.md": api.page,
     "reference/cli.md": cli.page,
     "reference/configuration.md": configuration.page,

@@ -1,25 +1,30 @@
 """The rules of tests/deploy see each fault that manifests can have. `make verify-deploy` asks them about deploy/."""
 
 import copy
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.deploy.combinations import DEPLOY, Manifest, combinations, combined, kustomize, rendered
-from tests.deploy.objects import Objects
+from tests.deploy.combinations import ALONE, DEPLOY, Manifest, combinations, combined, kustomize, rendered
+from tests.deploy.objects import DOCKERFILE, Objects
 from tests.deploy.rules import RULES, Rule, cluster, pods, traffic
 from tests.deploy.schemas import faults_of_schema
 
+_TARGETS = {*re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE)}
 # Together they have every component.
 _PLAIN = (
     *("cpu", "observability", "keda", "scale-to-zero", "jobs", "jobs-keda", "gateway-api", "jobs-observability"),
-    *("http", "gateway-api-http", "ingress", "check"),
+    *("http", "gateway-api-http", "ingress", "alb", "prometheus-operator", "registry", "check"),
 )
 _TLS = (
     *("neuron", "model-image", "observability", "hpa", "jobs", "gateway-api", "tls", "jobs-tls", "gateway-api-tls"),
-    *("jobs-observability", "check"),
+    *("jobs-observability", "prometheus-operator", "prometheus-operator-tls", "check"),
 )
 _S3 = ("gpu", "s3", "check")
 
@@ -53,6 +58,10 @@ class _Set:
     def port(self, name: str) -> Any:
         """A port of the gateway's Service."""
         return next(port for port in self["Service/gateway"]["spec"]["ports"] if port["name"] == name)
+
+    def scraped(self) -> Any:
+        """What the PodMonitor scrapes of a pod."""
+        return self["PodMonitor/neuronpipe"]["spec"]["podMetricsEndpoints"][0]
 
     def set(self, name: str, variable: str, value: str) -> None:
         """A variable of a Deployment's container."""
@@ -108,7 +117,10 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         ]["metadata"].pop("namespace")
     },
     (cluster.secrets_exist, _TLS): {
-        "secret tls-tokenizer is made nowhere": lambda one: one.remove("Certificate/tokenizer")
+        "secret tls-tokenizer is made nowhere": lambda one: one.remove("Certificate/tokenizer"),
+        "PodMonitor neuronpipe: secret tls-prometheus is made nowhere": lambda one: one.remove(
+            "Certificate/prometheus"
+        ),
     },
     (cluster.secrets_exist, _PLAIN): {
         "claim models is made nowhere": lambda one: one.spec("gateway")["volumes"][0].update(
@@ -276,6 +288,18 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
             "caCertificateRefs"
         ][0].update(name="x")
     },
+    (cluster.monitors_scrape_all_metrics, _PLAIN): {
+        "container worker: 0 monitors scrape it": lambda one: one["Deployment/worker"]["spec"]["template"]["metadata"][
+            "labels"
+        ].pop("app.kubernetes.io/part-of"),
+        "has no port metric, which is scraped": lambda one: one.scraped().update(port="metric"),
+        "its metrics have no TLS, and are scraped otherwise": lambda one: one.scraped().update(scheme="https"),
+        "None is not its name": lambda one: one["PodMonitor/neuronpipe"]["spec"].pop("jobLabel"),
+    },
+    (cluster.monitors_scrape_all_metrics, _TLS): {
+        "its metrics have TLS, and are scraped otherwise": lambda one: one.scraped().pop("scheme"),
+        "its certificate is not for gateway": lambda one: one.scraped()["tlsConfig"].update(serverName="gateway"),
+    },
     (cluster.kserve_sees_grpc, ("kserve",)): {
         "api is no name of a port for gRPC": lambda one: one["ClusterServingRuntime/neuronpipe"]["spec"]["containers"][
             0
@@ -327,6 +351,35 @@ def test_the_schemas_refuse(break_it: Callable[[_Set], object], expected: str) -
     found = _Set(*_PLAIN)
     break_it(found)
     assert expected in "\n".join(_schema_faults(found))
+
+
+@pytest.mark.parametrize("name", ["base", *ALONE])
+def test_one_line_puts_every_image_behind_a_registry(name: str, tmp_path: Path) -> None:
+    prefix = "registry.example.com:5000/team/models"
+    copied = shutil.copytree(DEPLOY, tmp_path / "deploy")
+    place = copied / "components/registry/prefix.yaml"
+    place.write_text(place.read_text().replace("  prefix: neuronpipe\n", f"  prefix: {prefix}\n"))
+    folder = copied / name
+    if name == "base":
+        folder = tmp_path / "overlay"
+        folder.mkdir()
+        parts = [f"../deploy/components/{one}" for one in _PLAIN]
+        (folder / "kustomization.yaml").write_text(
+            yaml.safe_dump({"resources": ["../deploy/base"], "components": parts})
+        )
+    objects = Objects(rendered(folder, kustomize()))
+    workloads = [*objects.containers, *(check for one in objects.workloads.values() for check in one.checks)]
+    images = [str(one.content["image"]) for one in workloads]
+    images += [
+        one["image"]
+        for runtime in objects.of_kind("ClusterServingRuntime").values()
+        for one in runtime["spec"]["containers"]
+    ]
+    foreign = {"redis:7.4-bookworm"}
+    names = {path.removeprefix(f"{prefix}/").partition(":")[0] for path in {*images} - foreign}
+    assert images
+    assert names <= _TARGETS, names
+    assert "image-prefix" not in objects.of_kind("ConfigMap")
 
 
 def test_every_component_is_in_some_combination() -> None:

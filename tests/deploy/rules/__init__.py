@@ -31,4 +31,5 @@ RULES: tuple[Rule, ...] = (
     cluster.services_stay_available,
     cluster.autoscaling_has_one_owner,
     cluster.kserve_sees_grpc,
+    cluster.monitors_scrape_all_metrics,
 )

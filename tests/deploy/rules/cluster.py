@@ -9,7 +9,7 @@ from neuronpipe.core.settings import fields_of, variable_name
 from neuronpipe.deploy.kubernetes import NAMESPACE
 from neuronpipe.platform.telemetry.prometheus import series_names
 from tests.deploy.combinations import ROOT
-from tests.deploy.objects import CALLED, INFERENCE, SETTINGS, Objects, port_of, selects
+from tests.deploy.objects import CALLED, INFERENCE, SETTINGS, Objects, Workload, port_of, selects
 
 _PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("kubernetes.md", "autoscaling.md")}
 _OF_THE_CLUSTER = {"Namespace", "PriorityClass", "ClusterServingRuntime"}
@@ -68,6 +68,11 @@ def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
                 found = variable.get("valueFrom", {}).get("secretKeyRef")
                 if found:
                     yield str(container), found["name"]
+    for name, monitor in objects.of_kind("PodMonitor").items():
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            tls = endpoint.get("tlsConfig", {})
+            shown = [*(tls[part]["secret"] for part in ("ca", "cert") if part in tls), tls.get("keySecret")]
+            yield from ((f"PodMonitor {name}", reference["name"]) for reference in shown if reference)
     for issuer in objects.of_kind("Issuer").values():
         if "ca" in issuer["spec"]:
             yield f"Issuer {issuer['metadata']['name']}", issuer["spec"]["ca"]["secretName"]
@@ -166,3 +171,37 @@ def kserve_sees_grpc(objects: Objects) -> Iterator[str]:
             yield f"ClusterServingRuntime {name}: listens on {listens} only"
         if asked["service"] != INFERENCE:
             yield f"ClusterServingRuntime {name}: asks for {asked['service']}"
+
+
+def monitors_scrape_all_metrics(objects: Objects) -> Iterator[str]:
+    """Where there is a PodMonitor, it scrapes every pod with metrics, with TLS where the port has it, by a name in the
+    pod's certificate, and the label `job` is the service's name.
+    """
+    monitors = objects.of_kind("PodMonitor")
+    for workload in objects.workloads.values() if monitors else ():
+        scraped = [one for one in workload.containers if "metrics" in one.ports]
+        selecting = [
+            one for one in monitors.values() if selects(one["spec"]["selector"]["matchLabels"], workload.labels)
+        ]
+        if len(selecting) != 1:
+            yield from (f"{one}: {len(selecting)} monitors scrape it" for one in scraped)
+            continue
+        spec = selecting[0]["spec"]
+        [endpoint] = spec["podMetricsEndpoints"]
+        for one in scraped:
+            if endpoint["port"] not in one.ports:
+                yield f"{one}: has no port {endpoint['port']}, which is scraped"
+            if workload.labels.get(spec.get("jobLabel", "")) != workload.name:
+                yield f"{one}: {spec.get('jobLabel')} is not its name"
+            has_tls = bool(one.setting("tls_certificate"))
+            if has_tls != (endpoint.get("scheme") == "https"):
+                yield f"{one}: its metrics have {'TLS' if has_tls else 'no TLS'}, and are scraped otherwise"
+            elif has_tls and endpoint["tlsConfig"]["serverName"] not in _names_of(objects, workload):
+                yield f"{one}: its certificate is not for {endpoint['tlsConfig']['serverName']}"
+
+
+def _names_of(objects: Objects, workload: Workload) -> list[str]:
+    """The names in the certificate of a workload's pods."""
+    secret = workload.volumes.get("tls", {}).get("secret", {}).get("secretName")
+    certificates = (one["spec"] for one in objects.of_kind("Certificate").values())
+    return [name for one in certificates if one["secretName"] == secret for name in one["dnsNames"]]

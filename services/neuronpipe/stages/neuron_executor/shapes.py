@@ -1,8 +1,8 @@
 """The menu of shapes of a back end that computes any shape.
 
 A runtime keeps code and buffers for each shape that it computes. OpenVINO's int8 kernels need 5 MB for each number of
-tokens of a batch (MiniLM, 38 matrix products, CPU with AMX; docs/performance.md), and the first batch of a shape takes
-ten times as long. So batches have a bounded number of shapes, which are all computed soon after the start.
+tokens of a batch (MiniLM, 38 matrix products, CPU with AMX; docs/benchmarks/analysis.md), and the first batch of a
+shape takes ten times as long. So batches have a bounded number of shapes, which are all computed soon after the start.
 """
 
 from bisect import bisect_left

@@ -1,0 +1,93 @@
+"""docs/reference/alerts.md, from docs/alerts.yaml: what to look at and what to do for each alert. The objects for
+Kubernetes with the same alerts, and with the dashboard.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from tests.documentation.pages import ROOT
+from tests.reference.markdown import NOTE, code, table
+
+_ALERTS = ROOT / "docs" / "alerts.yaml"
+_DASHBOARD = ROOT / "docs" / "grafana.json"
+_HEAD = f"""# Alerts
+
+{NOTE.format("[alerts.yaml](../alerts.yaml)")}
+
+Each alert carries these texts as its annotations, and a link to its section here as `runbook_url`. Panels are those of
+the [dashboard](../grafana.json). [Observability](../observability.md) says how both are installed."""
+
+
+def rules() -> list[Mapping[str, Any]]:
+    """The alerts."""
+    return [rule for group in yaml.safe_load(_ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def page() -> str:
+    """The page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield _HEAD
+    rows = [[f"[{one['alert']}](#{one['alert'].lower()})", one["labels"]["severity"], _meaning(one)] for one in rules()]
+    yield from table(["Alert", "Severity", "Meaning"], rows)
+    for one in rules():
+        yield from (
+            "",
+            f"## {one['alert']}",
+            "",
+            f"“{_meaning(one)}”. {_linked(one['annotations']['description'])}",
+            "",
+        )
+        yield f"- **Look at**: {_linked(one['annotations']['look'])}"
+        yield f"- **Do**: {_linked(one['annotations']['do'])}"
+        yield f"- **Fires**: for {code(one['for'])}" if "for" in one else "- **Fires**: at once"
+        yield from ("", "```text", *textwrap.wrap(one["expr"], 116, break_on_hyphens=False), "```")
+
+
+def _meaning(rule: Mapping[str, Any]) -> str:
+    summary = re.sub(r"\{\{ \$value[^}]*\}\}", "N", rule["annotations"]["summary"])
+    return re.sub(r"\{\{ \$labels\.(?:neuronpipe_)?(\w+) \}\}", lambda label: label[1].upper(), summary)
+
+
+def _linked(words: str) -> str:
+    """The words, with links in place of the paths of pages."""
+
+    def link(found: re.Match[str]) -> str:
+        page, anchor = f"{found[1]}.md", found[2]
+        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+        # As GitHub makes anchors; tests.links finds those that lead nowhere.
+        named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
+        title = named.get(anchor, anchor) if anchor else headings[0]
+        return f"[{title}](../{page}{'#' + anchor if anchor else ''})"
+
+    return re.sub(r"docs/([\w/-]+)\.md(?:#([\w-]+))?", link, words)
+
+
+def prometheus_rule() -> str:
+    """The PrometheusRule of the component prometheus-operator."""
+    groups = _ALERTS.read_text().partition("groups:\n")[2]
+    head = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "neuronpipe", "labels": {"release": "kube-prometheus-stack"}},
+    }
+    note = NOTE.format("docs/alerts.yaml")
+    return f"# {note}\n{yaml.safe_dump(head, sort_keys=False)}spec:\n  groups:\n{textwrap.indent(groups, '  ')}"
+
+
+def dashboard() -> str:
+    """The ConfigMap of the component prometheus-operator, which Grafana's sidecar finds by its label."""
+    head = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "neuronpipe-dashboard", "labels": {"grafana_dashboard": "1"}},
+    }
+    content = textwrap.indent(_DASHBOARD.read_text().rstrip(), "    ")
+    note = NOTE.format("docs/grafana.json")
+    return f"# {note}\n{yaml.safe_dump(head, sort_keys=False)}data:\n  neuronpipe.json: |\n{content}\n"
