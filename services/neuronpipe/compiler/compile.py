@@ -48,6 +48,7 @@ Reporter: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
+_QUERY_WEIGHTS_FILE = "query_weights.json"
 _MERGED = "merged"
 _COMPARE = "compare with PyTorch on samples"
 # The results of these tasks contain tokens of the vocabulary.
@@ -302,6 +303,7 @@ def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: 
         source=source.describe(),
         tokenizer_file=TOKENIZER_FILE if (folder / TOKENIZER_FILE).exists() else "",
         tokens_file=TOKENS_FILE if (folder / TOKENS_FILE).exists() else "",
+        query_weights_file=_QUERY_WEIGHTS_FILE if spec.query_weights else "",
         artifacts=(artifact,),
         cache_results=request.cache_results,
         files={},
@@ -319,6 +321,8 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
     if not _TASKS_WITH_TOKENS.isdisjoint(spec.tasks):
         tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique="sparse_embedding" in spec.tasks)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    if spec.query_weights:
+        (folder / _QUERY_WEIGHTS_FILE).write_text(json.dumps(spec.query_weights))
 
 
 def _refuse(refusals: Iterator[str]) -> None:

@@ -142,6 +142,12 @@ class ModelSpec(Frozen):
     tokens: tuple[str, ...] = Field(
         (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
     )
+    query_weights: tuple[float, ...] = Field(
+        (),
+        exclude=True,
+        repr=False,
+        description="weight of each token in queries that the model does not compute; a file of the bundle has them",
+    )
     image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
     adapters: tuple[AdapterSpec, ...] = Field((), description="adapters in the graph, numbered from 1 on")
     needs_adapter: bool = Field(False, description="whether only adapters have a head, so that the base is not served")
