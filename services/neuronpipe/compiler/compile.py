@@ -21,7 +21,6 @@ from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
 from neuronpipe.compiler.detection import Configuration, DetectedTask, describe, read_configuration
-from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
@@ -63,7 +62,6 @@ class CompileRequest:
       to 1): the smallest accepted agreement (see Accuracy). None means no limit. int8 keeps layers in float32 until
       `min_agreement` is reached.
     - `calibration`: a file of texts or a folder of images for int8, or None for samples.
-    - `device_times`: the name of a table of fake.py, which the fake back end simulates.
     - `task`, `dtype`: empty: found from the model's configuration.
     - `reranker`: the template and the answers of a decoder that ranks.
     - `merge_adapter`: the source is an adapter (LoRA), which is merged into `base_model`, or into the model that it
@@ -87,7 +85,6 @@ class CompileRequest:
     pipeline: PipelineOptions = ONE_CORE
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     reranker: RerankerOptions = NO_OPTIONS
-    device_times: str = ""
     cache_results: bool = False
     merge_adapter: bool = False
     base_model: str = ""
@@ -218,7 +215,6 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
             request.dtype,
             loaded.buckets,
             request.neuronx,
-            request.device_times,
             pipeline,
             request.adapters,
         )
@@ -353,8 +349,6 @@ def _refusals(request: CompileRequest) -> Iterator[str]:
             "--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for "
             "--backend neuronx"
         )
-    if request.device_times and (backend != "fake" or request.device_times not in DEVICE_TIMES):
-        yield f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
     yield from _refusals_of_pipeline(request)
     if request.base_model and not request.merge_adapter:
         yield "--base-model is for --merge-adapter"
