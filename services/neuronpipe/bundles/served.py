@@ -196,7 +196,7 @@ class ServedModels(Generic[ResourceT]):
         return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
 
     def watch_needs(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` after each change of what gateways need."""
+        """Calls `changed` whenever gateways need other models."""
         self._needs_watchers.append(changed)
 
     def _tell_needs(self) -> None:

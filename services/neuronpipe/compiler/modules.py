@@ -182,7 +182,7 @@ class Named(torch.nn.Module):
 
 
 class PooledModule(torch.nn.Module):
-    """A model and the modules after it, which make a vector, the output of this name, from its token vectors."""
+    """A model with a head that makes one vector of its token vectors. `output`: the name of the vector."""
 
     def __init__(self, model: torch.nn.Module, head: torch.nn.Module, output: str) -> None:
         super().__init__()

@@ -335,7 +335,7 @@ class ModelTable(Generic[EntryT]):
     def at(self, key: tuple[str, int]) -> EntryT:
         """Returns the entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
         entry = self._entries.get(key)
-        return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
+        return self.find(key[0], str(key[1])) if entry is None else entry  # `find` names the missing model or version
 
     def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
         """Returns the entry that gets a copy of a request without a version, which `version` answered; mostly None."""

@@ -423,7 +423,7 @@ def _python_calls(text: str, names: set[str]) -> list[tuple[str, str]]:
 
 
 def _json_of(value: Any) -> str:
-    """Writes JSON. Raises ValueError for what JSON does not have, and for what is not Unicode."""
+    """Writes JSON. Raises ValueError for a value that JSON lacks, and for a text that is not Unicode."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
