@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.measure import processes
+from demo import processes
 from neuronpipe.platform.process import worker
 from neuronpipe.stages.neuron_executor.runtimes import neuron
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE

@@ -12,7 +12,6 @@ from pathlib import Path
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.measure.benchmark.cold_starts import AS_INSTALLED, drop_files
 from neuronpipe.measure.machine import cpu_seconds
 from tests.bench.measurements import spread_text
 from tests.bench.systems import NO_CACHE
@@ -20,12 +19,14 @@ from tests.bench.systems import NO_CACHE
 _EVENTS = ("model ready", "ready")
 _FIRST = "first answer"
 _POLL_S = 0.005
+# pip compiles packages to byte code as it installs them; the first start compiles a checkout, and does not count.
+_AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _start(repository: Path, model: str) -> dict[str, tuple[float, float]]:
     """Event → seconds since the process was started, and CPU time of the process until then."""
     found: dict[str, tuple[float, float]] = {}
-    with ServiceProcess("all", "--repository", str(repository), *NO_CACHE, environment=AS_INSTALLED) as process:
+    with ServiceProcess("all", "--repository", str(repository), *NO_CACHE, environment=_AS_INSTALLED) as process:
 
         def note(event: str) -> None:
             found[event] = time.monotonic() - process.began_s, cpu_seconds([process.pid])
@@ -41,6 +42,15 @@ def _start(repository: Path, model: str) -> dict[str, tuple[float, float]]:
                 except Unavailable:
                     time.sleep(_POLL_S)
     return found
+
+
+def _drop_files(folder: Path) -> None:
+    """Drops the files' content from the kernel's cache, except parts that processes have mapped."""
+    os.sync()
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def _rows(rounds: list[dict[str, tuple[float, float]]], title: str) -> Iterator[str]:
@@ -61,7 +71,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for title, rounds in found.items():
             if title == "files not in memory":
-                drop_files(options.repository)
+                _drop_files(options.repository)
             rounds.append(_start(options.repository, options.model))
     print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs\n")
     print("| | until | s | CPU s |\n|---|---|---:|---:|")

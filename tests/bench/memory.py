@@ -27,11 +27,11 @@ import grpc
 import numpy as np
 import psutil
 
+from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, resident_mb
-from neuronpipe.measure.processes import ServiceProcess
 from tests.bench.load import INFER, LoadProcess, System
 from tests.bench.peers.environments import CACHE
 from tests.bench.systems import (

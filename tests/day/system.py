@@ -25,8 +25,8 @@ from typing import Any
 import psutil
 import redis
 
+from demo.processes import ServiceProcess
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.measure.processes import ServiceProcess
 from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.servers.redis import RedisServer
 from tests.servers.tls_files import STAGES, Deployment

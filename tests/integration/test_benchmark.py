@@ -21,7 +21,7 @@ _LIMIT_S = 250
 
 
 def _command(bundle: Path, out: Path, *options: str) -> list[str]:
-    quick = ("--cell-seconds", "0.3", "--calls", "20", "--cores", "1", "--cold-starts", "0", "--base-length", "16")
+    quick = ("--cell-seconds", "0.3", "--calls", "20", "--cores", "1", "--base-length", "16")
     return [
         *("benchmark", "--repository", str(bundle), "--out", str(out)),
         *(*quick, "--batches", "1,2", "--throughput-batches", "1", *options),
@@ -38,9 +38,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a length that the model does not take, and a cold start."""
+    """A run with a length that the model does not take."""
     out = tmp_path_factory.mktemp("benchmark")
-    found = run(*_command(bundle, out, "--lengths", "8,16,9000", "--cold-starts", "1"))
+    found = run(*_command(bundle, out, "--lengths", "8,16,9000"))
     assert found.returncode == 0, found.stderr
     return out
 
@@ -56,19 +56,13 @@ def test_a_run_measures_its_cells_and_says_why_one_has_no_figures(finished: Path
     (refused,) = (cell for cell in results.cells if cell.reason)
     assert refused.cell.length == 9000
     assert "9000" in refused.reason
-    (cold,) = results.cold_starts
-    assert not cold.reason
-    assert len(cold.starts_ms) == 1
-    assert cold.starts_ms[0] > max(cold.model_ms)
     assert "9000 tokens, the model takes 64" in (finished / "README.md").read_text()
     assert (finished / "latency-by-length.svg").stat().st_size > 1_000
 
 
 def test_a_run_that_is_complete_measures_nothing_again(bundle: Path, finished: Path) -> None:
     before = (finished / "results.json").read_text()
-    found = run(
-        *_command(bundle, finished, "--lengths", "8,16,9000", "--cold-starts", "1", "--p95-ms", "500", "--rate", "10")
-    )
+    found = run(*_command(bundle, finished, "--lengths", "8,16,9000", "--p95-ms", "500", "--rate", "10"))
     assert found.returncode == 0, found.stderr
     assert json.loads((finished / "results.json").read_text())["cells"] == json.loads(before)["cells"]
     assert "REPLICAS" in found.stdout.upper()

@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from neuronpipe.measure.processes import start_module
+from demo.processes import start_module
 from tests.suite.commands import start_command
 from tests.suite.constants import PATCH, without_patch
 

@@ -94,6 +94,9 @@ class Manifest(Frozen):
     source: Source
     tokenizer_file: str = Field("", description="empty for a model of images, which has no tokenizer")
     tokens_file: str = Field("", description="each token as text, a JSON list, for fill-mask")
+    query_weights_file: str = Field(
+        "", description="weight of each token in queries, a JSON list, for sparse models that compute documents alone"
+    )
     artifacts: tuple[Artifact, ...] = Field(min_length=1)
     cache_results: bool = Field(False, description="whether a gateway caches this model's results")
     files: dict[str, str] = Field(

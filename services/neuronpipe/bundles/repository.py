@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
@@ -62,11 +62,16 @@ class Bundle:
         return self.files.parse(self.manifest.tokenizer_file, parse)
 
     def decoding_spec(self) -> ModelSpec:
-        """Returns the facts about the model, with the text of each token if its task needs it. Raises RefusedBundle."""
-        if not self.manifest.tokens_file:
-            return self.spec
-        tokens = self.files.parse(self.manifest.tokens_file, TypeAdapter(tuple[str, ...]).validate_json)
-        return self.spec.model_copy(update={"tokens": tokens})
+        """Returns the facts about the model, with the text and weight of each token if its task needs them.
+
+        Raises RefusedBundle.
+        """
+        facts: dict[str, Any] = {}
+        if file := self.manifest.tokens_file:
+            facts["tokens"] = self.files.parse(file, TypeAdapter(tuple[str, ...]).validate_json)
+        if file := self.manifest.query_weights_file:
+            facts["query_weights"] = self.files.parse(file, TypeAdapter(tuple[float, ...]).validate_json)
+        return self.spec.model_copy(update=facts)
 
     def artifact(self, backend: str) -> Artifact:
         """Returns the artefact for a back end; "": the bundle's first. Raises SetupError, which names the artefacts."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
@@ -26,17 +27,13 @@ class ModelState(enum.Enum):
     FAILED = "failed"
 
 
-class ServedModel(Generic[ResourceT]):
-    """One version of a model, and as a context manager the resource that this process uses for it."""
+class ServedModel(ABC, Generic[ResourceT]):
+    """One version of a model or of its adapter, and as a context manager the resource that this process uses for it."""
+
+    resource: ResourceT
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
-        self.state = ModelState.LOADING
-        self.resource: ResourceT
-        self._stack = AsyncExitStack()
-        self._uses = 0
-        self._is_unused = asyncio.Event()
-        self._is_unused.set()
 
     @property
     def spec(self) -> ModelSpec:
@@ -46,9 +43,35 @@ class ServedModel(Generic[ResourceT]):
     def key(self) -> ModelKey:
         return ModelKey(*self.bundle.key)
 
+    @property
+    @abstractmethod
+    def state(self) -> ModelState: ...
+
+    @abstractmethod
     def __enter__(self) -> ResourceT:
         """Returns the resource, open until the block ends. Raises Unavailable if the model is not ready."""
-        if self.state is not ModelState.READY:
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _OpenModel(ServedModel[ResourceT]):
+    """A model with a resource of its own."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
+        self._state = ModelState.LOADING
+        self._stack = AsyncExitStack()
+        self._uses = 0
+        self._is_unused = asyncio.Event()
+        self._is_unused.set()
+
+    @property
+    def state(self) -> ModelState:
+        return self._state
+
+    def __enter__(self) -> ResourceT:
+        if self._state is not ModelState.READY:
             raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
         if not self._uses:
             self._is_unused.clear()
@@ -62,29 +85,33 @@ class ServedModel(Generic[ResourceT]):
 
     async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
         self.resource = await self._stack.enter_async_context(resource)
-        self.state = ModelState.READY
+        self._state = ModelState.READY
 
     async def close(self) -> None:
-        self.state = ModelState.DRAINING
+        self._state = ModelState.DRAINING
         await self._is_unused.wait()
-        self.state = ModelState.CLOSED
+        self._state = ModelState.CLOSED
         await self._stack.aclose()
 
 
-class ServedAdapter(ServedModel[ResourceT]):
-    """An adapter of a served model. Requests that name it use the model."""
+class _ServedAdapter(ServedModel[ResourceT]):
+    """An adapter of an open model. Requests that name the adapter use the model."""
 
-    def __init__(self, base: ServedModel[ResourceT], bundle: Bundle, resource: ResourceT) -> None:
+    def __init__(self, base: _OpenModel[ResourceT], bundle: Bundle, resource: ResourceT) -> None:
         super().__init__(bundle)
-        self.base = base
+        self._base = base
         self.resource = resource
 
+    @property
+    def state(self) -> ModelState:
+        return self._base.state
+
     def __enter__(self) -> ResourceT:
-        self.base.__enter__()
+        self._base.__enter__()
         return self.resource
 
     def __exit__(self, *_: object) -> None:
-        self.base.__exit__()
+        self._base.__exit__()
 
 
 class ServedModels(Generic[ResourceT]):
@@ -102,7 +129,7 @@ class ServedModels(Generic[ResourceT]):
         self._open_model = open_model
         self._other_names = other_names
         self._adapt = adapt
-        self._models: list[ServedModel[ResourceT]] = []
+        self._models: list[_OpenModel[ResourceT]] = []
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
@@ -169,7 +196,7 @@ class ServedModels(Generic[ResourceT]):
         return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
 
     def watch_needs(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` after each change of what gateways need."""
+        """Calls `changed` whenever gateways need other models."""
         self._needs_watchers.append(changed)
 
     def _tell_needs(self) -> None:
@@ -187,7 +214,7 @@ class ServedModels(Generic[ResourceT]):
 
     async def open(self, bundle: Bundle) -> None:
         """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
-        model: ServedModel[ResourceT] = ServedModel(bundle)
+        model: _OpenModel[ResourceT] = _OpenModel(bundle)
         if model.key in self.keys | self._opening:
             name, version = model.key
             raise SetupError(f"{bundle.folder}: model {name!r} version {version} is served already")
@@ -204,7 +231,7 @@ class ServedModels(Generic[ResourceT]):
         self._replace([model for model in self._models if model.key != key])
         await closing.close()
 
-    def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
+    def _replace(self, models: list[_OpenModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
         routes = self.table.declared_routes if routes is None else routes
         self._models = models
         adapters = (adapter for model in models for adapter in self._adapters_of(model))
@@ -213,10 +240,10 @@ class ServedModels(Generic[ResourceT]):
         self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
         self._notify()
 
-    def _adapters_of(self, model: ServedModel[ResourceT]) -> Iterator[ServedAdapter[ResourceT]]:
+    def _adapters_of(self, model: _OpenModel[ResourceT]) -> Iterator[_ServedAdapter[ResourceT]]:
         for number in range(1, 1 + len(model.spec.adapters)):
             bundle = model.bundle.adapted(number)
-            yield ServedAdapter(model, bundle, self._adapt(model.resource, bundle))
+            yield _ServedAdapter(model, bundle, self._adapt(model.resource, bundle))
 
     def _notify(self) -> None:
         for changed in list(self._watchers):

@@ -26,7 +26,6 @@ _DEFAULTS: Mapping[str, tuple[Any, Any]] = {
     "dtypes": (("float32", "bfloat16"), ("float32",)),
     "cell_seconds": (4.0, 1.0),
     "calls": (100, 20),
-    "cold_starts": (3, 1),
 }
 
 
@@ -82,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         0.05,
     )
     option(effort, "--minutes M", "refuse to begin what takes longer (default: 60)", 60.0)
-    option(effort, "--cold-starts N", "starts of each model, 0 for none (default: 3)", int)
     option(effort, "--fresh", "measure again what --out has from before", dest="is_fresh")
     option(
         effort,
@@ -151,7 +149,6 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         ("calls", 2, 1_000_000),
         ("precision", 0.001, 1),
         ("minutes", 0.1, 100_000),
-        ("cold_starts", 0, 100),
     )
     for name, low, high in limits:
         if not low <= getattr(options, name) <= high:  # also false for NaN

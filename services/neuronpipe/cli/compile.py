@@ -93,7 +93,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser, "--pipeline-cores N", "cut the model into N parts, each for a core (openvino, neuronx; default: 1)", 1
     )
     option(parser, "--pipeline-balance", "quantity that parts share equally (default: time)", "time", choices=BALANCES)
-    option(parser, "--device-times TABLE", "simulate a device with fake, inf2-bert-base or inf2-distilbert", "")
     option(
         parser,
         "--rerank-template TEXT",

@@ -21,7 +21,6 @@ from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
 from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
 from neuronpipe.compiler.detection import Configuration, DetectedTask, describe, read_configuration
-from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
@@ -48,6 +47,7 @@ Reporter: TypeAlias = Callable[[str], None]
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
 TOKENS_FILE = "tokens.json"
+_QUERY_WEIGHTS_FILE = "query_weights.json"
 _MERGED = "merged"
 _COMPARE = "compare with PyTorch on samples"
 # The results of these tasks contain tokens of the vocabulary.
@@ -62,7 +62,6 @@ class CompileRequest:
       to 1): the smallest accepted agreement (see Accuracy). None means no limit. int8 keeps layers in float32 until
       `min_agreement` is reached.
     - `calibration`: a file of texts or a folder of images for int8, or None for samples.
-    - `device_times`: the name of a table of fake.py, which the fake back end simulates.
     - `task`, `dtype`: empty: found from the model's configuration.
     - `reranker`: the template and the answers of a decoder that ranks.
     - `merge_adapter`: the source is an adapter (LoRA), which is merged into `base_model`, or into the model that it
@@ -86,7 +85,6 @@ class CompileRequest:
     pipeline: PipelineOptions = ONE_CORE
     neuronx: NeuronxOptions = DEFAULT_OPTIONS
     reranker: RerankerOptions = NO_OPTIONS
-    device_times: str = ""
     cache_results: bool = False
     merge_adapter: bool = False
     base_model: str = ""
@@ -217,7 +215,6 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
             request.dtype,
             loaded.buckets,
             request.neuronx,
-            request.device_times,
             pipeline,
             request.adapters,
         )
@@ -302,6 +299,7 @@ def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: 
         source=source.describe(),
         tokenizer_file=TOKENIZER_FILE if (folder / TOKENIZER_FILE).exists() else "",
         tokens_file=TOKENS_FILE if (folder / TOKENS_FILE).exists() else "",
+        query_weights_file=_QUERY_WEIGHTS_FILE if spec.query_weights else "",
         artifacts=(artifact,),
         cache_results=request.cache_results,
         files={},
@@ -319,6 +317,8 @@ def _write_tokenizer(folder: Path, tokenizer: SourceTokenizer, mask_token: str, 
     if not _TASKS_WITH_TOKENS.isdisjoint(spec.tasks):
         tokens = token_texts(tokenizer, spec.vocabulary_size, are_unique="sparse_embedding" in spec.tasks)
         (folder / TOKENS_FILE).write_text(json.dumps(tokens, ensure_ascii=False), encoding="utf-8")
+    if spec.query_weights:
+        (folder / _QUERY_WEIGHTS_FILE).write_text(json.dumps(spec.query_weights))
 
 
 def _refuse(refusals: Iterator[str]) -> None:
@@ -349,8 +349,6 @@ def _refusals(request: CompileRequest) -> Iterator[str]:
             "--target, --optlevel, --model-type, --auto-cast, --attention and --compile-workers are for "
             "--backend neuronx"
         )
-    if request.device_times and (backend != "fake" or request.device_times not in DEVICE_TIMES):
-        yield f"--device-times {request.device_times}: for --backend fake; there are: {', '.join(DEVICE_TIMES)}"
     yield from _refusals_of_pipeline(request)
     if request.base_model and not request.merge_adapter:
         yield "--base-model is for --merge-adapter"

@@ -64,7 +64,6 @@ class Conversion:
     dtype: str
     buckets: tuple[Bucket, ...]
     neuronx: NeuronxOptions
-    device_times: str = ""
     pipeline: PipelinedModel | None = None
     adapters: tuple[str, ...] = ()
 

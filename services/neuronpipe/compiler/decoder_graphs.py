@@ -93,7 +93,7 @@ def _stateful(step: torch.nn.Module, self_shapes: Shapes, cross_shapes: Shapes) 
     rows, before, new = 2, 3, 2
     shapes = [*self_shapes, *cross_shapes]
     integer, real = openvino.Type.i64, openvino.Type.f32
-    # By name: an example for two rows, shape and type.
+    # Input → its example of two rows, its shape and its type.
     inputs: dict[str, tuple[torch.Tensor, Sequence[int], Any]] = {
         "input_ids": (torch.zeros(rows, new, dtype=torch.int64), [-1, -1], integer),
         "attention_mask": (torch.ones(rows, before + new, dtype=torch.int64), [-1, -1], integer),

@@ -71,7 +71,7 @@ class SourceModule:
 
     The module takes int64 [batch, tokens] by input name and returns a dict of float32 outputs [batch, *axes].
     `per_token_outputs`: outputs whose first axis after the batch is the tokens. `facts`: the facts about the model for
-    each task that it answers. `remarks`: further information for a user.
+    each task that it answers. `query_weights`: see ModelSpec. `remarks`: further information for a user.
     """
 
     module: torch.nn.Module
@@ -90,6 +90,7 @@ class SourceModule:
     largest_bucket: str = ""
     adapters: tuple[AdapterSpec, ...] = ()
     needs_adapter: bool = False
+    query_weights: tuple[float, ...] = ()
 
     @property
     def takes_images(self) -> bool:
@@ -148,6 +149,7 @@ class SourceModule:
             facts=self.facts,
             adapters=self.adapters,
             needs_adapter=self.needs_adapter,
+            query_weights=self.query_weights,
         )
 
     def _output(self, name: str, shape: tuple[int, ...]) -> OutputSpec:
@@ -180,7 +182,7 @@ class Named(torch.nn.Module):
 
 
 class PooledModule(torch.nn.Module):
-    """A model and the modules after it, which make a vector, the output of this name, from its token vectors."""
+    """A model with a head that makes one vector of its token vectors. `output`: the name of the vector."""
 
     def __init__(self, model: torch.nn.Module, head: torch.nn.Module, output: str) -> None:
         super().__init__()

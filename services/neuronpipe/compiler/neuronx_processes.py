@@ -52,7 +52,7 @@ class FilledBucket:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """The traces that a process makes: `outputs` by name. `firsts`: the first layer of each part."""
+    """The traces that a process makes of a model. `firsts`: the first layer of each part."""
 
     source_folder: str
     task: str

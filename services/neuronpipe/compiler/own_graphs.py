@@ -28,7 +28,7 @@ FEED_FORWARD_TYPES = tuple(_ACTIVATIONS)
 
 
 class JinaBertConfig(transformers.BertConfig):
-    """`has_query_norms`: the model is of the second kind, with norms of queries and keys."""
+    """The configuration of Jina-BERT v2. `has_query_norms`: the model normalizes queries and keys."""
 
     model_type = "jina_bert"
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,11 +74,19 @@ def write_document_side(source: Path, router: Router, folder: Path) -> None:
     (folder / _QUERY_SIDE).write_text(json.dumps(side))
 
 
-def read_query_side(folder: Path, tokenizer: SourceTokenizer, vocabulary_size: int) -> dict[str, Any]:
-    """The fields of SparseFacts about a folder of write_document_side; empty for other folders. Raises SetupError."""
+@dataclass(frozen=True, slots=True)
+class QuerySide:
+    """The queries of a Router, which the tokenizer alone answers: their prompts and the weights of tokens."""
+
+    query_prompts: tuple[str, ...] = ()
+    query_weights: tuple[float, ...] = ()
+
+
+def read_query_side(folder: Path, tokenizer: SourceTokenizer, vocabulary_size: int) -> QuerySide:
+    """The queries of a folder of write_document_side; none for other folders. Raises SetupError."""
     side = read_object(folder / _QUERY_SIDE, may_lack=True)
     if not side:
-        return {}
+        return QuerySide()
     query = folder / side["path"]
     of_queries, of_documents = (json.loads(written) for written in (load_tokenizer(query).json, tokenizer.json))
     if different := ", ".join(part for part in _PARTS if of_queries.get(part) != of_documents.get(part)):
@@ -91,7 +98,7 @@ def read_query_side(folder: Path, tokenizer: SourceTokenizer, vocabulary_size: i
     weights[: len(table)] = table
     names = (_QUERY, "") if side["default_side"] == _QUERY else (_QUERY,)
     # Nine digits are every digit of float32.
-    return {"query_weights": tuple(float(f"{weight:.9g}") for weight in weights.tolist()), "query_prompts": names}
+    return QuerySide(names, tuple(float(f"{weight:.9g}") for weight in weights.tolist()))
 
 
 def _read_weights(folder: Path, query: Path, tokenizer: SourceTokenizer) -> torch.Tensor:

@@ -197,7 +197,7 @@ def _check_counts(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
-    """Raises SetupError if config.json is of a model that is not supported, or that would give wrong results."""
+    """Raises SetupError if config.json describes a model that is not supported, or that would give wrong results."""
     for find, sentence in _CONFIGURATIONS:
         if fault := find(content):
             raise SetupError(f"{folder}: {sentence.format(fault)}")

@@ -1,4 +1,4 @@
-"""The caller of a request: what a door knows of it, and how the running task finds it."""
+"""The caller of a request, with the facts that a door knows. The running task finds it in a ContextVar."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass

@@ -142,6 +142,12 @@ class ModelSpec(Frozen):
     tokens: tuple[str, ...] = Field(
         (), exclude=True, repr=False, description="each token as text; a file of the bundle has them"
     )
+    query_weights: tuple[float, ...] = Field(
+        (),
+        exclude=True,
+        repr=False,
+        description="weight of each token in queries that the model does not compute; a file of the bundle has them",
+    )
     image: ImageSpec | None = Field(None, description="steps to a model's pixels, if it takes images")
     adapters: tuple[AdapterSpec, ...] = Field((), description="adapters in the graph, numbered from 1 on")
     needs_adapter: bool = Field(False, description="whether only adapters have a head, so that the base is not served")
@@ -329,7 +335,7 @@ class ModelTable(Generic[EntryT]):
     def at(self, key: tuple[str, int]) -> EntryT:
         """Returns the entry for a model's key, which a stage gets with an item. Raises ModelNotFound."""
         entry = self._entries.get(key)
-        return self.find(key[0], str(key[1])) if entry is None else entry  # `find` says what is missing
+        return self.find(key[0], str(key[1])) if entry is None else entry  # `find` names the missing model or version
 
     def find_shadow(self, name: str, version: int, request_id: str) -> EntryT | None:
         """Returns the entry that gets a copy of a request without a version, which `version` answered; mostly None."""

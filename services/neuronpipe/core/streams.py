@@ -77,7 +77,7 @@ class Stream(ModelNews, Protocol):
         """Sends items, `size_bytes` together, by their numbers. Returns the errors of items that cannot be sent."""
 
     async def tell_needed(self, models: frozenset[ModelKey]) -> None:
-        """Tells the process which models items may be sent for from now on, while no other message is being sent."""
+        """Tells the process the models of all items that may follow. Called while no other message is being sent."""
 
     async def receive(self) -> StageResponse:
         """Returns the next message."""

@@ -128,7 +128,7 @@ def _error_of(status: int, body: str) -> NeuronpipeError:
 # A target of deployments.
 Target: TypeAlias = ComposeTarget | KubernetesTarget | SageMakerTarget
 
-# By name: the class, and the steps that delete an endpoint completely.
+# Name of a target → its class, and the steps that delete an endpoint completely.
 _TARGETS: Mapping[str, tuple[Callable[..., Target], Callable[[str], Iterator[DeployStep]]]] = {
     "compose": (ComposeTarget, compose.undeploying),
     "kubernetes": (KubernetesTarget, kubernetes.undeploying),

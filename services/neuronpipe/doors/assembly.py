@@ -1,4 +1,4 @@
-"""The doors of a gateway, and what each of them answers with."""
+"""The doors of a gateway, and the services that each door offers."""
 
 import time
 from collections.abc import AsyncIterator, Sequence

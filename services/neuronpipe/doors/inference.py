@@ -57,7 +57,7 @@ class ModelName(NamedTuple):
 class Inputs:
     """The values in the field `name` of a request, and the function that makes an input of each value.
 
-    `is_list`: whether errors name the index of an input.
+    `is_list`: whether errors name the index of an input. `check`: raises InvalidInput for values that all inputs share.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Inputs:
     make: Callable[[Any], TaskInput]
     fields: FieldNames
     is_list: bool = True
+    check: Callable[[], None] = lambda: None
 
     def made(self, limit: int) -> list[TaskInput]:
         """Makes the inputs, at most `limit`. Raises InvalidInput."""
@@ -72,6 +73,7 @@ class Inputs:
             raise InvalidInput(self.name, f"{len(self.values)} inputs, must be from 1 to {limit}")
         inputs: list[TaskInput] = []
         try:
+            self.check()
             for value in self.values:
                 inputs.append(self.make(value))  # noqa: PERF401 (the error below needs the index)
         except InvalidInput as error:

@@ -148,7 +148,7 @@ class AdmissionControl:
             if error is None or made_for != whose or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
                 error = self._late(*late) if late else self._full((1, 0))
                 self._last_refusal = time.monotonic(), whose, error
-            raise error.with_traceback(None)  # each raise would add its frames, with what the request has sent
+            raise error.with_traceback(None)  # each raise would add its frames, which keep the request's data
 
     def admit(
         self,
@@ -244,8 +244,9 @@ class AdmissionControl:
         return Overloaded(problem, self._load.retry_after_s(1, admission.tokens))
 
     def _full(self, excess: tuple[int, int], *, is_bulk: bool = False) -> Overloaded:
-        """Makes the error of a request for which there is no room, with the time that the excess takes to drain. Where
-        there are tenants, the error does not say what others have in flight.
+        """Makes the error of a request for which there is no room, with the time that the excess takes to drain.
+
+        If there are tenants, the error does not tell the requests in flight of other tenants.
         """
         in_flight, limit, unit, setting = self._load.requests, self._limits[0], "requests", "max_requests_in_flight"
         if not excess[0]:
@@ -285,7 +286,7 @@ class AdmissionControl:
         return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
-        """Returns the request that must end for one more of a tenant, None if the model has room. Raises Overloaded."""
+        """Returns the request that must end so that a tenant's next one fits; None if it fits. Raises Overloaded."""
         if not load.limit or load.load.requests < load.limit:
             return None
         if other := load.furthest_over(tenant_load, weight):

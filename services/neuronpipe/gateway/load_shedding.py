@@ -26,7 +26,7 @@ _ANSWER_WEIGHT = 0.05
 # If less than this share of its usual time is left, a request has spent most of it in the network or in gRPC. The share
 # is not near 1, because under overload usual times grow to the deadlines.
 _LEAST_SHARE_LEFT = 0.5
-# The number of tenants without requests in flight of which a model keeps what it learned.
+# Maximum number of tenants without requests in flight whose records a model keeps.
 _MAX_IDLE_TENANTS = 500
 
 # Tokens in a byte of input before anything is known, and the weight of the newest request in the estimate.
@@ -39,9 +39,9 @@ _ESTIMATE_WEIGHT = 0.05
 class Admitted:
     """A request that admission control has admitted.
 
-    - `tenant_load`: what the tenant has of the model.
+    - `tenant_load`: the tenant's part of the model's load.
     - `tokens`: the tokens of the input plus `new_tokens`, the maximum number of tokens that the request generates.
-    - `shed`: ends the request, to make room for what `shed_for` then says.
+    - `shed`: ends the request to make room for the request that `shed_for` then names.
     - `own_turn`: the turn of its tenant in which the request runs.
     """
 

@@ -75,7 +75,7 @@ def _same_share(first: Sequence[Any], second: Sequence[Any]) -> float:
 
 
 def _of_each(read: Callable[[Any], Any], measure: Callable[[Any, Any], float]) -> Callable[[Any, Any], float]:
-    """Measures what `read` takes from each of two results."""
+    """Measures two results by the values that `read` returns for each."""
     return lambda first, second: measure(read(first), read(second))
 
 

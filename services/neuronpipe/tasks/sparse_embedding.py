@@ -33,10 +33,9 @@ class SparseFacts(PromptFacts):
     encoded = ("prompt", "prompts", "query_prompts")
 
     top_k: int = Field(0, ge=0, description="maximum number of tokens of a text, as the model was saved; 0: all")
-    query_weights: tuple[float, ...] = Field(
-        (), repr=False, description="weight of each token in queries, which are not computed by the model"
+    query_prompts: tuple[str, ...] = Field(
+        (), description="names of the prompts of queries, which are not computed by the model; '': the default"
     )
-    query_prompts: tuple[str, ...] = Field((), description="names of the prompts of such queries; '': the default")
 
 
 def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
@@ -48,7 +47,7 @@ def check(input: SparseEmbeddingInput, model: ModelSpec) -> None:
 def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """Returns one sequence of the text behind its prompt; `token_ids` int32 [tokens], for weights of its tokens.
 
-    A query with `query_weights` has token ids alone.
+    A query that the model does not compute has token ids alone.
     """
     facts = SparseFacts.of(model)
     prompt = facts.prompt_of(input.prompt_name)
@@ -65,7 +64,7 @@ def encode(input: SparseEmbeddingInput, tokenizer: TextTokenizer, model: ModelSp
 def decode(
     input: SparseEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SparseEmbeddingResult:
-    """Returns the largest weights above zero, with `tokens` of decoding_spec."""
+    """Returns the largest weights above zero, with `tokens` and `query_weights` of decoding_spec."""
     token_ids, weights = (
         _positive_weights(annotations, outputs[0]) if outputs else _query_weights(annotations[0]["token_ids"], model)
     )
@@ -81,10 +80,9 @@ def decode(
 
 def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
     """Returns the distinct ids and the weights above zero of a query's tokens. Raises InvalidInput."""
-    table = SparseFacts.of(model).query_weights
-    if not table:
+    if not model.query_weights:
         raise InvalidInput("outputs", "are missing")
-    weights = np.array([table[token_id] for token_id in token_ids.tolist()], np.float32)
+    weights = np.array([model.query_weights[token_id] for token_id in token_ids.tolist()], np.float32)
     return token_ids[weights > 0], weights[weights > 0]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from neuronpipe.measure.processes import LoggedProcess, open_log
+from demo.processes import LoggedProcess, open_log
 from tests.bench.peers.environments import ROOT, environment_python
 
 _STOP_LIMIT_S = 20

@@ -21,7 +21,7 @@ _MIN_SECRET_BYTES = 32
 
 
 class JobStoreSettings(Settings):
-    """The Redis of jobs."""
+    """The Redis database that keeps jobs."""
 
     jobs_redis_url: str = Field(  # may hold a password
         "",

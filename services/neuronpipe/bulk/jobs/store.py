@@ -344,7 +344,7 @@ class JobStore:
     async def _run(
         self, operation: str, read: Callable[[Any], ReadT] = lambda reply: reply, /, **arguments: _Argument
     ) -> ReadT:
-        """Runs the script of an operation, whose file says which arguments it takes and what it returns."""
+        """Runs the script of an operation. The script's file describes its arguments and its reply."""
         await self._check_again()
         named: list[str | bytes | int] = ["prefix", self._prefix]
         for name, value in arguments.items():

@@ -170,17 +170,18 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
     query_side = read_query_side(folder, tokenizer, model.config.vocab_size)
     facts = SparseFacts(
         prompt=default_prompt(folder),
-        prompts={**dict.fromkeys(SIDES if query_side else (), ""), **read_prompts(folder)},
+        prompts={**dict.fromkeys(SIDES if query_side.query_prompts else (), ""), **read_prompts(folder)},
         top_k=applied_settings(folder).get("max_active_dims") or 0,
-        **query_side,
+        query_prompts=query_side.query_prompts,
     )
     described: dict[str, Any] = {
         "saved_limit": read_limits(transformer_folder(folder)).get("max_seq_length"),
         "facts": facts,
         "remarks": {"pooling": f"{strategy} of {activation}", "vectors": f"{model.config.vocab_size} tokens"},
     }
-    module = _Splade(model, strategy, activation)
-    return source_module(module, model, "sparse_embedding", tokenizer, outputs=(_WEIGHTS,), **described)
+    splade = _Splade(model, strategy, activation)
+    module = source_module(splade, model, "sparse_embedding", tokenizer, outputs=(_WEIGHTS,), **described)
+    return replace(module, query_weights=query_side.query_weights)
 
 
 def _read_pooling(folder: Path) -> dict[str, Any]:

@@ -86,13 +86,15 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     prompt_name, cuts = _prompt_name(body, spec), _cuts(body)
     conversions = {word: _conversion(body, word) for word in body.embedding_types}
 
-    def make(part: Part) -> TaskInput:
+    def check() -> None:
         for conversion in conversions.values():
             check_vector_options(conversion, spec)
+
+    def make(part: Part) -> TaskInput:
         # The whole vector, not scaled: each type is made of it.
         return embedding_input(part.value, skip_normalize=True, prompt_name=prompt_name, **cuts)
 
-    inputs = Inputs(name, parts, make, _FIELDS | dict.fromkeys(("text", "image"), f"{name}…"))
+    inputs = Inputs(name, parts, make, _FIELDS | dict.fromkeys(("text", "image"), f"{name}…"), check=check)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:

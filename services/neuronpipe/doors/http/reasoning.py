@@ -74,7 +74,7 @@ class AnswerReader:
             yield answer
 
     def _reasoning(self, *, is_last: bool) -> Iterator[ReasoningText]:
-        """Yields the reasoning in the rest, without white space at its end and what may become the mark."""
+        """Yields the reasoning in the rest, without white space and a possible beginning of the mark at its end."""
         said, closing, behind = self._rest.partition(self._closing)
         if self._skips_space:
             said = said.lstrip()

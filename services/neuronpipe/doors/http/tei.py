@@ -203,7 +203,7 @@ async def _each(
     make: Callable[[Any], tasks.TaskInput],
     write: Callable[[Any], Any],
 ) -> HttpResponse:
-    """Answers with what `write` makes of the result of each text."""
+    """Answers with a list: `write` makes each element of the result of a text."""
     model = inference.choose(request.model(request.body.model), task)
     inputs = Inputs("inputs", texts, make, _FIELDS, is_list=texts is request.body.inputs)
     results = await inference.each(request.call, model, inputs)

@@ -218,6 +218,6 @@ Application: TypeAlias = Callable[[Exchange], Awaitable[None]]
 
 
 def too_large(max_bytes: int, hint: str) -> RequestRefused:
-    """Returns the error for a body that is larger than the limit. `hint`: ends the message, with what can be done."""
+    """Returns the error for a body that is larger than the limit. `hint`: the end of the message, with a remedy."""
     problem = f"the body is larger than {max_bytes} bytes, the limit{hint}"
     return RequestRefused(413, "content_too_large", problem)

@@ -177,9 +177,10 @@ class Tenant:
 
 
 class Shares:
-    """Limits what tenants occupy for long, such as places of calls that wait. One tenant gets at most `times` as much
-    as it leaves, so that some is left for the next tenant (dynamic thresholds: Choudhury and Hahne, IEEE/ACM
-    Transactions on Networking 6(2), 1998). Without tenants there is only the limit.
+    """Limits the things that tenants occupy for long, such as places of calls that wait.
+
+    One tenant gets at most `times` as much as it leaves, so that some is left for the next tenant (dynamic thresholds:
+    Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). Without tenants there is only the limit.
     """
 
     def __init__(self, limit: int, times: int = 1) -> None:
@@ -194,12 +195,12 @@ class Shares:
         return remaining >= 0 and (not tenant or not tenant_amount or tenant_amount + amount <= self._times * remaining)
 
     def take(self, tenant: str, amount: int = 1) -> None:
-        """Adds to what a tenant occupies."""
+        """Counts an amount that a tenant occupies from now on."""
         self.total += amount
         self._by_tenant[tenant] += amount
 
     def give_back(self, tenant: str, amount: int = 1) -> None:
-        """Subtracts from what a tenant occupies."""
+        """Counts an amount that a tenant no longer occupies."""
         self.total -= amount
         self._by_tenant[tenant] -= amount
         if not self._by_tenant[tenant]:

@@ -30,13 +30,11 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The content of the price file. `per_second`: prices of a serverless endpoint, by its memory in MB."""
+    """The content of the price file."""
 
     date: str
     note: str
     instances: Mapping[str, Instance]
-    serverless: str
-    per_second: Mapping[int, float]
 
     def alike(self, cpus: int, chosen: str) -> list[Instance]:
         """Returns the chosen type; without a choice, the types with this number of CPUs, because others would have
@@ -66,14 +64,7 @@ def read_prices(path: Path = DEFAULT_PRICES) -> Prices:
     try:
         content = json.loads(path.read_text())
         instances = {name: _instance(name, content) for name, content in content["instances"].items()}
-        serverless = content["serverless"]
-        return Prices(
-            date=str(content["date"]),
-            note=str(content.get("note", "")),
-            instances=instances,
-            serverless=str(serverless["name"]),
-            per_second={int(memory): float(price) for memory, price in serverless["per_second_by_memory_mb"].items()},
-        )
+        return Prices(date=str(content["date"]), note=str(content.get("note", "")), instances=instances)
     except OSError as error:
         raise SetupError(f"--prices {path}: {error.strerror}") from error
     except KeyError as error:

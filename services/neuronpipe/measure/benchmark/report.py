@@ -14,7 +14,7 @@ from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.measure.benchmark.costs import Costs, Goal, costs_table, goal_table
 from neuronpipe.measure.benchmark.matrix import LATENCY
 from neuronpipe.measure.benchmark.results import CellResult, Results, results_csv
-from neuronpipe.measure.benchmark.tables import cells_table, comparison_tables, missing_table
+from neuronpipe.measure.benchmark.tables import cells_table, figure_tables, missing_table
 from neuronpipe.measure.figures import Table
 
 PAGE_FILE = "README.md"
@@ -211,7 +211,7 @@ def _markdown(results: Results, costs: Costs, goal: Goal | None, plots: Sequence
 def _tables(results: Results, costs: Costs, goal: Goal | None) -> Iterator[Table]:
     if goal:
         yield goal_table(results, costs, goal)
-    yield from comparison_tables(results, costs)
+    yield from figure_tables(results, costs)
     yield costs_table(results, costs)
     yield cells_table(results)
     yield missing_table(results)

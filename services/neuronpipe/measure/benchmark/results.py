@@ -78,26 +78,6 @@ def cell_result(cell: Cell, samples: CellSamples, *, steal: float, others: float
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdStart:
-    """Cold starts of `serve all` with one model, then single requests of `length` tokens. Times in ms.
-
-    - `model_ms`: computing time of each request.
-    - `overhead_ms`: the rest of its latency.
-    - `reason`: why there are no times.
-    """
-
-    model: str
-    task: str
-    length: int
-    size_bytes: int = 0
-    memory_bytes: int = 0
-    starts_ms: Sequence[float] = ()
-    model_ms: Sequence[float] = ()
-    overhead_ms: Sequence[float] = ()
-    reason: str = ""
-
-
 @dataclass(kw_only=True)
 class Results:
     """A run. `effort`, `machine`: the figures depend on them; a run is resumed only if they are equal.
@@ -113,7 +93,6 @@ class Results:
     planned: int = 0
     minutes: float = 0.0
     cells: list[CellResult] = field(default_factory=list)
-    cold_starts: list[ColdStart] = field(default_factory=list)
 
     @property
     def measured(self) -> list[CellResult]:
@@ -162,8 +141,7 @@ def read_results(path: Path) -> Results:
         )
     try:
         cells = [_cell(cell) for cell in content.pop("cells")]
-        starts = [ColdStart(**start) for start in content.pop("cold_starts")]
-        return Results(**content, cells=cells, cold_starts=starts)
+        return Results(**content, cells=cells)
     except (KeyError, TypeError, AttributeError) as error:
         raise SetupError(f"{file}: is damaged: {error}") from error
 

@@ -3,7 +3,6 @@
 The expected time is shown before the run starts, and again after each cell.
 """
 
-import asyncio
 import dataclasses
 import os
 import time
@@ -15,13 +14,11 @@ import numpy as np
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.bundles import CannotMeasure, WantedBundle
-from neuronpipe.measure.benchmark.cold_starts import measure_cold_starts
 from neuronpipe.measure.benchmark.matrix import IMAGE_TOKENS, BenchmarkModel, Cell, Matrix, Variant
 from neuronpipe.measure.benchmark.measuring import CellEffort, work
 from neuronpipe.measure.benchmark.results import (
     RESULTS_FILE,
     CellResult,
-    ColdStart,
     Results,
     cell_result,
     read_results,
@@ -97,15 +94,12 @@ def minutes_text(seconds: float) -> str:
 _QUIET = 0.25
 # Facts that must be equal for cells of two runs to be in one report.
 _SAME = ("neuronpipe", "CPU", "CPU family, model, stepping", "CPUs to use", "libraries")
-_COLD_REQUESTS = 50
-_COLD_START_S = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A run. `minutes`: a run that would take longer is not begun. `cold_starts`: starts of each model; 0 for none.
-
-    `is_fresh`: cells that the folder has already are measured again.
+    """A run. `minutes`: a run that would take longer is not begun. `is_fresh`: cells that the folder has already
+    are measured again.
     """
 
     matrix: Matrix
@@ -114,7 +108,6 @@ class RunRequest:
     cache: Path
     minutes: float
     command: str
-    cold_starts: int = 3
     base_length: int = 128
     is_fresh: bool = False
 
@@ -138,11 +131,10 @@ class BenchmarkRun:
         self.results.planned = len(request.matrix.cells)
         done = {result.cell for result in self.results.cells}
         self._left = [cell for cell in request.matrix.cells if cell not in done]
-        self._cold_left = self._cold_models()
 
     def run(self) -> Results:
         """Measures the remaining cells. Raises SetupError if the matrix would take longer than allowed."""
-        if not (self._left or self._cold_left):
+        if not self._left:
             return self.results
         self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
         self._check_load()
@@ -151,8 +143,6 @@ class BenchmarkRun:
         try:
             for variant, cells in Matrix(self._request.matrix.models, tuple(self._left)).variants.items():
                 self._run_variant(variant, cells)
-            for model in self._cold_left:
-                self._run_cold(model)
         finally:
             self.results.minutes = minutes_before + (time.monotonic() - began_s) / 60
             write_results(self.results, self._request.folder)
@@ -170,16 +160,9 @@ class BenchmarkRun:
             )
         wanted_cells = set(self._request.matrix.cells)
         self.results.cells = [result for result in before.cells if result.cell in wanted_cells]
-        names = self.results.models
-        self.results.cold_starts = [start for start in before.cold_starts if start.model in names]
         self.results.minutes, self.results.machine = before.minutes, before.machine
         if self.results.cells:
             self._tell(f"{len(self.results.cells)} cells are there from before")
-
-    def _cold_models(self) -> list[BenchmarkModel]:
-        done = {start.model for start in self.results.cold_starts}
-        wanted_models = self._request.matrix.models if self._request.cold_starts else ()
-        return [model for model in wanted_models if model.name not in done]
 
     def _missing(self) -> list[BenchmarkModel]:
         """Returns the models to compile, once for each back end and dtype."""
@@ -192,8 +175,7 @@ class BenchmarkRun:
         return WantedBundle(matrix.model(variant.model), variant.backend, variant.dtype, buckets, self._request.cache)
 
     def _left_s(self) -> float:
-        cold_s = _COLD_START_S * (self._request.cold_starts + 1) * len(self._cold_left)
-        return self._estimate.left_s(self._left, self._missing()) + cold_s
+        return self._estimate.left_s(self._left, self._missing())
 
     def _check_time(self) -> None:
         request, left_s = self._request, self._left_s()
@@ -262,19 +244,6 @@ class BenchmarkRun:
             )
         place = f"{len(self.results.cells)}/{self.results.planned}"
         self._tell(f"{place} {result.cell.name}: {outcome}; {minutes_text(self._left_s())} left")
-
-    def _run_cold(self, model: BenchmarkModel) -> None:
-        request = self._request
-        variant = next(cell.variant for cell in request.matrix.cells if cell.variant.model == model.name)
-        self._tell(f"{model.name}: {request.cold_starts} cold starts")
-        folder = self._bundle(variant).find()
-        if folder:
-            effort = (request.base_length, request.cold_starts, _COLD_REQUESTS)
-            cold_start = asyncio.run(measure_cold_starts(model.name, folder, variant.backend, *effort))
-        else:
-            cold_start = ColdStart(model=model.name, task=model.task, length=0, reason="the model was not compiled")
-        self.results.cold_starts.append(cold_start)
-        write_results(self.results, request.folder)
 
 
 def _described(model: BenchmarkModel) -> dict[str, object]:

@@ -1,41 +1,22 @@
-"""The tables of a report, ours beside the published tables, in the same columns.
-
-Published figures are for comparing: they come from other machines, and were never measured here.
-"""
+"""The tables of a report, in the columns in which such figures are usually published."""
 
 import itertools
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from neuronpipe.measure.benchmark.costs import Costs, cost_per_million, dollars
 from neuronpipe.measure.benchmark.matrix import LATENCY, Variant
-from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
+from neuronpipe.measure.benchmark.results import CellResult, Results
 from neuronpipe.measure.figures import Table, number
 
-_FILE = Path(__file__).with_name("published.json")
 
-
-def published_tables() -> Mapping[str, Mapping[str, Any]]:
-    """Returns tables as they were published, by name: `title`, `source`, `columns` and `rows`."""
-    tables: Mapping[str, Mapping[str, Any]] = json.loads(_FILE.read_text())
-    return tables
-
-
-# The published g4dn.xlarge, by whether the batch is 1 or its best: throughput, and cost per million.
-_G4DN = {True: (149.0, 0.98), False: (422.0, 0.35)}
-
-
-def comparison_tables(results: Results, costs: Costs) -> Iterator[Table]:
-    """Yields each of our tables before the published table that it compares with."""
-    for name, published in published_tables().items():
-        yield _TABLES[name](results, costs, published["columns"])
-        note = f"Published, not measured here: {published['source']}."
-        yield Table(f"Published: {published['title']}", note, published["columns"], published["rows"])
+def figure_tables(results: Results, costs: Costs) -> Iterator[Table]:
+    """Yields the tables in which such figures are usually published."""
+    yield _core_grouping(results, costs)
+    yield _two_variants(results, costs)
+    yield _lengths(results)
+    yield _best_throughput(results)
+    yield _single_latency(results)
 
 
 def cells_table(results: Results) -> Table:
@@ -71,7 +52,7 @@ def missing_table(results: Results) -> Table:
     return Table("Not measured", "Cells that the model or the back end did not take.", (*_NAMES, "Why"), rows)
 
 
-def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+def _core_grouping(results: Results, costs: Costs) -> Table:
     price = costs.price
     most_cores = max((result.cell.variant.cores for result in results.measured), default=1)
     rows = []
@@ -80,7 +61,6 @@ def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Ta
         if cell.mode == LATENCY and cores > 1:
             continue
         throughput, cost = result.throughput_per_s, cost_per_million(price, result.throughput_per_s)
-        reference, reference_cost = _G4DN[cell.batch == 1]
         rows.append(
             (
                 f"{costs.machine}: {cell.variant.model}, {cell.variant.dtype}",
@@ -90,20 +70,20 @@ def _core_grouping(results: Results, costs: Costs, columns: Sequence[str]) -> Ta
                 number(throughput),
                 f"{result.percentile_ms(95) / 1e3:.4f}",
                 dollars(cost),
-                number(throughput / reference) if _is_bert(cell.variant) else "",
-                f"{cost / reference_cost:.0%}" if cost is not None and _is_bert(cell.variant) else "",
             )
         )
     return Table(
         "Core grouping: replicas on parts of the CPUs, or one model on all",
-        f"Measured here, length {results.base_length}. Ratios are to the published g4dn.xlarge with batch 1, "
-        f"for larger batches with batch 64, and only of bert-base. {costs.source}",
-        columns,
+        f"Length {results.base_length}. {costs.source}",
+        (
+            *("Instance", "Batch", "Mode", "Cores per model", "Throughput [sentences/s]", "p95 latency [s]"),
+            "Cost per 1M",
+        ),
         rows,
     )
 
 
-def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+def _two_variants(results: Results, costs: Costs) -> Table:
     """Returns pairs of a model's variants: the first variant, and each of its others with equal shapes."""
     rows = []
     for first, other in itertools.product(results.measured, repeat=2):
@@ -123,14 +103,17 @@ def _two_variants(results: Results, costs: Costs, columns: Sequence[str]) -> Tab
         )
     return Table(
         "Two variants side by side",
-        "Measured here: the mean latency of two dtypes or back ends. For two machines, run on each and use `neuronpipe "
+        "The mean latency of two dtypes or back ends. For two machines, run on each and use `neuronpipe "
         f"benchmark compare`. {costs.source}",
-        [name.replace("Inf1", "A").replace("Inf2", "B") for name in columns],
+        (
+            *("Model", "Batch", "Length", "A ms", "B ms", "×", "A inf/s", "B inf/s"),
+            *("A cost/inference", "B cost/inference"),
+        ),
         rows,
     )
 
 
-def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+def _lengths(results: Results) -> Table:
     single = [result for result in results.measured if (result.cell.batch, result.cell.mode) == (1, LATENCY)]
     lengths = sorted({result.cell.length for result in results.measured if result.cell.length})
     rows = []
@@ -142,55 +125,23 @@ def _lengths(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
         rows.append((variant.model, _short(variant), *cells))
     return Table(
         "Latency by length, batch 1: p95 in ms",
-        "Measured here, with pre-process, prediction and post-process.",
+        "With pre-process, prediction and post-process.",
         ("Model", "Variant", *map(str, lengths), "image"),
         rows,
     )
 
 
-def _serverless(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
-    rows = []
-    for start in results.cold_starts:
-        if start.reason:
-            rows.append((start.model, start.task.replace("_", " "), f"not measured: {start.reason}", *[""] * 6))
-            continue
-        memory = next((size for size in sorted(costs.prices.per_second) if size * 2**20 >= start.memory_bytes), 0)
-        price = costs.prices.per_second.get(memory)
-        total_ms = float(np.mean(start.model_ms) + np.mean(start.overhead_ms))
-        start_ms = float(np.median(start.starts_ms))
-        rows.append(
-            (
-                start.model,
-                start.task.replace("_", " "),
-                _size(start.size_bytes),
-                f"{memory} MB" if memory else f"{start.memory_bytes / 2**20:.0f} MB: too much",
-                _mean_and_p99(start.model_ms),
-                _mean_and_p99(start.overhead_ms),
-                _cold(start),
-                dollars(None if price is None else price * total_ms / 1e3 * 1e6),
-                dollars(None if price is None else price * start_ms / 1e3 * 1e6),
-            )
-        )
-    return Table(
-        "Serverless: cold starts, and single requests over loopback",
-        f"Measured here with `serve all`: {results.base_length} tokens or one image; memory is the smallest size that "
-        f"holds the process. Cost of a million requests by {costs.prices.serverless}'s price a second, of "
-        f"{costs.prices.date}; the last column if each of them were a cold start, from files not in memory to the "
-        "first answer. A platform's own overhead is not in it.",
-        (*columns, "Cold start median (min to max)", "Cost per 1M", "Cost per 1M cold starts"),
-        rows,
-    )
-
-
-def _best_throughput(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+def _best_throughput(results: Results) -> Table:
     rows = [
         (f"{model}, {_short(best.cell.variant)}", str(best.cell.batch), number(best.throughput_per_s))
         for model, best in results.best.items()
     ]
-    return Table("Throughput with the best batch", f"Measured here, length {results.base_length}.", columns, rows)
+    return Table(
+        "Throughput with the best batch", f"Length {results.base_length}.", ("Model", "Batch", "Throughput [1/s]"), rows
+    )
 
 
-def _single_latency(results: Results, costs: Costs, columns: Sequence[str]) -> Table:
+def _single_latency(results: Results) -> Table:
     rows = [
         (
             f"{result.cell.variant.model}, {_short(result.cell.variant)}",
@@ -200,21 +151,7 @@ def _single_latency(results: Results, costs: Costs, columns: Sequence[str]) -> T
         for result in results.at_base_length
         if result.cell.batch == 1 and result.cell.mode == LATENCY
     ]
-    return Table("Latency with batch 1", f"Measured here, length {results.base_length}.", columns, rows)
-
-
-_TABLES: Mapping[str, Callable[[Results, Costs, Sequence[str]], Table]] = {
-    "core_grouping": _core_grouping,
-    "two_machines": _two_variants,
-    "lengths": _lengths,
-    "serverless": _serverless,
-    "best_throughput": _best_throughput,
-    "single_latency": _single_latency,
-}
-
-
-def _is_bert(variant: Variant) -> bool:
-    return variant.model == "bert-base-uncased"
+    return Table("Latency with batch 1", f"Length {results.base_length}.", ("Model", "p50 ms", "p99 ms"), rows)
 
 
 def _first_variant(results: Results, model: str) -> Variant:
@@ -237,18 +174,3 @@ def _named(result: CellResult) -> tuple[str, ...]:
 
 def _per_inference(price: float | None, result: CellResult) -> str:
     return "price missing" if price is None else f"${price / 3600 / result.throughput_per_s:.7f}"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
-
-
-def _mean_and_p99(values_ms: Sequence[float]) -> str:
-    return f"{number(float(np.mean(values_ms)))} / {number(float(np.percentile(values_ms, 99)))} ms"
-
-
-def _cold(start: ColdStart) -> str:
-    median, low, high = (
-        float(value) / 1e3 for value in (np.median(start.starts_ms), min(start.starts_ms), max(start.starts_ms))
-    )
-    return f"{median:.2f} s ({low:.2f} to {high:.2f})"

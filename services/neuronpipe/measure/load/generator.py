@@ -35,7 +35,7 @@ ROW = np.dtype(
         ("latency_s", "<f8"),  # from due_s to the answer or the error
         ("lag_s", "<f4"),  # from due_s until the request was sent
         ("outcome", "<u4"),  # index into OUTCOMES
-        ("total_ms", "<f4"),  # this and the following as in StageTimings
+        ("total_ms", "<f4"),  # the times from here on are fields of StageTimings
         ("preprocess_ms", "<f4"),
         ("predict_ms", "<f4"),
         ("queue_ms", "<f4"),

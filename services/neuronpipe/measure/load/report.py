@@ -20,7 +20,7 @@ _MAX_LAG_P99_MS = 10.0
 class GenerationResult:
     """The figures of generated texts, as their callers saw them. None if there was nothing to measure.
 
-    `output_tokens_per_s` and `inter_token_ms` are of all parts that came in the measured time.
+    `output_tokens_per_s` and `inter_token_ms` count every part that arrived in the measured time.
     """
 
     output_tokens_per_s: float

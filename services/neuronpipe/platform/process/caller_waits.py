@@ -7,7 +7,7 @@ from collections.abc import Callable
 from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.metrics import Counter
 
-# The time before the longest wait may be ended to make room. Any network delivers within it.
+# A wait may be ended to make room once it is this old. Any network delivers a message sooner.
 _PATIENCE_S = 5.0
 # Stands for "no limit" where a number is needed: about thirty years.
 _NO_LIMIT_S = 1e9

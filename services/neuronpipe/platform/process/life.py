@@ -122,7 +122,7 @@ class Life:
         await asyncio.gather(*(door.stop(grace_s) for door in self._doors))
 
 
-# Makes what the doors of a process answer with, gives the function that opens the doors, and closes all of it.
+# Starts the objects behind the doors of a process, yields the function that opens the doors, and closes the objects.
 Assemble: TypeAlias = Callable[[Life], AbstractAsyncContextManager[OpenDoors]]
 
 

@@ -36,7 +36,7 @@ def optional_listen_field(purpose: str) -> str:
 
 
 class CallerLimits(Settings):
-    """Limits of what a caller may keep busy, or waiting. Beyond a limit, the call or the connection is ended."""
+    """Limits of the calls and connections of a caller. Beyond a limit, the call or the connection is ended."""
 
     max_connections: int = Field(
         4096, ge=1, le=1_000_000, description="open connections at each port of a process; more are closed"

@@ -22,7 +22,7 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _NO_STATE = TraceState()
 _OK, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 _SCOPE = InstrumentationScope("neuronpipe")
-# The longest time of the last export, when the service ends.
+# Time limit of the last export, which runs when the service ends.
 _LAST_EXPORT_LIMIT_S = 3.0
 
 

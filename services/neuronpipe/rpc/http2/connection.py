@@ -198,7 +198,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
             self._count_idle_frame()
 
     def take_window(self, event: object) -> None:
-        """Sends what a larger window of the peer lets through."""
+        """Sends the waiting bytes for which the peer has made its window larger."""
         if self.waiting_writers:
             self.flush_soon()
 

@@ -223,7 +223,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self.has_written(call)
 
     def flush_if_alone(self) -> None:
-        """Sends at once if no other stream is open whose bytes could travel along."""
+        """Sends at once if no other stream is open. Otherwise its bytes may join the same write."""
         if len(self.streams) == 1:
             self.flush()
 

@@ -308,7 +308,7 @@ def _is_same(shadow: str, character: str) -> bool:
 
 
 def _cut(text: str, name: str, *args: Any, **kwargs: Any) -> Any:
-    """The result of a method of `_CUTS`, with its shadows."""
+    """Calls a method of `_CUTS` on a text, and returns its result, whose texts have shadows."""
     whole, shadow = str.__str__(text), _shadow(text)
     cut = getattr(whole, name)(*args, **kwargs)
     gap = len((args[0] if args else kwargs.get("sep")) or "") if name in ("split", "rsplit") else 0

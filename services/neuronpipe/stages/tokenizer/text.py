@@ -361,10 +361,10 @@ def _types(numbers: list[int]) -> TokenIds:
 
 
 def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
-    """The tokens of a sequence that the library's own truncation (longest_first, only_first) would drop.
+    """The tokens of a sequence that the library's truncation (longest_first, only_first) would drop.
 
-    The library would tokenize a second time, and keep the overflow: for two texts of 40 KB, every combination of their
-    parts, 2 GB.
+    The library's own truncation is not used: it would tokenize a second time, and keep every combination of the dropped
+    parts, which take 2 GB for two texts of 40 KB.
     """
     owners = np.array([-1 if owner is None else owner for owner in encoding.sequence_ids])
     first, second = np.flatnonzero(owners == 0), np.flatnonzero(owners == 1)

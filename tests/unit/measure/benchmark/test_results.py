@@ -10,17 +10,15 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark.costs import DEFAULT_PRICES, Costs, Goal, Instance, cost_per_million, read_prices
 from neuronpipe.measure.benchmark.matrix import THROUGHPUT
 from neuronpipe.measure.benchmark.report import write_report
-from neuronpipe.measure.benchmark.results import CellResult, ColdStart, read_results, results_csv, write_results
-from neuronpipe.measure.benchmark.tables import comparison_tables, published_tables
+from neuronpipe.measure.benchmark.results import CellResult, read_results, results_csv, write_results
+from neuronpipe.measure.benchmark.tables import figure_tables
 from tests.unit.measure.benchmark.written_runs import cell, result, run
 
 _COSTS = Costs(read_prices(), [Instance("c7a.large", 2, {"on-demand": 0.36, "spot": None})])
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    written = run(
-        [result(cell(), 20.0), CellResult(cell=cell(64), reason="too much")], [ColdStart(model="m", task="t", length=8)]
-    )
+    written = run([result(cell(), 20.0), CellResult(cell=cell(64), reason="too much")])
     write_results(written, tmp_path)
     read = read_results(tmp_path)
     assert read.cells[1] == written.cells[1]
@@ -35,7 +33,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ('{"schema_version": 2}', "has the schema version 2, this neuronpipe reads 1"),
         ("[]", "has the schema version None"),
         ("no", "is no JSON"),
-        ('{"schema_version": 1, "cells": [], "cold_starts": []}', "is damaged"),
+        ('{"schema_version": 1, "cells": []}', "is damaged"),
     ],
 )
 def test_reports_that_cannot_be_read_are_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -72,24 +70,16 @@ def test_cost_is_price_over_throughput_and_a_missing_price_is_said(tmp_path: Pat
         read_prices(tmp_path / "prices.json")
 
 
-def test_every_published_table_has_its_counterpart_in_the_same_columns() -> None:
-    cold = ColdStart(
-        model="bert-base-uncased", task="text_classification", length=128, size_bytes=438_000_000,
-        memory_bytes=900 << 20, starts_ms=[2000.0], model_ms=[50.0, 60.0], overhead_ms=[1.0, 2.0],
-    )  # fmt: skip
-    tables = list(comparison_tables(run([result(cell(), 20.0), result(cell(8), 100.0)], [cold]), _COSTS))
-    published = published_tables()
-    ours, theirs = tables[::2], tables[1::2]
-    assert [table.columns for table in theirs] == [one["columns"] for one in published.values()]
-    assert all(table.title.startswith("Published: ") and "not measured here" in table.note for table in theirs)
-    by_name = dict(zip(published, ours, strict=True))
-    for name in ("core_grouping", "best_throughput", "single_latency"):
-        assert by_name[name].columns == published[name]["columns"]
-        assert by_name[name].rows
-    assert list(by_name["serverless"].columns[:6]) == published["serverless"]["columns"]
-    # 900 MiB fit in 1024 MB: 56.5 ms x $0.00002 x 1e6 = $1.13, and $40.00 with a start of 2 s.
-    assert by_name["serverless"].rows[0][-2:] == ("$1.13", "$40.00")
-    assert len(by_name["two_machines"].columns) == len(published["two_machines"]["columns"])
+def test_every_table_has_the_columns_of_published_figures() -> None:
+    tables = list(figure_tables(run([result(cell(), 20.0), result(cell(8), 100.0)]), _COSTS))
+    columns = [tuple(table.columns) for table in tables]
+    assert [names[0] for names in columns] == ["Instance", "Model", "Model", "Model", "Model"]
+    assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
+    grouping, _, _, best, single = tables
+    # 20 ms a text are 50 a second: at $0.36 an hour, a million cost $2.
+    assert grouping.rows[0][-1] == "$2.00"
+    assert best.rows[0][:2] == ("bert-base-uncased, openvino float32, 1 core", "8")
+    assert len(single.rows) == 1
 
 
 def test_a_page_names_what_is_wrong(tmp_path: Path) -> None:

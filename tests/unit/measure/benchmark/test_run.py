@@ -54,9 +54,7 @@ def _reasons(folder: Path, dtype: str) -> dict[int, str]:
             cores=(1,),
         )
     )
-    request = RunRequest(
-        matrix=matrix, effort=CellEffort(), folder=folder, cache=folder, minutes=1e6, command="", cold_starts=0
-    )
+    request = RunRequest(matrix=matrix, effort=CellEffort(), folder=folder, cache=folder, minutes=1e6, command="")
     results = BenchmarkRun(request, lambda line: None).run()
     return {cell.cell.length: cell.reason for cell in results.cells}
 

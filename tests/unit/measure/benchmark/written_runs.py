@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from neuronpipe.measure.benchmark.matrix import LATENCY, Cell, Variant
-from neuronpipe.measure.benchmark.results import CellResult, ColdStart, Results
+from neuronpipe.measure.benchmark.results import CellResult, Results
 
 
 def cell(
@@ -28,7 +28,7 @@ def result(of: Cell, latency_ms: float, *, spread: float = 0.01, calls: int = 10
     )
 
 
-def run(cells: Sequence[CellResult], cold_starts: Sequence[ColdStart] = ()) -> Results:
+def run(cells: Sequence[CellResult]) -> Results:
     """All cells that were planned."""
     return Results(
         command="neuronpipe benchmark --out x",
@@ -38,5 +38,4 @@ def run(cells: Sequence[CellResult], cold_starts: Sequence[ColdStart] = ()) -> R
         planned=len(cells),
         minutes=2.0,
         cells=list(cells),
-        cold_starts=list(cold_starts),
     )

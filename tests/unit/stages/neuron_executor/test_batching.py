@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from neuronpipe.bundles.buckets import BucketPlan, parse_bucket
-from neuronpipe.compiler.fake import DEVICE_TIMES
 from neuronpipe.stages.neuron_executor.batching import best_bucket
 
 
@@ -82,11 +81,3 @@ def test_a_bucket_that_is_too_short_is_never_taken() -> None:
         room_s = generator.choice((0.0, 100.0, math.inf))
         best = best_bucket(plan.buckets, waiting, lambda tokens: 10.0 + tokens, room_s)
         assert best.tokens >= waiting[0][0], f"seed {seed}"
-
-
-def test_the_simulated_times_are_those_of_one_of_the_two_cores_that_the_published_throughput_is_of() -> None:
-    # 2 x 1 / 1998.21 and 2 x 8 / 2674.19 seconds; 2 x 1 / 3401.97 and 2 x 16 / 5307.88.
-    assert DEVICE_TIMES == {
-        "inf2-bert-base": {"1x128": 1.001, "8x128": 5.983},
-        "inf2-distilbert": {"1x128": 0.588, "16x128": 6.029},
-    }
