@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
             from neuronpipe.stages.settings import EngineSettings
 
             settings = read_arguments(options.service, options.settings)
-            start_logging(options.service)
+            start_logging(options.service, os.environ.get("NEURONPIPE_LOG", ""))
             if isinstance(executor := getattr(settings, "executor", None), EngineSettings):
                 os.environ.update(runtime_environment(executor.cores, os.environ))
             if isinstance(settings, ServerSettings):
