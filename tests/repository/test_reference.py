@@ -7,7 +7,8 @@ import pytest
 from pydantic import Field
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2, tasks_pb2, traces_pb2
-from neuronpipe.core.settings import Settings
+from neuronpipe.cli.serve import SERVICES, settings_of
+from neuronpipe.core.settings import Settings, fields_of
 from tests.reference import api, cli, configuration, parts
 from tests.reference.markdown import table, text
 
@@ -31,6 +32,22 @@ class _Settings(Settings):
 def test_a_setting_has_its_default_and_its_bounds_with_units(name: str, default: str, valid: str) -> None:
     field = _Settings.model_fields[name]
     assert (configuration.default_of(name, field), configuration.bounds_of(name, field)) == (default, valid)
+
+
+def test_every_setting_of_every_service_is_in_one_table_and_at_its_service() -> None:
+    page = configuration.page()
+    tables, _, services = page.partition("\n## Services and commands\n")
+    for service in SERVICES:
+        section = services.partition(f"### neuronpipe serve {service}\n")[2].partition("\n### ")[0]
+        for name in fields_of(settings_of(service)):
+            option = f"`--{name.replace('_', '-')}`"
+            assert f"\n| {option} | " in tables, name
+            assert option in section, (service, name)
+
+
+def test_a_default_that_differs_names_those_that_have_it() -> None:
+    row = next(line for line in configuration.page().splitlines() if line.startswith("| `--executor-target` |"))
+    assert row.startswith("| `--executor-target` | all, gateway | `local` (all); `127.0.0.1:50052` (gateway) |")
 
 
 def test_an_option_has_its_value_and_its_rule() -> None:
