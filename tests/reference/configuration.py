@@ -1,19 +1,20 @@
 """docs/reference/configuration.md, from the classes of the settings."""
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings
-from neuronpipe.cli.serve import SERVICES, settings_of
-from neuronpipe.core.settings import Settings, fields_of, variable_name
+from neuronpipe.cli.serve import SERVICES, settings_of, settings_parser
+from neuronpipe.core.settings import Settings, declared_in, fields_of
 from neuronpipe.measure.acceptance_process import AcceptSettings
 from neuronpipe.platform.cache.settings import CacheCommandSettings
-from neuronpipe.platform.process.settings import ServerSettings
 from tests.reference.markdown import NOTE, code, table, text
 
 _KIB = 1 << 10
@@ -23,12 +24,17 @@ _HEAD = f"""# Configuration reference
 
 {NOTE.format("the classes of the settings (`settings.py` of each wing)")}
 
-Each setting is an option of the command line and an environment variable. The command line takes precedence. An empty
-variable counts as not set. A variable that begins with the prefix of the service and is not in its table is an error.
-`neuronpipe serve SERVICE --help` prints the first options, `--help-all` all of them.
+In short:
 
-Units are part of the names: `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model. A time
-or a size may have a unit of its own: `250ms`, `30s`, `10m`, `2h`, `7d`; `256MiB`, `1.5GB`."""
+- Each setting is an option of the command line and an environment variable: `--max-batch-size` of
+  `serve neuron-executor` is `NEURONPIPE_NEURON_EXECUTOR_MAX_BATCH_SIZE`. The
+  [prefix of each service](#services-and-commands) is below.
+- The command line takes precedence. An empty variable counts as not set. A variable that begins with the prefix of the
+  service and is no setting of it is an error.
+- `_s` is seconds, `_ms` milliseconds, `_bytes` bytes, `_tokens` tokens of the model. A time or a size may have a unit
+  of its own: `250ms`, `30s`, `10m`, `2h`, `7d`; `256MiB`, `1.5GB`.
+- `neuronpipe serve SERVICE --help` prints the needed settings and those that are often set, `--help-all` all of them.
+- Most services need [one setting](#needed). Change [others](#rarely-set) for a reason only."""
 
 _OTHER = """
 ## Other variables
@@ -39,9 +45,35 @@ These are read where the service or command needs them:
 |---|---|
 | `OTEL_*` | where traces and metrics are exported, and which requests are sampled: [Tracing](../tracing.md) |
 | `NEURON_RT_VISIBLE_CORES`, `NEURON_RT_NUM_CORES` | the NeuronCores of the process; `--cores` must agree |
+| `NEURONPIPE_LOG` | `warnings`, `changes` (default) or `requests`: lines of the [log](../observability.md#logs) |
+| `NEURONPIPE_TARGET` | the gateway that commands call without `--target` |
 | `NEURONPIPE_API_KEY` | the API key or token that the Python client and the commands call with |
 | `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME` | `neuronpipe compile`: access to the Hugging Face Hub, by huggingface-hub |
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """A service or command with settings. `options`: what stands for its options where it has others."""
+
+    title: str
+    kind: type[Settings]
+    options: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last word of the command."""
+        return self.title.rpartition(" ")[2]
+
+
+_CACHE = "[its commands](cli.md#neuronpipe-cache-stats) take some of them as options"
+_OWNERS = (
+    *(_Owner(f"neuronpipe serve {service}", settings_of(service)) for service in SERVICES),
+    _Owner("neuronpipe cache", CacheCommandSettings, _CACHE),
+    _Owner("neuronpipe accept", AcceptSettings),
+    _Owner("neuronpipe transform", TransformSettings),
+)
+_TABLE = ["Setting", "Of", "Default", "Valid", "Meaning"]
 
 
 def page() -> str:
@@ -51,22 +83,79 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    for service in SERVICES:
-        yield from _section(f"neuronpipe serve {service}", settings_of(service))
-    some_options = "[its commands](cli.md#neuronpipe-cache-stats) take some of them as options"
-    yield from _section("neuronpipe cache", CacheCommandSettings, some_options)
-    yield from _section("neuronpipe accept", AcceptSettings)
-    yield from _section("neuronpipe transform", TransformSettings)
+    often = {name for service in SERVICES for name in _first_options(service)}
+    needed: list[list[str]] = []
+    first: list[list[str]] = []
+    topics: dict[str, list[list[str]]] = {}
+    for name, (topic, variants) in _settings().items():
+        for variant in variants:
+            [(_, field), *_] = variant
+            owners = [owner for owner, _ in variant]
+            row = [_named(name), _of(owners), _defaults(name, variant), bounds_of(name, field)]
+            rows = needed if field.is_required() else first if name in often else topics.setdefault(topic, [])
+            rows.append([*row, text(field.description or "")])
+    yield from ("", "## Needed", *table(_TABLE, needed))
+    yield from ("", "## Often set", *table(_TABLE, first))
+    yield from ("", "## Rarely set")
+    for topic, rows in topics.items():
+        yield from ("", f"### {topic}", *table(_TABLE, rows))
+    yield from ("", "## Services and commands")
+    for owner in _OWNERS:
+        names = ", ".join(_named(name) for name in fields_of(owner.kind))
+        prefix = code(owner.kind.prefix)
+        yield from ("", f"### {owner.title}", "", f"Prefix of the variables: {prefix}.")
+        yield from ("", f"{names}{f'; {owner.options}' if owner.options else ''}.")
 
 
-def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[str]:
-    prefix = code(kind.prefix)
-    yield from ("", f"## {title}", "", f"Prefix of the variables: {prefix}" + (f"; {options}." if options else "."))
-    rows = []
-    for name, field in sorted(fields_of(kind).items(), key=lambda one: one[0] not in fields_of(ServerSettings)):
-        setting = ("" if options else f"`--{name.replace('_', '-')}`<br>") + code(variable_name(kind, name))
-        rows.append([setting, default_of(name, field), bounds_of(name, field), text(field.description or "")])
-    yield from table(["Setting", "Default", "Valid", "Meaning"], rows)
+# The owners that have a setting alike but for its default.
+_Variant: TypeAlias = list[tuple[_Owner, FieldInfo]]
+
+
+def _settings() -> dict[str, tuple[str, list[_Variant]]]:
+    """Each setting by its name, with its topic."""
+    found: dict[str, tuple[str, list[_Variant]]] = {}
+    for owner in _OWNERS:
+        for part, name, field in declared_in(owner.kind):
+            _, variants = found.setdefault(name, (str(part.__doc__).partition(".")[0], []))
+            alike = [one for one in variants if _rule(name, one[0][1]) == _rule(name, field)]
+            if alike:
+                alike[0].append((owner, field))
+            else:
+                variants.append([(owner, field)])
+    return found
+
+
+def _rule(name: str, field: FieldInfo) -> tuple[str, str]:
+    return bounds_of(name, field), field.description or ""
+
+
+def _defaults(name: str, variant: _Variant) -> str:
+    """The default, or each default with those that have it."""
+    owners: dict[str, list[_Owner]] = {}
+    for owner, field in variant:
+        owners.setdefault(default_of(name, field), []).append(owner)
+    if len(owners) == 1:
+        return next(iter(owners))
+    return "; ".join(f"{default} ({_of(having)})" for default, having in owners.items())
+
+
+def _first_options(service: str) -> Iterator[str]:
+    """The settings that `neuronpipe serve SERVICE --help` shows."""
+    for action in settings_parser(service, shows_all=False)._actions:
+        if action.help != argparse.SUPPRESS and action.dest in fields_of(settings_of(service)):
+            yield action.dest
+
+
+def _named(name: str) -> str:
+    return code(f"--{name.replace('_', '-')}")
+
+
+def _of(owners: Sequence[_Owner]) -> str:
+    """The services and commands that have a setting, in few words."""
+    names = [owner.name for owner in owners]
+    if len(SERVICES) <= len(names) and names[: len(SERVICES)] == list(SERVICES):
+        names = ["every service", *names[len(SERVICES) :]]
+    return ", ".join(names)
 
 
 def default_of(name: str, field: FieldInfo) -> str:

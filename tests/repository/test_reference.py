@@ -1,13 +1,17 @@
 """The reference pages: how they write what the code says. That they are up to date is `make verify-docs`."""
 
 import argparse
+import shlex
 from typing import Literal
 
 import pytest
 from pydantic import Field
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2, tasks_pb2, traces_pb2
-from neuronpipe.core.settings import Settings
+from neuronpipe.cli import make_parser
+from neuronpipe.cli.examples import example_of
+from neuronpipe.cli.serve import SERVICES, read_arguments, settings_of
+from neuronpipe.core.settings import Settings, fields_of
 from tests.reference import api, cli, configuration, parts
 from tests.reference.markdown import table, text
 
@@ -33,6 +37,22 @@ def test_a_setting_has_its_default_and_its_bounds_with_units(name: str, default:
     assert (configuration.default_of(name, field), configuration.bounds_of(name, field)) == (default, valid)
 
 
+def test_every_setting_of_every_service_is_in_one_table_and_at_its_service() -> None:
+    page = configuration.page()
+    tables, _, services = page.partition("\n## Services and commands\n")
+    for service in SERVICES:
+        section = services.partition(f"### neuronpipe serve {service}\n")[2].partition("\n### ")[0]
+        for name in fields_of(settings_of(service)):
+            option = f"`--{name.replace('_', '-')}`"
+            assert f"\n| {option} | " in tables, name
+            assert option in section, (service, name)
+
+
+def test_a_default_that_differs_names_those_that_have_it() -> None:
+    row = next(line for line in configuration.page().splitlines() if line.startswith("| `--executor-target` |"))
+    assert row.startswith("| `--executor-target` | all, gateway | `local` (all); `127.0.0.1:50052` (gateway) |")
+
+
 def test_an_option_has_its_value_and_its_rule() -> None:
     parser = argparse.ArgumentParser(prog="do")
     parser.add_argument("files", nargs="+", metavar="FILE", help="what to read")
@@ -48,6 +68,30 @@ def test_an_option_has_its_value_and_its_rule() -> None:
         "| `--fast` | not with `--slow` | x |",
         "| `--slow` | not with `--fast` | y |",
     ]
+
+
+@pytest.mark.parametrize("command", [pytest.param(one, id=one.prog) for one in cli.commands(make_parser())])
+def test_the_help_of_a_command_has_its_purpose_and_an_example_that_it_accepts(
+    command: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, example = command.format_help(), example_of(command.prog)
+    assert command.description
+    assert command.description in shown
+    assert f"\nexample:\n  {example}\n" in shown
+    words = shlex.split(example)[1:]
+    assert " ".join(words).startswith(command.prog.removeprefix("neuronpipe "))
+    make_parser().parse_args(words)  # ends the process with what is wrong
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_example_of_a_service_has_settings_that_it_accepts(service: str) -> None:
+    read_arguments(service, shlex.split(example_of(f"neuronpipe serve {service}"))[3:])
+
+
+def test_an_option_that_many_commands_have_alike_is_listed_once() -> None:
+    lines = cli.page().splitlines()
+    assert sum(line.startswith("| `--tls-ca FILE`") for line in lines) == 1
+    assert sum("Shared options](#shared-options): " in line and "`--tls-ca`" in line for line in lines) > 10
 
 
 def test_every_message_enum_and_method_of_the_public_files_has_its_section() -> None:

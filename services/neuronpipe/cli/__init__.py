@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from neuronpipe import __version__
 from neuronpipe.cli import serve
-from neuronpipe.cli.terminal import CommandParser
+from neuronpipe.cli.terminal import CommandParser, add_command
 from neuronpipe.core.addresses import is_reachable
 from neuronpipe.core.errors import NeuronpipeError, SetupError, Unavailable
 
@@ -141,11 +141,11 @@ def make_parser(with_options: Sequence[str] = COMMANDS) -> CommandParser:
         if name not in with_options:
             commands.add_parser(name)
             continue
-        command = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
-        command_parser = commands.add_parser(name, help=command.HELP)
-        command.add_options(command_parser)
-        run = getattr(command, "run", None)  # otherwise each of its subcommands has a function
-        command_parser.set_defaults(run=run, command=name, extra=command.EXTRA)
+        definition = importlib.import_module(f"neuronpipe.cli.{name.replace('-', '_')}")
+        command_parser = add_command(commands, name, definition.HELP)
+        definition.add_options(command_parser)
+        run = getattr(definition, "run", None)  # otherwise each of its subcommands has a function
+        command_parser.set_defaults(run=run, command=name, extra=definition.EXTRA)
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
-from neuronpipe.cli.terminal import option, report
+from neuronpipe.cli.terminal import add_command, option, report
 from neuronpipe.core.errors import InvalidInput, SetupError, Unavailable
 from neuronpipe.core.files import read_lines
 
@@ -36,12 +36,12 @@ _REPORT_EVERY_S = 1.0
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    stats = verbs.add_parser("stats", help="count what is cached in Redis")
+    stats = add_command(verbs, "stats", "count what is cached in Redis")
     stats.set_defaults(verb=_stats)
-    clear = verbs.add_parser("clear", help="delete what is cached in Redis")
+    clear = add_command(verbs, "clear", "delete what is cached in Redis")
     clear.set_defaults(verb=_clear)
     option(clear, "--kind", "only these (default: all)", choices=_KINDS)
-    warm = verbs.add_parser("warm", help="encode inputs and store them in Redis ahead of requests")
+    warm = add_command(verbs, "warm", "encode inputs and store them in Redis ahead of requests")
     warm.set_defaults(verb=_warm)
     option(warm, "--repository DIR", "folder of bundles", folder, required=True)
     add_trusted_keys(warm)

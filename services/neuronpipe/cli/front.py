@@ -4,7 +4,6 @@ Started as `python -m neuronpipe.cli.front NUMBER PARENT_PID`, with a socket to 
 """
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -23,9 +22,8 @@ def main() -> None:
     number, parent_pid = map(int, sys.argv[1:])
     end_with(parent_pid, signal.SIGKILL)  # a front process must not outlive its parent
     parent = socket.socket(fileno=sys.stdin.fileno())
-    # The parent's log has the changes of its state.
-    start_logging(f"all, front {number}", logging.WARNING)
     try:
+        start_logging(f"all, front {number}", os.environ.get("NEURONPIPE_LOG", ""), is_front=True)
         settings = AllSettings.of(**json.loads(_read_line(parent)))
         # The parent exports the metrics of all processes.
         variables = {**os.environ, "OTEL_METRICS_EXPORTER": "none"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from neuronpipe.cli.request import add_request, add_target, connected, parse_timeout_s, read_requests
-from neuronpipe.cli.terminal import option, print_table, seconds, subcommand
+from neuronpipe.cli.terminal import add_command, option, print_table, seconds, subcommand
 from neuronpipe.core.errors import JobNotFound, SetupError, Unavailable
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_target(cancel)
     for verb in (wait, cancel):
         option(verb, "name JOB", "name of the job, as jobs/ID")
-    _add_dead(verbs.add_parser("dead", help="jobs that were set aside, because workers died while they had them"))
+    _add_dead(
+        add_command(verbs, "dead", "list or retry jobs that were set aside, because workers died while they had them")
+    )
 
 
 def _add_dead(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neuronpipe.cli.terminal import CommandParser, option
+from neuronpipe.cli.terminal import CommandParser, explain, option
 from neuronpipe.core.errors import RefusedBundle, SetupError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
             from neuronpipe.stages.settings import EngineSettings
 
             settings = read_arguments(options.service, options.settings)
-            start_logging(options.service)
+            start_logging(options.service, os.environ.get("NEURONPIPE_LOG", ""))
             if isinstance(executor := getattr(settings, "executor", None), EngineSettings):
                 os.environ.update(runtime_environment(executor.cores, os.environ))
             if isinstance(settings, ServerSettings):
@@ -170,7 +170,8 @@ def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
 
     kind = settings_of(service)
     about = f"{kind.__doc__} Each option is also a variable. Times and sizes take units: 250ms, 10m, 256MiB."
-    parser = CommandParser(prog=f"neuronpipe serve {service}", usage="%(prog)s [options]", description=about)
+    parser = CommandParser(prog=f"neuronpipe serve {service}", usage="%(prog)s [options]")
+    explain(parser, about.removesuffix("."))
     parser.add_argument("--help-all", action="help", help="show all options, by topic, and exit")
     groups = {"": parser.add_argument_group("first options")}
     declared = {name: (str(part.__doc__), field) for part, name, field in declared_in(kind)}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from neuronpipe.cli.examples import example_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.removed_settings import why_removed
@@ -84,9 +85,23 @@ def subcommand(
     commands: "argparse._SubParsersAction[Any]", name: str, run: Callable[[argparse.Namespace], None], text: str
 ) -> argparse.ArgumentParser:
     """Adds a command of a command, and the function that it runs."""
-    added: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    added = add_command(commands, name, text)
     added.set_defaults(run=run)
     return added
+
+
+def add_command(commands: "argparse._SubParsersAction[Any]", name: str, text: str) -> argparse.ArgumentParser:
+    """Adds a command."""
+    added: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    explain(added, text)
+    return added
+
+
+def explain(command: argparse.ArgumentParser, text: str) -> None:
+    """Adds what the help of a command begins and ends with: its purpose, and an example."""
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.description = f"{text[0].upper()}{text[1:]}."
+    command.epilog = f"example:\n  {example_of(command.prog)}"
 
 
 def report(line: str) -> None:

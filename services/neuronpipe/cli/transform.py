@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> "TransformReport":
     from neuronpipe.core.logs import start_logging
 
-    start_logging("transform", 30)
+    start_logging("transform", "warnings")
     request = _request(options)
     # As in services (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,4 +1,4 @@
-"""Logs as JSON lines on standard error: one line for a change of state, none on the happy path of a request."""
+"""Logs as JSON lines on standard error: a line for a change of state, and for each request if it is asked for."""
 
 import json
 import logging
@@ -6,9 +6,13 @@ import sys
 import time
 import traceback
 
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.tracing import current_span
 
 _LOGGER = logging.getLogger("neuronpipe")
+_REQUESTS = logging.getLogger("neuronpipe.requests")
+# Values of the variable NEURONPIPE_LOG → the lowest level of lines that are not about a request.
+LEVELS = {"warnings": logging.WARNING, "changes": logging.INFO, "requests": logging.INFO}
 
 
 class _JsonLines(logging.Formatter):
@@ -31,16 +35,32 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def start_logging(service: str, level: int = logging.INFO) -> None:
-    """Sends the logs of this process to standard error under the service's name. For cli only, once."""
+def start_logging(service: str, lines: str = "", *, is_front: bool = False) -> None:
+    """Sends the logs of this process to standard error under the service's name. For cli only, once.
+
+    `lines`: a key of LEVELS; empty for changes. `is_front`: the parent's log has the changes. Raises SetupError.
+    """
+    lines = lines or "changes"
+    if lines not in LEVELS:
+        raise SetupError(f"NEURONPIPE_LOG: {lines!r} must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines(service))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    _LOGGER.setLevel(level)
+    _LOGGER.setLevel(logging.WARNING if is_front else LEVELS[lines])
+    _REQUESTS.setLevel(logging.INFO if lines == "requests" else logging.CRITICAL)
 
 
 def log(event: str, **fields: object) -> None:
     _LOGGER.info(event, extra={"fields": fields})
+
+
+def log_request(**fields: object) -> None:
+    """Logs a request that has ended, if the log has requests."""
+    _REQUESTS.info("request", extra={"fields": fields})
+
+
+def logs_requests() -> bool:
+    return _REQUESTS.isEnabledFor(logging.INFO)
 
 
 def log_warning(event: str, **fields: object) -> None:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, StageTimings
 from neuronpipe.core.attributes import attributes_of, cache_word, priority_word
+from neuronpipe.core.callers import current_caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.items import EncodedInput, ModelKey, Prediction
+from neuronpipe.core.logs import log_request, logs_requests
 from neuronpipe.core.metrics import Counter, Meters, Telemetry
 from neuronpipe.core.names import ADMISSION, UNATTRIBUTED, Attributes, Events, Instrument, Metrics, Name, Spans
 from neuronpipe.core.tracing import Span, SpanContext, Tracer, enter_span, event_of, status_name
@@ -43,6 +45,10 @@ class RequestTimings:
         self._stage_span: Span | None = None
         # Recorded when the request has ended, so that recording is in none of its durations.
         self._ended: list[Span] = []
+        # The fields of the request's line in the log.
+        self._line: dict[str, object] | None = None
+        if logs_requests():
+            self._line = {"call": str(name), "request_id": call.request_id, "tenant": call.caller.tenant}
         self._root = root = observer.first_span(name, call, self.marks_ns[0])
         if root:
             root.attributes |= {
@@ -56,8 +62,10 @@ class RequestTimings:
     def identify(self, model: ModelKey, meters: "ModelMeters", task: str) -> None:
         """Records the model that was found for the request, its metrics and its own task."""
         self._meters = meters
+        name, version = model
+        if self._line:
+            self._line |= {"model": name, "version": version, "task": task}
         if self._root:
-            name, version = model
             self._root.attributes |= {Attributes.MODEL: name, Attributes.VERSION: str(version), Attributes.TASK: task}
 
     def enter(self, stage: Name) -> SpanContext | None:
@@ -150,6 +158,10 @@ class RequestTimings:
             self._stage_span = None
 
     def _end(self, ended_ns: int, error: BaseException | None) -> None:
+        if self._line:
+            tokens = self._encoded.tokens if self._encoded else 0
+            duration_ms = (ended_ns - self.marks_ns[0]) / 1e6
+            log_request(**self._line, status=status_name(error), duration_ms=round(duration_ms, 3), tokens=tokens)
         if self._root:
             for span in self._ended:
                 self._tracer.record(span)
@@ -166,6 +178,8 @@ class RequestObserver:
     def refused(self, error: BaseException) -> None:
         """Counts a request that is refused before it is read, so that its model is not known."""
         self.unknown.failed(0, error, ADMISSION, None)
+        if logs_requests():
+            log_request(tenant=current_caller().tenant, status=status_name(error), duration_ms=0, tokens=0)
 
     def first_span(self, name: Name, call: Call, started_ns: int) -> Span | None:
         """Begins the first span of a request or call; None unless it is sampled."""

@@ -160,7 +160,7 @@ def _serving_fails_with(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> No
     def fail(*arguments: object) -> None:
         raise fault
 
-    monkeypatch.setattr(logs, "start_logging", lambda service: None)
+    monkeypatch.setattr(logs, "start_logging", lambda *_: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     monkeypatch.setattr(sources, "check_folder", lambda settings: None)
     monkeypatch.setattr(start, "running_telemetry", fail)

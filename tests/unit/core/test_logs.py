@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from neuronpipe.core.errors import SetupError
+from neuronpipe.core.logs import start_logging
+
 _PROGRAM = """
 import logging
 from neuronpipe.core.logs import log, log_fault, log_warning, start_logging
@@ -61,3 +64,28 @@ def test_a_line_within_a_sampled_request_names_its_trace_and_span(lines: list[di
     assert lines[3]["event"] == "within a request"
     assert (lines[3]["trace_id"], lines[3]["span_id"]) == (f"{0xA:032x}", f"{0xB:016x}")
     assert not any("trace_id" in line for line in (*lines[:3], *lines[4:]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_front", "expected"),
+    [
+        ("", False, ["change", "warning"]),
+        ("changes", False, ["change", "warning"]),
+        ("warnings", False, ["warning"]),
+        ("requests", False, ["change", "warning", "request"]),
+        ("requests", True, ["warning", "request"]),
+    ],
+)
+def test_the_log_has_the_lines_that_are_asked_for(lines: str, is_front: bool, expected: list[str]) -> None:
+    program = (
+        "from neuronpipe.core.logs import log, log_request, log_warning, start_logging\n"
+        f"start_logging('all', {lines!r}, is_front={is_front})\n"
+        "log('change'); log_warning('warning'); log_request(status='OK')\n"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["event"] for line in process.stderr.splitlines()] == expected
+
+
+def test_lines_that_do_not_exist_are_refused_with_those_that_do() -> None:
+    with pytest.raises(SetupError, match=r"^NEURONPIPE_LOG: 'debug' must be one of warnings, changes, requests$"):
+        start_logging("all", "debug")

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, InferBatchRequest, InferRequest, InferResponse
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
+from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.core.items import EncodedInput, Prediction, Stages
@@ -280,3 +282,40 @@ async def test_a_request_over_http_has_a_span_of_a_server_that_names_no_rpc() ->
     batch, request = telemetry.one(Spans.HTTP_BATCH), telemetry.one(Spans.HTTP_REQUEST)
     assert (batch.kind, request.kind, request.parent) == ("server", "server", batch.context)
     assert Attributes.RPC_METHOD not in batch.attributes | request.attributes
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+    """The fields of the requests' lines in the log, which has them."""
+    caplog.set_level(logging.INFO, "neuronpipe.requests")
+    return lambda: [vars(one)["fields"] for one in caplog.records if one.message == "request"]
+
+
+async def test_a_request_has_a_line_in_the_log_with_the_duration_of_its_answer(
+    logged: Callable[[], list[dict[str, Any]]],
+) -> None:
+    pipeline = _pipeline(Recorded())
+    answer = await pipeline.infer(_request(request_id="r-1"), Call(caller=Caller(tenant="acme")))
+    [line] = logged()
+    assert line.pop("duration_ms") == round(answer.timings.total_ns / 1e6, 3)
+    model = {"model": "small", "version": 1, "task": "text_classification"}
+    ids = {"call": str(Spans.INFER), "request_id": "r-1", "tenant": "acme"}
+    assert line == {**ids, **model, "status": "OK", "tokens": 7}
+
+
+async def test_a_request_that_fails_or_is_refused_has_a_line_with_its_status(
+    logged: Callable[[], list[dict[str, Any]]],
+) -> None:
+    with pytest.raises(NeuronpipeError):
+        await _pipeline(Recorded(), Spans.PREDICT, Overloaded("no room", 1)).infer(_request(request_id="r-2"), Call())
+    RequestObserver(Recorded()).refused(Overloaded("no room", 1))
+    assert [(line.get("request_id"), line["status"]) for line in logged()] == [
+        ("r-2", "RESOURCE_EXHAUSTED"),
+        (None, "RESOURCE_EXHAUSTED"),
+    ]
+
+
+async def test_without_being_asked_for_no_request_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "neuronpipe.requests")
+    await _infer(Recorded())
+    assert [one.message for one in caplog.records] == []
