@@ -63,7 +63,7 @@ def _section(title: str, kind: type[Settings], options: str = "") -> Iterator[st
     prefix = code(kind.prefix)
     yield from ("", f"## {title}", "", f"Prefix of the variables: {prefix}" + (f"; {options}." if options else "."))
     rows = []
-    for name, field in sorted(fields_of(kind).items(), key=lambda one: one[0] not in fields_of(ServerSettings)):
+    for name, field in sorted(fields_of(kind).items(), key=lambda item: item[0] not in fields_of(ServerSettings)):
         setting = ("" if options else f"`--{name.replace('_', '-')}`<br>") + code(variable_name(kind, name))
         rows.append([setting, default_of(name, field), bounds_of(name, field), text(field.description or "")])
     yield from table(["Setting", "Default", "Valid", "Meaning"], rows)
