@@ -153,7 +153,7 @@ def _ranking(query: str, **options: Any) -> TaskInput:
 
 
 def _scores(result: Any) -> list[float]:
-    return [one.score for one in sorted(result.rerank.texts, key=lambda one: one.index)]
+    return [one.score for one in sorted(result.rerank.texts, key=lambda text: text.index)]
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["saved by sentence-transformers", "as transformers saves it"])

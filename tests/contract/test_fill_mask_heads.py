@@ -127,8 +127,8 @@ def test_a_token_is_put_into_a_text_as_the_pipeline_puts_it(make: Any, has_space
         mask = tokenizers.AddedToken("<mask>", lstrip=True, special=True)
         tokenizer.add_special_tokens({"mask_token": mask})
     written = json.loads(tokenizer.backend_tokenizer.to_str())
-    for one in written["added_tokens"]:  # as compiled: a mask that a caller writes is one
-        one["special"] &= one["content"] != tokenizer.mask_token
+    for token in written["added_tokens"]:  # as compiled: a mask that a caller writes is one
+        token["special"] &= token["content"] != tokenizer.mask_token
     text = f"the cat {tokenizer.mask_token} on the mat"
     located = JsonTokenizer(json.dumps(written).encode()).locate(text)
     at = located.token_ids.tolist().index(tokenizer.mask_token_id)

@@ -1,7 +1,8 @@
 """bge-m3's vectors, weights of tokens and vectors of tokens equal FlagEmbedding's."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     Truncation,
 )
+from neuronpipe.bundles.repository import Bundle
 from neuronpipe.client.task_call import to_array
 from neuronpipe.compiler.unused_files import unused_files
 from neuronpipe.core.errors import SetupError
@@ -35,7 +37,7 @@ _TEXTS = ("ok", "The cat and the other cat sat on the cat's mat.", "北京是中
 _HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 
 
-def _source(folder: Path) -> Path:
+def _make_source(folder: Path) -> Path:
     """An XLM-R with random layers, as bge-m3 is published: a sentence-transformers folder with two more files."""
     base = make_source(folder / "base", "XLM-R", "sentence_embedding")
     SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, "cls"), Normalize()], device="cpu").save(
@@ -47,6 +49,19 @@ def _source(folder: Path) -> Path:
     for name, width in zip(_HEADS, (1, 32), strict=True):
         torch.save(torch.nn.Linear(32, width).state_dict(), folder / "model" / name)
     return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _make_source(tmp_path_factory.mktemp("m3"))
+
+
+@pytest.fixture(scope="module")
+def compiled(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """The model's bundle for a back end, compiled once."""
+    return cache(
+        lambda backend: compile_model(source, tmp_path_factory.mktemp("repository"), name="model", backend=backend)
+    )
 
 
 def _flag_embedding(source: Path, texts: Sequence[str]) -> Mapping[str, Any]:
@@ -92,9 +107,10 @@ def _inputs() -> list[TaskInput]:
 
 
 @pytest.mark.parametrize("backend", ["openvino", pytest.param("torch", marks=pytest.mark.sampled)])
-async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(backend: str, tmp_path: Path) -> None:
-    source = _source(tmp_path)
-    bundle = compile_model(source, tmp_path / "repository", name="model", backend=backend)
+async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(
+    backend: str, source: Path, compiled: Callable[[str], Bundle]
+) -> None:
+    bundle = compiled(backend)
     assert bundle.spec.task == "sentence_embedding"
     assert {"sparse_embedding", "multi_vector_embedding"} < {*bundle.spec.also_answers}
     expected = _flag_embedding(source, _TEXTS)
@@ -110,8 +126,10 @@ async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(backend
         np.testing.assert_allclose(ours, expected["colbert_vecs"][number], rtol=0, atol=_TOLERANCE)
 
 
-def test_the_graph_for_neuron_has_the_three_outputs(tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
-    bundle = compile_model(_source(tmp_path), tmp_path / "repository", name="model", **for_neuron(tmp_path, "4x64"))
+def test_the_graph_for_neuron_has_the_three_outputs(
+    source: Path, tmp_path: Path, neuron_double: Mapping[str, str]
+) -> None:
+    bundle = compile_model(source, tmp_path / "repository", name="model", **for_neuron(tmp_path, "4x64"))
     assert [output.name for output in bundle.spec.outputs] == [
         "sentence_embedding",
         "token_weights",
@@ -122,9 +140,10 @@ def test_the_graph_for_neuron_has_the_three_outputs(tmp_path: Path, neuron_doubl
     assert accuracy.largest_difference < _TOLERANCE
 
 
-async def test_texts_are_ranked_by_the_mean_of_the_best_products(tmp_path: Path) -> None:
-    source = _source(tmp_path)
-    bundle = compile_model(source, tmp_path / "repository", name="model")
+async def test_texts_are_ranked_by_the_mean_of_the_best_products(
+    source: Path, compiled: Callable[[str], Bundle]
+) -> None:
+    bundle = compiled("openvino")
     query, *texts = _flag_embedding(source, _TEXTS)["colbert_vecs"]
     # compute_colbert_score and colbert_score of FlagEmbedding
     expected = [(query @ text.T).max(-1).sum() / len(query) for text in texts]
@@ -135,7 +154,7 @@ async def test_texts_are_ranked_by_the_mean_of_the_best_products(tmp_path: Path)
 
 
 def test_every_file_is_used_and_other_tasks_are_refused(tmp_path: Path) -> None:
-    source = _source(tmp_path)
+    source = _make_source(tmp_path)
     assert unused_files(source, "sentence_embedding") == []
     assert unused_files(source, "feature_extraction") == ["module Pooling", "colbert_linear.pt", "sparse_linear.pt"]
     for task in ("sparse_embedding", "multi_vector_embedding"):

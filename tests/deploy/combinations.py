@@ -57,7 +57,7 @@ def combinations(*, every: bool) -> Iterator[tuple[str, ...]]:
     }
     left = set().union(*pairs.values())
     while pairs if every else left:
-        parts = max(pairs, key=lambda one: len(pairs[one] & left))
+        parts = max(pairs, key=lambda pair: len(pairs[pair] & left))
         left -= pairs.pop(parts)
         found = tuple(itertools.chain(*parts))
         yield (*found, *_of_metrics({*found}), "registry", "check")

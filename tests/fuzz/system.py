@@ -219,11 +219,11 @@ async def _add_tensor_requests(channel: grpc.aio.Channel, seeds: dict[str, list[
         )
         for is_raw in (False, True):
             request = open_inference_pb2.ModelInferRequest(model_name=name, id="seed")
-            for one in metadata.inputs:
-                shape = [2 if size < 0 else size for size in one.shape]
-                tensor = request.inputs.add(name=one.name, datatype=one.datatype, shape=shape)
+            for input in metadata.inputs:
+                shape = [2 if size < 0 else size for size in input.shape]
+                tensor = request.inputs.add(name=input.name, datatype=input.datatype, shape=shape)
                 count = int(np.prod(shape))
-                if one.datatype == "BYTES":
+                if input.datatype == "BYTES":
                     texts = [b"A fine [MASK] day."] * count
                     if is_raw:
                         raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
@@ -231,9 +231,11 @@ async def _add_tensor_requests(channel: grpc.aio.Channel, seeds: dict[str, list[
                     else:
                         tensor.contents.bytes_contents.extend(texts)
                 elif is_raw:
-                    request.raw_input_contents.append(bytes({"INT64": 8, "INT32": 4, "UINT8": 1}[one.datatype] * count))
+                    request.raw_input_contents.append(
+                        bytes({"INT64": 8, "INT32": 4, "UINT8": 1}[input.datatype] * count)
+                    )
                 else:
-                    kind = {"INT64": "int64", "INT32": "int", "UINT8": "uint"}[one.datatype]
+                    kind = {"INT64": "int64", "INT32": "int", "UINT8": "uint"}[input.datatype]
                     getattr(tensor.contents, f"{kind}_contents").extend([1] * count)
             _add(seeds, request)
 

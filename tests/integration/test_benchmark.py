@@ -101,8 +101,8 @@ def test_two_runs_are_compared_and_what_is_worse_ends_with_1(finished: Path, tmp
     assert same.returncode == 0, same.stderr
     assert "3 cells compared, B to A: 0 worse" in same.stdout
     slower = json.loads((finished / "results.json").read_text())
-    for one in slower["cells"]:
-        one["latency_ms"] = [value * 10 for value in one["latency_ms"]]
+    for cell in slower["cells"]:
+        cell["latency_ms"] = [value * 10 for value in cell["latency_ms"]]
     (tmp_path / "results.json").write_text(json.dumps(slower))
     worse = run(*compare, str(finished), str(tmp_path))
     assert worse.returncode == 1

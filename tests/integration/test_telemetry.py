@@ -165,7 +165,7 @@ async def _shares_of_stages(exporting: Observed, number: int) -> list[float]:
 def _covered_ns(spans: Sequence[Received]) -> int:
     """How much time spans cover together."""
     covered = until = 0
-    for span in sorted(spans, key=lambda one: one.started_ns):
+    for span in sorted(spans, key=lambda span: span.started_ns):
         covered += max(0, span.ended_ns - max(span.started_ns, until))
         until = max(until, span.ended_ns)
     return covered

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.rpc import code_pb2
 from google.rpc.status_pb2 import Status
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
@@ -490,9 +489,3 @@ def restart_case(lasts_s: float) -> Case:
         _told("Split", {"count": 20, "size": 1000, "pause_s": 0.03}, repeat=4, for_ms=for_ms),
     )
     return Case("restart", calls, tuple(ends(_OK) for _ in calls), _AT_ONCE, repeats=True)
-
-
-def code_name(code: int) -> str:
-    """gRPC's name of a status."""
-    name: str = code_pb2.Code.Name(code)
-    return name

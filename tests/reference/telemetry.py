@@ -68,9 +68,9 @@ def faults() -> Iterator[str]:
     for where, query in queries().items():
         yield from (f"docs: {where}: {fault}" for fault in faults_of_query(query))
     shown = " ".join(queries().values())
-    for one in instruments():
-        if not re.search(rf"\b{prometheus_name(one)}(_total|_bucket|_count|_sum)?\b", shown):
-            yield f"docs: {one.name} is neither in grafana.json nor in alerts.yaml"
+    for instrument in instruments():
+        if not re.search(rf"\b{prometheus_name(instrument)}(_total|_bucket|_count|_sum)?\b", shown):
+            yield f"docs: {instrument.name} is neither in grafana.json nor in alerts.yaml"
     derived = set(_DERIVED.findall(_DERIVING.read_text()))
     known = {*_SERIES, *_LABELS, *derived, *map(prometheus_name, instruments())}
     for file in _files():

@@ -87,32 +87,32 @@ def _second_autoscaler(found: _Set) -> None:
 # What each rule sees in a set, once it is broken.
 _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]] = {
     (traffic.services_select_pods, _PLAIN): {
-        "Service tokenizer: selects no pods": lambda one: one["Service/tokenizer"]["spec"].update(
+        "Service tokenizer: selects no pods": lambda broken: broken["Service/tokenizer"]["spec"].update(
             selector={"app.kubernetes.io/name": "tokeniser"}
         ),
-        "port 80 is 50050 at Deployment gateway": lambda one: one.port("grpc").update(port=80),
+        "port 80 is 50050 at Deployment gateway": lambda broken: broken.port("grpc").update(port=80),
     },
     (pods.ports_are_those_of_the_service, _PLAIN): {
-        "'grpc': 50051": lambda one: one.container("tokenizer")["ports"][0].update(containerPort=50052),
-        "'metrics': 9465": lambda one: one.set("gateway", "GATEWAY_METRICS_LISTEN", "0.0.0.0:9465"),
-        "'metrics': 9464": lambda one: one.container("worker")["ports"].pop(),
+        "'grpc': 50051": lambda broken: broken.container("tokenizer")["ports"][0].update(containerPort=50052),
+        "'metrics': 9465": lambda broken: broken.set("gateway", "GATEWAY_METRICS_LISTEN", "0.0.0.0:9465"),
+        "'metrics': 9464": lambda broken: broken.container("worker")["ports"].pop(),
     },
     (pods.probes_ask_for_what_exists, _PLAIN): {
-        "asks for 'InferenceService'": lambda one: one.container("gateway")["readinessProbe"]["grpc"].update(
+        "asks for 'InferenceService'": lambda broken: broken.container("gateway")["readinessProbe"]["grpc"].update(
             service="InferenceService"
         ),
-        "livenessProbe: asks for": lambda one: one.container("gateway").update(
-            livenessProbe=one.container("gateway")["readinessProbe"]
+        "livenessProbe: asks for": lambda broken: broken.container("gateway").update(
+            livenessProbe=broken.container("gateway")["readinessProbe"]
         ),
-        "has no startupProbe": lambda one: one.container("neuron-executor").pop("startupProbe"),
+        "has no startupProbe": lambda broken: broken.container("neuron-executor").pop("startupProbe"),
     },
     (pods.probes_ask_for_what_exists, _TLS): {
-        "is plain, and the port has TLS": lambda one: one.container("tokenizer").update(
+        "is plain, and the port has TLS": lambda broken: broken.container("tokenizer").update(
             startupProbe={"grpc": {"port": 50051}}
         )
     },
     (cluster.objects_are_in_one_namespace, _PLAIN): {
-        "ScaledObject neuron-executor: is in the namespace of the user": lambda one: one[
+        "ScaledObject neuron-executor: is in the namespace of the user": lambda broken: broken[
             "ScaledObject/neuron-executor"
         ]["metadata"].pop("namespace")
     },
@@ -123,168 +123,178 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         ),
     },
     (cluster.secrets_exist, _PLAIN): {
-        "claim models is made nowhere": lambda one: one.spec("gateway")["volumes"][0].update(
+        "claim models is made nowhere": lambda broken: broken.spec("gateway")["volumes"][0].update(
             persistentVolumeClaim={"claimName": "models"}
         )
     },
     (pods.graces_fit, _PLAIN): {
-        "gets 60 s to end, and may take 141": lambda one: one.set("gateway", "GATEWAY_GRACE_S", "120"),
-        "has no preStop sleep": lambda one: one.container("tokenizer").pop("lifecycle"),
+        "gets 60 s to end, and may take 141": lambda broken: broken.set("gateway", "GATEWAY_GRACE_S", "120"),
+        "has no preStop sleep": lambda broken: broken.container("tokenizer").pop("lifecycle"),
     },
     (pods.updates_wait_for_models, _PLAIN): {
-        "Deployment gateway: is given up after 600 s, and may take 600 s to start": lambda one: one[
+        "Deployment gateway: is given up after 600 s, and may take 600 s to start": lambda broken: broken[
             "Deployment/gateway"
         ]["spec"].pop("progressDeadlineSeconds")
     },
     (pods.settings_exist, _PLAIN): {
-        "NEURONPIPE_GATEWAY_MAX_REQUEST_IN_FLIGHT is no setting of it": lambda one: one.set(
+        "NEURONPIPE_GATEWAY_MAX_REQUEST_IN_FLIGHT is no setting of it": lambda broken: broken.set(
             "gateway", "GATEWAY_MAX_REQUEST_IN_FLIGHT", "1"
         ),
-        "NEURONPIPE_GATEWAY_GRACE_S is no setting of it": lambda one: one.set("tokenizer", "GATEWAY_GRACE_S", "1"),
-        "less than or equal to 4": lambda one: one.set("neuron-executor", "NEURON_EXECUTOR_IN_FLIGHT", "9"),
+        "NEURONPIPE_GATEWAY_GRACE_S is no setting of it": lambda broken: broken.set(
+            "tokenizer", "GATEWAY_GRACE_S", "1"
+        ),
+        "less than or equal to 4": lambda broken: broken.set("neuron-executor", "NEURON_EXECUTOR_IN_FLIGHT", "9"),
     },
     (pods.settings_exist, _S3): {
-        "String should match pattern": lambda one: one.set("gateway", "GATEWAY_HTTP_PATH_PREFIX", "models")
+        "String should match pattern": lambda broken: broken.set("gateway", "GATEWAY_HTTP_PATH_PREFIX", "models")
     },
     (pods.images_are_built, _PLAIN): {
-        "nobody builds the image neuronpipe/gate:0.1.0": lambda one: one.container("gateway").update(
+        "nobody builds the image neuronpipe/gate:0.1.0": lambda broken: broken.container("gateway").update(
             image="neuronpipe/gate:0.1.0"
         )
     },
     (pods.images_are_built, ("kserve",)): {
-        "nobody builds the image neuronpipe/sagemaker:latest": lambda one: one["ClusterServingRuntime/neuronpipe"][
-            "spec"
-        ]["containers"][0].update(image="neuronpipe/sagemaker:latest")
+        "nobody builds the image neuronpipe/sagemaker:latest": lambda broken: broken[
+            "ClusterServingRuntime/neuronpipe"
+        ]["spec"]["containers"][0].update(image="neuronpipe/sagemaker:latest")
     },
     (traffic.targets_are_services, _PLAIN): {
-        "there is no Service tokeniser with port 50051": lambda one: one.set(
+        "there is no Service tokeniser with port 50051": lambda broken: broken.set(
             "gateway", "GATEWAY_TOKENIZER_TARGET", "tokeniser:50051"
         ),
-        "Service tokenizer: is not headless": lambda one: one["Service/tokenizer"]["spec"].pop("clusterIP"),
+        "Service tokenizer: is not headless": lambda broken: broken["Service/tokenizer"]["spec"].pop("clusterIP"),
     },
     (traffic.the_network_lets_through_what_is_needed, _PLAIN): {
-        "anywhere reaches tokenizer:50051": lambda one: one["NetworkPolicy/tokenizer"]["spec"]["ingress"][0].pop(
+        "anywhere reaches tokenizer:50051": lambda broken: broken["NetworkPolicy/tokenizer"]["spec"]["ingress"][0].pop(
             "from"
         ),
-        "gateway does not reach neuron-executor:50052": lambda one: one["NetworkPolicy/gateway"]["spec"]["egress"].pop(
-            1
-        ),
-        "anywhere does not reach gateway:8080": lambda one: one.remove("NetworkPolicy/gateway-http"),
-        "tokenizer may call anybody": lambda one: one["NetworkPolicy/tokenizer"]["spec"]["egress"].append(
+        "gateway does not reach neuron-executor:50052": lambda broken: broken["NetworkPolicy/gateway"]["spec"][
+            "egress"
+        ].pop(1),
+        "anywhere does not reach gateway:8080": lambda broken: broken.remove("NetworkPolicy/gateway-http"),
+        "tokenizer may call anybody": lambda broken: broken["NetworkPolicy/tokenizer"]["spec"]["egress"].append(
             {"ports": [{"port": 443}]}
         ),
     },
     (traffic.the_network_lets_through_what_is_needed, ("cpu",)): {
-        "neuron-executor reaches postprocessor:50053": lambda one: one.remove(
+        "neuron-executor reaches postprocessor:50053": lambda broken: broken.remove(
             "NetworkPolicy/nothing", "NetworkPolicy/postprocessor"
         ),
-        "tokenizer looks up names, and may not": lambda one: one.remove("NetworkPolicy/dns"),
+        "tokenizer looks up names, and may not": lambda broken: broken.remove("NetworkPolicy/dns"),
     },
     (traffic.the_network_lets_through_what_is_needed, _S3): {
-        "neuron-executor does not reach what is outside": lambda one: one.remove("NetworkPolicy/repository")
+        "neuron-executor does not reach what is outside": lambda broken: broken.remove("NetworkPolicy/repository")
     },
     (pods.one_back_end_that_fits, _PLAIN): {
-        "is for the back end torch, not openvino": lambda one: one.container("neuron-executor").update(
+        "is for the back end torch, not openvino": lambda broken: broken.container("neuron-executor").update(
             image="neuronpipe/gpu:0.1.0"
         ),
-        "must be whole: 1500m": lambda one: one.container("neuron-executor")["resources"]["limits"].update(cpu="1500m"),
+        "must be whole: 1500m": lambda broken: broken.container("neuron-executor")["resources"]["limits"].update(
+            cpu="1500m"
+        ),
     },
     (pods.one_back_end_that_fits, _TLS): {
-        "must be whole": lambda one: one.container("neuron-executor")["resources"]["limits"].update(
+        "must be whole": lambda broken: broken.container("neuron-executor")["resources"]["limits"].update(
             {"aws.amazon.com/neuroncore": "500m"}
         ),
-        "has 2 cores, and its setting is 4": lambda one: one.set("neuron-executor", "NEURON_EXECUTOR_CORES", "4"),
+        "has 2 cores, and its setting is 4": lambda broken: broken.set("neuron-executor", "NEURON_EXECUTOR_CORES", "4"),
     },
     (pods.checks_see_what_services_see, _TLS): {
-        "container check: has another env than the service": lambda one: one.set(
+        "container check: has another env than the service": lambda broken: broken.set(
             "neuron-executor", "NEURON_EXECUTOR_CORES", "4"
         )
     },
     (pods.checks_see_what_services_see, _PLAIN): {
-        "does not check gateway": lambda one: one.spec("gateway")["initContainers"][0].update(
+        "does not check gateway": lambda broken: broken.spec("gateway")["initContainers"][0].update(
             args=["check-deployment", "all"]
         )
     },
     (pods.pods_have_no_rights, _PLAIN): {
-        "may run as root": lambda one: one.spec("gateway")["securityContext"].update(runAsUser=0),
-        "or a limit of memory": lambda one: one.container("tokenizer")["resources"].pop("limits"),
-        "gets the token of its service account": lambda one: one.spec("worker").pop("automountServiceAccountToken"),
+        "may run as root": lambda broken: broken.spec("gateway")["securityContext"].update(runAsUser=0),
+        "or a limit of memory": lambda broken: broken.container("tokenizer")["resources"].pop("limits"),
+        "gets the token of its service account": lambda broken: broken.spec("worker").pop(
+            "automountServiceAccountToken"
+        ),
     },
     (pods.services_refuse_before_memory_is_full, _PLAIN): {
         # 1,024 MiB of messages and as much of answers, 64 held, 64 of results, 64 of /tmp, 128 for the process.
-        f"may take {2368 << 20} bytes of memory, and the limit is {1 << 30}": lambda one: one.set(
+        f"may take {2368 << 20} bytes of memory, and the limit is {1 << 30}": lambda broken: broken.set(
             "gateway", "GATEWAY_MAX_RECEIVING_BYTES", str(1 << 30)
         )
     },
     (cluster.services_stay_available, _PLAIN): {
-        "Deployment gateway: has no PodDisruptionBudget": lambda one: one.remove("PodDisruptionBudget/gateway"),
-        "its priority class does not exist": lambda one: one.remove("PriorityClass/neuronpipe-serving"),
+        "Deployment gateway: has no PodDisruptionBudget": lambda broken: broken.remove("PodDisruptionBudget/gateway"),
+        "its priority class does not exist": lambda broken: broken.remove("PriorityClass/neuronpipe-serving"),
     },
     (cluster.autoscaling_has_one_owner, _PLAIN): {
         "tokenizer: scaled by ScaledObject": _second_autoscaler,
-        "there is no Service for scaler.neuronpipe.svc.cluster.local:50054": lambda one: one.remove("Service/scaler"),
-        "nothing brings it back from none": lambda one: one["ScaledObject/neuron-executor"]["spec"]["triggers"].pop(2),
-        "refuses what it is to answer": lambda one: one.set("gateway", "GATEWAY_MAX_HELD_REQUESTS", "0"),
+        "there is no Service for scaler.neuronpipe.svc.cluster.local:50054": lambda broken: broken.remove(
+            "Service/scaler"
+        ),
+        "nothing brings it back from none": lambda broken: broken["ScaledObject/neuron-executor"]["spec"][
+            "triggers"
+        ].pop(2),
+        "refuses what it is to answer": lambda broken: broken.set("gateway", "GATEWAY_MAX_HELD_REQUESTS", "0"),
     },
     (cluster.autoscaling_has_one_owner, _TLS): {
-        "gateway has replicas of its own": lambda one: one["Deployment/gateway"]["spec"].update(replicas=2),
-        "neuronpipe_load is no metric": lambda one: one["HorizontalPodAutoscaler/gateway"]["spec"]["metrics"][0][
+        "gateway has replicas of its own": lambda broken: broken["Deployment/gateway"]["spec"].update(replicas=2),
+        "neuronpipe_load is no metric": lambda broken: broken["HorizontalPodAutoscaler/gateway"]["spec"]["metrics"][0][
             "pods"
         ]["metric"].update(name="neuronpipe_load"),
     },
     (pods.volumes_are_there, _PLAIN): {"/repository is not mounted": _drop_mount},
     (pods.volumes_are_there, _TLS): {
-        "NEURONPIPE_GATEWAY_JWKS is /etc/jwks/keys.json, which is not mounted": lambda one: one.set(
+        "NEURONPIPE_GATEWAY_JWKS is /etc/jwks/keys.json, which is not mounted": lambda broken: broken.set(
             "gateway", "GATEWAY_JWKS", "/etc/jwks/keys.json"
         )
     },
     (pods.volumes_are_there, _S3): {
-        "has room for 8589934592": lambda one: one.spec("neuron-executor")["volumes"][0].update(
+        "has room for 8589934592": lambda broken: broken.spec("neuron-executor")["volumes"][0].update(
             emptyDir={"sizeLimit": "8Gi"}
         ),
-        "has room for 0": lambda one: one.set("postprocessor", "POSTPROCESSOR_REPOSITORY_CACHE", "/repository"),
+        "has room for 0": lambda broken: broken.set("postprocessor", "POSTPROCESSOR_REPOSITORY_CACHE", "/repository"),
     },
     (traffic.callers_are_asked_who_they_are, _PLAIN): {
-        "everybody may call it": lambda one: one.set("gateway", "GATEWAY_API_KEYS", ""),
-        "callers stay with the gateways": lambda one: one.set("gateway", "GATEWAY_MAX_CONNECTION_AGE_S", "0"),
+        "everybody may call it": lambda broken: broken.set("gateway", "GATEWAY_API_KEYS", ""),
+        "callers stay with the gateways": lambda broken: broken.set("gateway", "GATEWAY_MAX_CONNECTION_AGE_S", "0"),
     },
     (traffic.callers_are_asked_who_they_are, _TLS): {
-        "answers whoever reaches it": lambda one: one.set("tokenizer", "TOKENIZER_ALLOWED_PEERS", ""),
-        "its certificate is for example.com": lambda one: one["Certificate/tokenizer"]["spec"].update(
+        "answers whoever reaches it": lambda broken: broken.set("tokenizer", "TOKENIZER_ALLOWED_PEERS", ""),
+        "its certificate is for example.com": lambda broken: broken["Certificate/tokenizer"]["spec"].update(
             dnsNames=["example.com"]
         ),
-        "TLS is not on every connection: jobs-redis": lambda one: one.remove("Certificate/jobs-redis"),
+        "TLS is not on every connection: jobs-redis": lambda broken: broken.remove("Certificate/jobs-redis"),
     },
     (traffic.routes_lead_to_services, _PLAIN): {
-        "there is no Service gateway with port 80": lambda one: one["GRPCRoute/neuronpipe"]["spec"]["rules"][0][
+        "there is no Service gateway with port 80": lambda broken: broken["GRPCRoute/neuronpipe"]["spec"]["rules"][0][
             "backendRefs"
         ][0].update(port=80),
-        "Ingress neuronpipe: there is no Service gateway with port http": lambda one: one.port("http").update(
+        "Ingress neuronpipe: there is no Service gateway with port http": lambda broken: broken.port("http").update(
             name="web"
         ),
-        "HTTPRoute neuronpipe: neuronpipe.example.com is the hostname of another route": lambda one: one[
+        "HTTPRoute neuronpipe: neuronpipe.example.com is the hostname of another route": lambda broken: broken[
             "Gateway/neuronpipe"
         ]["spec"]["listeners"][1].update(hostname="neuronpipe.example.com"),
     },
     (traffic.routes_lead_to_services, _TLS): {
-        "calls gateway without TLS": lambda one: one.remove("BackendTLSPolicy/neuronpipe"),
-        "calls gateway without TLS, or as another": lambda one: one["BackendTLSPolicy/neuronpipe"]["spec"][
+        "calls gateway without TLS": lambda broken: broken.remove("BackendTLSPolicy/neuronpipe"),
+        "calls gateway without TLS, or as another": lambda broken: broken["BackendTLSPolicy/neuronpipe"]["spec"][
             "validation"
         ].update(hostname="example.com"),
-        "calls gateway with TLS, which it does not have": lambda one: one.remove(
+        "calls gateway with TLS, which it does not have": lambda broken: broken.remove(
             *(f"Certificate/{name}" for name in ("gateway", "tokenizer", "worker"))
         ),
     },
     (cluster.configuration_exists, _S3): {
-        "NEURONPIPE_TOKENIZER_REPOSITORY is in no ConfigMap": lambda one: one["ConfigMap/repository"]["data"].pop(
+        "NEURONPIPE_TOKENIZER_REPOSITORY is in no ConfigMap": lambda broken: broken["ConfigMap/repository"]["data"].pop(
             "uri"
         ),
-        "Deployment gateway: there is no service account neuronpipe": lambda one: one.remove(
+        "Deployment gateway: there is no service account neuronpipe": lambda broken: broken.remove(
             "ServiceAccount/neuronpipe"
         ),
     },
     (cluster.configuration_exists, _TLS): {
-        "ConfigMap x is made nowhere": lambda one: one["BackendTLSPolicy/neuronpipe"]["spec"]["validation"][
+        "ConfigMap x is made nowhere": lambda broken: broken["BackendTLSPolicy/neuronpipe"]["spec"]["validation"][
             "caCertificateRefs"
         ][0].update(name="x")
     },
@@ -301,9 +311,9 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         "its certificate is not for gateway": lambda one: one.scraped()["tlsConfig"].update(serverName="gateway"),
     },
     (cluster.kserve_sees_grpc, ("kserve",)): {
-        "api is no name of a port for gRPC": lambda one: one["ClusterServingRuntime/neuronpipe"]["spec"]["containers"][
-            0
-        ]["ports"][0].update(name="api")
+        "api is no name of a port for gRPC": lambda broken: broken["ClusterServingRuntime/neuronpipe"]["spec"][
+            "containers"
+        ][0]["ports"][0].update(name="api")
     },
 }
 
@@ -337,14 +347,14 @@ def _schema_faults(found: _Set) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("break_it", "expected"),
     [
-        (lambda one: one.container("gateway").update(imagePullpolicy="Always"), "imagePullpolicy"),
-        (lambda one: one["Deployment/gateway"]["spec"].update(replicas="two"), "'two' is not"),
-        (lambda one: one["ScaledObject/gateway"]["spec"].update(minReplicas=1), "minReplicas"),
+        (lambda broken: broken.container("gateway").update(imagePullpolicy="Always"), "imagePullpolicy"),
+        (lambda broken: broken["Deployment/gateway"]["spec"].update(replicas="two"), "'two' is not"),
+        (lambda broken: broken["ScaledObject/gateway"]["spec"].update(minReplicas=1), "minReplicas"),
         (
-            lambda one: one["ScaledObject/gateway"]["spec"]["triggers"][0]["metadata"].update(threshold=1),
+            lambda broken: broken["ScaledObject/gateway"]["spec"]["triggers"][0]["metadata"].update(threshold=1),
             "1 is not of type",
         ),
-        (lambda one: one["Service/gateway"].update(kind="Servise"), "has no v1/Servise"),
+        (lambda broken: broken["Service/gateway"].update(kind="Servise"), "has no v1/Servise"),
     ],
 )
 def test_the_schemas_refuse(break_it: Callable[[_Set], object], expected: str) -> None:

@@ -19,10 +19,10 @@ def objects_are_in_one_namespace(objects: Objects) -> Iterator[str]:
     """Every object is in the namespace that policies, certificates and addresses name. Without one of its own, kubectl
     would take that of the user's context.
     """
-    for one in objects.manifests:
-        namespace = one["metadata"].get("namespace")
-        if one["kind"] not in _OF_THE_CLUSTER and namespace != NAMESPACE:
-            yield f"{one['kind']} {one['metadata']['name']}: is in the namespace {namespace or 'of the user'}"
+    for manifest in objects.manifests:
+        namespace = manifest["metadata"].get("namespace")
+        if manifest["kind"] not in _OF_THE_CLUSTER and namespace != NAMESPACE:
+            yield f"{manifest['kind']} {manifest['metadata']['name']}: is in the namespace {namespace or 'of the user'}"
 
 
 def secrets_exist(objects: Objects) -> Iterator[str]:

@@ -43,34 +43,34 @@ _DEVICES = {device for _, device in BACKENDS.values() if device}
 
 def ports_are_those_of_the_service(objects: Objects) -> Iterator[str]:
     """The port of gRPC is the one on which the image listens, the others are the settings'."""
-    for one in objects.containers:
-        if one.target not in SETTINGS or one.workload.is_job:
+    for container in objects.containers:
+        if container.target not in SETTINGS or container.workload.is_job:
             continue
-        kind = SETTINGS[one.target]
-        listen = one.environment.get(variable_name(kind, "listen")) or of_image(
-            one.target, variable_name(kind, "listen")
+        kind = SETTINGS[container.target]
+        listen = container.environment.get(variable_name(kind, "listen")) or of_image(
+            container.target, variable_name(kind, "listen")
         )
-        names = ("metrics", "scaler", "http") if one.target == "gateway" else ("metrics",)
-        others = {name: one.setting(f"{name}_listen") for name in names}
+        names = ("metrics", "scaler", "http") if container.target == "gateway" else ("metrics",)
+        others = {name: container.setting(f"{name}_listen") for name in names}
         wanted = {"grpc": port_of(listen)} | {name: port_of(address) for name, address in others.items() if address}
-        if one.ports != wanted:
-            yield f"{one}: has the ports {one.ports}, and its settings {wanted}"
+        if container.ports != wanted:
+            yield f"{container}: has the ports {container.ports}, and its settings {wanted}"
 
 
 def probes_ask_for_what_exists(objects: Objects) -> Iterator[str]:
     """Start-up and liveness look at the process alone, readiness of a gateway at InferenceService. With TLS, probes are
     commands, since those of Kubernetes are plain.
     """
-    for one in objects.containers:
-        if one.workload.is_job:
+    for container in objects.containers:
+        if container.workload.is_job:
             continue
-        kinds = ["readinessProbe", "livenessProbe", *(["startupProbe"] if one.target else [])]
+        kinds = ["readinessProbe", "livenessProbe", *(["startupProbe"] if container.target else [])]
         for kind in kinds:
-            probe = one.content.get(kind)
+            probe = container.content.get(kind)
             if probe is None:
-                yield f"{one}: has no {kind}"
-            elif one.target:
-                yield from (f"{one}, {kind}: {fault}" for fault in _probe_faults(one, kind, probe))
+                yield f"{container}: has no {kind}"
+            elif container.target:
+                yield from (f"{container}, {kind}: {fault}" for fault in _probe_faults(container, kind, probe))
 
 
 def _probe_faults(one: Container, kind: str, probe: Mapping[str, Any]) -> Iterator[str]:
@@ -107,15 +107,15 @@ def _asked(probe: Mapping[str, Any]) -> tuple[int, str | None, list[str]]:
 def graces_fit(objects: Objects) -> Iterator[str]:
     """A pod gets longer to end than its preStop sleep, its requests and the end of the process take."""
     for workload in objects.workloads.values():
-        for one in workload.containers:
-            if one.target not in SETTINGS or workload.is_job:
+        for container in workload.containers:
+            if container.target not in SETTINGS or workload.is_job:
                 continue
-            sleep_s = one.content.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-            needed_s = sleep_s + float(one.setting("grace_s")) + _AFTER_GRACE_S
+            sleep_s = container.content.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            needed_s = sleep_s + float(container.setting("grace_s")) + _AFTER_GRACE_S
             given_s = workload.pod["terminationGracePeriodSeconds"]
             if given_s < needed_s:
                 yield f"{workload}: gets {given_s} s to end, and may take {needed_s:g}"
-            if one.target in CALLED and not sleep_s:
+            if container.target in CALLED and not sleep_s:
                 yield f"{workload}: refuses calls before callers know that it ends: it has no preStop sleep"
 
 
@@ -141,27 +141,27 @@ def _longest_start_s(one: Container) -> int:
 
 def settings_exist(objects: Objects) -> Iterator[str]:
     """Every variable of ours is a setting of that service, with a value that it takes and that is not its default."""
-    for one in objects.containers:
-        kind = SETTINGS.get(one.target)
-        given = {name: value for name, value in one.environment.items() if name.startswith("NEURONPIPE_")}
+    for container in objects.containers:
+        kind = SETTINGS.get(container.target)
+        given = {name: value for name, value in container.environment.items() if name.startswith("NEURONPIPE_")}
         given.pop("NEURONPIPE_API_KEY", None)  # of commands and workers, as a caller
         if kind is None:
-            yield from (f"{one}: {name} is no setting of it" for name in given)
+            yield from (f"{container}: {name} is no setting of it" for name in given)
             continue
         fields = {variable_name(kind, field): field for field in fields_of(kind)}
-        yield from (f"{one}: {name} is no setting of it" for name in given if name not in fields)
+        yield from (f"{container}: {name} is no setting of it" for name in given if name not in fields)
         known = {fields[name]: value for name, value in given.items() if name in fields}
         required = {"repository": "/repository"} if "repository" in fields_of(kind) else {}
         try:
             settings = kind.of(**required | known)
         except ValidationError as error:
-            yield f"{one}: {'; '.join(problem['msg'] for problem in error.errors())}"
+            yield f"{container}: {'; '.join(problem['msg'] for problem in error.errors())}"
             continue
         values, defaults = values_of(settings), values_of(kind.of(**required))
         # grace_s stands beside the period that must be longer.
         for name in known.keys() - {"grace_s"}:
             if values[name] == defaults[name]:
-                yield f"{one}: {name} has its default anyway"
+                yield f"{container}: {name} has its default anyway"
 
 
 def images_are_built(objects: Objects) -> Iterator[str]:
@@ -179,23 +179,24 @@ def images_are_built(objects: Objects) -> Iterator[str]:
 
 def one_back_end_that_fits(objects: Objects) -> Iterator[str]:
     """Image, back end and device of executors belong together; whole NeuronCores, and whole CPUs for OpenVINO."""
-    for one in objects.containers:
-        if one.workload.name != "neuron-executor":
+    for container in objects.containers:
+        if container.workload.name != "neuron-executor":
             continue
-        resources = one.content["resources"]
+        resources = container.content["resources"]
         limits, requests = resources.get("limits", {}), resources.get("requests", {})
-        backend, device = BACKENDS[one.target]
-        if one.setting("backend") != backend:
-            yield f"{one}: image {one.target} is for the back end {backend}, not {one.setting('backend') or 'none'}"
+        backend, device = BACKENDS[container.target]
+        if container.setting("backend") != backend:
+            asked = container.setting("backend") or "none"
+            yield f"{container}: image {container.target} is for the back end {backend}, not {asked}"
         found = _DEVICES & {*limits, *requests}
         if found != ({device} if device else set()):
-            yield f"{one}: asks for {', '.join(sorted(found)) or 'no device'}, and its back end is {backend}"
+            yield f"{container}: asks for {', '.join(sorted(found)) or 'no device'}, and its back end is {backend}"
         if device and (not str(limits.get(device)).isdigit() or requests.get(device, limits[device]) != limits[device]):
-            yield f"{one}: {device} must be whole, with the request as the limit"
-        if backend == "neuronx" and str(one.setting("cores")) != str(limits.get(device)):
-            yield f"{one}: has {limits.get(device)} cores, and its setting is {one.setting('cores')}"
+            yield f"{container}: {device} must be whole, with the request as the limit"
+        if backend == "neuronx" and str(container.setting("cores")) != str(limits.get(device)):
+            yield f"{container}: has {limits.get(device)} cores, and its setting is {container.setting('cores')}"
         if backend == "openvino" and not str(limits.get("cpu", "")).isdigit():
-            yield f"{one}: OpenVINO's threads are the CPU limit, which must be whole: {limits.get('cpu')}"
+            yield f"{container}: OpenVINO's threads are the CPU limit, which must be whole: {limits.get('cpu')}"
 
 
 _CHECKED = ("image", "env", "securityContext", "resources", "volumeMounts")
@@ -229,33 +230,33 @@ def pods_have_no_rights(objects: Objects) -> Iterator[str]:
         for volume in workload.volumes.values():
             if "hostPath" in volume:
                 yield f"{workload}: mounts a folder of the host"
-        for one in workload.containers:
-            own = one.content.get("securityContext", {})
+        for container in workload.containers:
+            own = container.content.get("securityContext", {})
             if own.get("allowPrivilegeEscalation") is not False or own.get("capabilities") != {"drop": ["ALL"]}:
-                yield f"{one}: has capabilities, or may get them"
+                yield f"{container}: has capabilities, or may get them"
             if own.get("readOnlyRootFilesystem") is not True:
-                yield f"{one}: may write to its file system"
-            resources = one.content.get("resources", {})
+                yield f"{container}: may write to its file system"
+            resources = container.content.get("resources", {})
             if not {"cpu", "memory"} <= resources.get("requests", {}).keys() or "memory" not in resources.get(
                 "limits", {}
             ):
-                yield f"{one}: lacks requests of CPU and memory, or a limit of memory"
+                yield f"{container}: lacks requests of CPU and memory, or a limit of memory"
 
 
 def services_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
     """A service's limit of memory has room for its caches and for messages, so that it refuses what is too much before
     the kernel ends it. A volume in memory counts, too.
     """
-    for one in objects.containers:
-        if one.target not in _MEMORY or one.workload.is_job:
+    for container in objects.containers:
+        if container.target not in _MEMORY or container.workload.is_job:
             continue
-        volumes = (volume.get("emptyDir", {}) for volume in one.workload.volumes.values())
+        volumes = (volume.get("emptyDir", {}) for volume in container.workload.volumes.values())
         in_memory = [volume["sizeLimit"] for volume in volumes if volume.get("medium") == "Memory"]
-        held = sum(int(one.setting(name)) for name in _MEMORY[one.target])
-        held += MAX_HELD_BYTES if one.target == "gateway" else 0
+        held = sum(int(container.setting(name)) for name in _MEMORY[container.target])
+        held += MAX_HELD_BYTES if container.target == "gateway" else 0
         needed = _PROCESS_BYTES + held + sum(map(_bytes, in_memory))
-        if (limit := _bytes(one.content["resources"]["limits"]["memory"])) < needed:
-            yield f"{one}: may take {needed} bytes of memory, and the limit is {limit}"
+        if (limit := _bytes(container.content["resources"]["limits"]["memory"])) < needed:
+            yield f"{container}: may take {needed} bytes of memory, and the limit is {limit}"
 
 
 def _bytes(quantity: str | int) -> int:
@@ -269,24 +270,24 @@ def volumes_are_there(objects: Objects) -> Iterator[str]:
     """Every mount has a volume, files of settings are mounted, and services only read the repository. Where that is a
     bucket, they have a volume of their own for bundles, with room for as many as they keep.
     """
-    for one in objects.containers:
-        for path, mount in one.mounts.items():
-            if mount["name"] not in one.workload.volumes:
-                yield f"{one}: {path} mounts {mount['name']}, which is no volume"
-        for name, value in one.environment.items():
-            if str(value).startswith("/") and not any(Path(value).is_relative_to(path) for path in one.mounts):
-                yield f"{one}: {name} is {value}, which is not mounted"
-        needs = one.target in SETTINGS and "repository" in fields_of(SETTINGS[one.target])
-        if needs and not one.workload.is_job and is_of_bucket(one):
-            kept, room = int(one.setting("repository_cache_bytes")), _room(one)
+    for container in objects.containers:
+        for path, mount in container.mounts.items():
+            if mount["name"] not in container.workload.volumes:
+                yield f"{container}: {path} mounts {mount['name']}, which is no volume"
+        for name, value in container.environment.items():
+            if str(value).startswith("/") and not any(Path(value).is_relative_to(path) for path in container.mounts):
+                yield f"{container}: {name} is {value}, which is not mounted"
+        needs = container.target in SETTINGS and "repository" in fields_of(SETTINGS[container.target])
+        if needs and not container.workload.is_job and is_of_bucket(container):
+            kept, room = int(container.setting("repository_cache_bytes")), _room(container)
             if kept > room:
-                yield f"{one}: keeps {kept} bytes of bundles, and has room for {room}"
-        elif needs and not one.workload.is_job:
-            where = of_image(one.target, variable_name(SETTINGS[one.target], "repository"))
-            if not one.mounts.get(where, {}).get("readOnly"):
-                yield f"{one}: {where} is not mounted, or can be written to"
-        if "/tmp" not in one.mounts and one.target:
-            yield f"{one}: has no /tmp"
+                yield f"{container}: keeps {kept} bytes of bundles, and has room for {room}"
+        elif needs and not container.workload.is_job:
+            where = of_image(container.target, variable_name(SETTINGS[container.target], "repository"))
+            if not container.mounts.get(where, {}).get("readOnly"):
+                yield f"{container}: {where} is not mounted, or can be written to"
+        if "/tmp" not in container.mounts and container.target:
+            yield f"{container}: has no /tmp"
 
 
 def _room(one: Container) -> int:

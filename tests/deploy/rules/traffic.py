@@ -48,11 +48,11 @@ def targets_are_services(objects: Objects) -> Iterator[str]:
 
 def _calls(objects: Objects) -> Iterator[tuple[Container, str, int]]:
     """container → the host and port that its settings name, inside the namespace."""
-    for one in objects.containers:
-        for name, value in one.environment.items():
+    for container in objects.containers:
+        for name, value in container.environment.items():
             if name.endswith(("_TARGET", "REDIS_URL")) and value:
                 host, _, port = re.sub(r"^\w+://|/.*$", "", value).partition(":")
-                yield one, host, int(port)
+                yield container, host, int(port)
 
 
 def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
@@ -166,16 +166,16 @@ def _resolves_names(objects: Objects, workload: Workload) -> bool:
 
 def callers_are_asked_who_they_are(objects: Objects) -> Iterator[str]:
     """A gateway has authentication, callers come back to new ones, and stages with TLS answer the gateway alone."""
-    for one in objects.containers:
-        if one.target == "gateway":
-            if not any(one.setting(name) for name in ("api_keys", "jwks", "tls_client_ca")):
-                yield f"{one}: everybody may call it"
-            if not float(one.setting("max_connection_age_s")):
-                yield f"{one}: callers stay with the gateways that they have found first"
-            if bool(one.setting("tls_ca")) != bool(one.setting("tls_certificate")):
-                yield f"{one}: has TLS on one side only"
-        elif _has_tls(one) and not (one.setting("tls_client_ca") and one.setting("allowed_peers")):
-            yield f"{one}: answers whoever reaches it"
+    for container in objects.containers:
+        if container.target == "gateway":
+            if not any(container.setting(name) for name in ("api_keys", "jwks", "tls_client_ca")):
+                yield f"{container}: everybody may call it"
+            if not float(container.setting("max_connection_age_s")):
+                yield f"{container}: callers stay with the gateways that they have found first"
+            if bool(container.setting("tls_ca")) != bool(container.setting("tls_certificate")):
+                yield f"{container}: has TLS on one side only"
+        elif _has_tls(container) and not (container.setting("tls_client_ca") and container.setting("allowed_peers")):
+            yield f"{container}: answers whoever reaches it"
     certificates = objects.of_kind("Certificate")
     for workload in objects.workloads.values():
         secret = workload.volumes.get("tls", {}).get("secret", {}).get("secretName")

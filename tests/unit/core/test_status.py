@@ -9,23 +9,8 @@ from google.rpc import code_pb2
 from google.rpc.error_details_pb2 import BadRequest, DebugInfo, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.core.errors import (
-    AlreadyExists,
-    Cancelled,
-    ChangeRefused,
-    DeadlineExceeded,
-    InternalError,
-    InvalidInput,
-    JobNotFound,
-    ModelNotFound,
-    NeuronpipeError,
-    NotAllowed,
-    NotConfigured,
-    Overloaded,
-    Unauthenticated,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.core import errors
+from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded
 from neuronpipe.core.status import CODES, from_status, to_status
 from tests.unit.every_error import EVERY_ERROR
 
@@ -33,20 +18,20 @@ DetailT = TypeVar("DetailT", bound=Message)
 
 # The numbers of google/rpc/code.proto.
 _NUMBERS = {
-    InvalidInput: 3,
-    ModelNotFound: 5,
-    WrongTask: 9,
-    Overloaded: 8,
-    DeadlineExceeded: 4,
-    Cancelled: 1,
-    Unavailable: 14,
-    InternalError: 13,
-    Unauthenticated: 16,
-    JobNotFound: 5,
-    AlreadyExists: 6,
-    NotAllowed: 7,
-    ChangeRefused: 9,
-    NotConfigured: 12,
+    errors.InvalidInput: 3,
+    errors.ModelNotFound: 5,
+    errors.WrongTask: 9,
+    errors.Overloaded: 8,
+    errors.DeadlineExceeded: 4,
+    errors.Cancelled: 1,
+    errors.Unavailable: 14,
+    errors.InternalError: 13,
+    errors.Unauthenticated: 16,
+    errors.JobNotFound: 5,
+    errors.AlreadyExists: 6,
+    errors.NotAllowed: 7,
+    errors.ChangeRefused: 9,
+    errors.NotConfigured: 12,
 }
 
 

@@ -33,25 +33,25 @@ def _faults(manifests: list[Manifest]) -> list[str]:
     ("change", "fault"),
     [
         (
-            lambda one: _spec(one, "NetworkPolicy", "nothing").update(policyTypes=["Ingress"]),
+            lambda broken: _spec(broken, "NetworkPolicy", "nothing").update(policyTypes=["Ingress"]),
             "network: neuron-executor may call anybody, which it does not need",
         ),
         (
-            lambda one: _spec(one, "NetworkPolicy", "worker")["egress"].pop(),
+            lambda broken: _spec(broken, "NetworkPolicy", "worker")["egress"].pop(),
             "network: worker does not reach what is outside",
         ),
         (
-            lambda one: _spec(one, "PodDisruptionBudget", "gateway").update(maxUnavailable=0),
+            lambda broken: _spec(broken, "PodDisruptionBudget", "gateway").update(maxUnavailable=0),
             "Deployment gateway: has no PodDisruptionBudget that lets a node be emptied",
         ),
         (
             _container(
-                "Deployment", "gateway", lambda one: one["volumeMounts"][2].update(mountPath="/etc/neuronpipe/c")
+                "Deployment", "gateway", lambda broken: broken["volumeMounts"][2].update(mountPath="/etc/neuronpipe/c")
             ),
             "NEURONPIPE_GATEWAY_API_KEYS is /etc/neuronpipe/callers/keys, which is not mounted",
         ),
         (
-            _container("Deployment", "gateway", lambda one: one["resources"]["limits"].update(memory="800M")),
+            _container("Deployment", "gateway", lambda broken: broken["resources"]["limits"].update(memory="800M")),
             "and the limit is 800000000",
         ),
     ],

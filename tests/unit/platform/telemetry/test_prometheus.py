@@ -103,14 +103,14 @@ def test_connections_that_say_nothing_are_limited_in_number_and_in_time(monkeypa
     host, _, number = port.address.rpartition(":")
     try:
         connections = [socket.create_connection((host, int(number)), timeout=20) for _ in range(4)]
-        for one in connections:
-            one.sendall(b"GET /metrics HTTP/1.1\r\n")
+        for connection in connections:
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
         with socket.create_connection((host, int(number)), timeout=20) as one_more:
             assert one_more.recv(1) == b""  # one too many
-        for one in connections:
+        for connection in connections:
             with contextlib.suppress(ConnectionResetError):
-                assert one.recv(1) == b""  # its time is over
-            one.close()
+                assert connection.recv(1) == b""  # its time is over
+            connection.close()
         page = ""
         for _ in range(200):  # a place is free a moment after its caller sees the end
             with contextlib.suppress(OSError):
