@@ -138,6 +138,21 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
     ]
 
 
+def test_coheres_limits_of_documents(http_server: HttpServer, ours: Client) -> None:
+    asked: dict[str, Any] = {"model": "reranker", "query": "Who sat?", "documents": ["A cat sat on the mat.", "A dog."]}
+    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
+        answer = client.rerank(**asked, max_tokens_per_doc=2)
+    ranked = ours.rerank("reranker", asked["query"], ["A cat", "A dog"])
+    assert {one.index: one.relevance_score for one in answer.results} == pytest.approx(
+        {one.index: one.score for one in ranked}, abs=_TOLERANCE
+    )
+    long = {**asked, "documents": ["words " * 600 + "A cat sat."]}
+    with cohere.Client(api_key="none", base_url=http_server.url) as client:
+        (chunked,) = client.rerank(**long, max_chunks_per_doc=9).results
+    (expected,) = ours.rerank("reranker", asked["query"], long["documents"], max_chunks=9)
+    assert chunked.relevance_score == pytest.approx(expected.score, abs=_TOLERANCE)
+
+
 def test_coheres_vectors(http_server: HttpServer, ours: Client) -> None:
     asked: dict[str, Any] = {"model": "minilm", "texts": [_TEXT, "Another."], "input_type": "search_query"}
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
@@ -189,11 +204,13 @@ def test_what_clients_expect_and_do_not_get(
         openai_client.images.generate(model="minilm", prompt="Who sat?")
     with pytest.raises(openai.BadRequestError, match="has the task sentence_embedding"):
         openai_client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
-    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
-        with pytest.raises(cohere.NotFoundError):
-            client.chat(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
-        with pytest.raises(cohere.BadRequestError):
-            client.rerank(model="reranker", query="Who sat?", documents=["a"], max_tokens_per_doc=9)
+    with cohere.ClientV2(api_key="none", base_url=http_server.url) as client, pytest.raises(cohere.NotFoundError):
+        client.chat(model="minilm", messages=[{"role": "user", "content": "Who sat?"}])
+    with (
+        cohere.Client(api_key="none", base_url=http_server.url) as client,
+        pytest.raises(cohere.BadRequestError, match="rank_fields"),
+    ):
+        client.rerank(model="reranker", query="Who sat?", documents=["a"], rank_fields=["title"])
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match="prompt_name: is none of the model's prompts"):
         hub("minilm").feature_extraction(_TEXT, prompt_name="query")
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.max_seq_len: is not supported"):

@@ -122,7 +122,7 @@ class _Gateways:
     def __init__(self, repository: Path, files: Files, redis: RedisServer, stack: ExitStack) -> None:
         self.redis = redis
         options = ("--repository", str(repository), *files.options, "--redis-url", redis.url)
-        never = ("--token-cache-redis", "never", "--result-cache-redis", "never")
+        never = ("--token-cache-redis", "never")
         self.processes = [
             stack.enter_context(ServiceProcess("all", *options, *never, environment=constants(redis_timeout_ms=1000)))
             for _ in range(2)

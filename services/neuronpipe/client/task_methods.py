@@ -45,7 +45,7 @@ class TaskMethods:
         *,
         top_k: int = 1,
         function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[LabelScore]:
         """Returns the `top_k` labels of a text or a pair, best first."""
@@ -60,12 +60,14 @@ class TaskMethods:
         dimensions: int = 0,
         prompt_name: str = "",
         precision: "EmbeddingPrecision.ValueType" = EmbeddingPrecision.EMBEDDING_PRECISION_UNSPECIFIED,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        max_chunks: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> NDArray[Any]:
         """Returns the vector of a text: float32 [dimensions, or the model's width], or int8 or uint8 by `precision`.
 
         `prompt_name`: one of the `prompt_names` that get_model returns, instead of the model's default prompt.
+        `max_chunks`: the most chunks of a text that is too long, whose vector is their mean; 0: none.
         """
 
     @task_method("sparse_embedding")
@@ -76,7 +78,7 @@ class TaskMethods:
         *,
         top_k: int = 0,
         prompt_name: str = "",
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[TokenWeight]:
         """Returns the `top_k` heaviest tokens of the vocabulary whose weight for a text is above zero; 0: all."""
@@ -89,7 +91,7 @@ class TaskMethods:
         *,
         is_query: bool = False,
         type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> NDArray[np.float32]:
         """Returns the vectors of a query's or a document's tokens for late interaction: float32 [vectors, dimensions].
@@ -135,7 +137,7 @@ class TaskMethods:
         *,
         top_k: int = 0,
         targets: Sequence[str] = (),
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[FilledMask]:
         """Returns the `top_k` tokens (default 5) that fit each mask, best first.
@@ -152,7 +154,7 @@ class TaskMethods:
         *,
         pooling: "FeaturePooling.ValueType" = FeaturePooling.FEATURE_POOLING_NONE,
         type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> NDArray[np.float32]:
         """Returns the token vectors of a text or a pair: float32 [tokens, width], or pooled [width].
@@ -169,7 +171,7 @@ class TaskMethods:
         chunk_tokens: int = 0,
         chunks: Iterable[tuple[int, int]] = (),
         type: "FeatureType.ValueType" = FeatureType.FEATURE_TYPE_FLOAT32,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[EmbeddedChunk]:
         """Returns a vector for each chunk of a text that a model of feature extraction reads as a whole (late
@@ -186,7 +188,7 @@ class TaskMethods:
         texts: Iterable[str],
         *,
         dimensions: int = 0,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[float]:
         """Returns the similarity of the source to each of the texts, from -1 to 1, in the order of the texts."""
@@ -200,10 +202,16 @@ class TaskMethods:
         *,
         top_n: int = 0,
         function: "ScoreFunction.ValueType" = ScoreFunction.SCORE_FUNCTION_UNSPECIFIED,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        max_chunks: int = 0,
+        max_text_tokens: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[RankedText]:
-        """Returns the `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`."""
+        """Returns the `top_n` texts (0: all) that answer the query, best first, each with its index in `texts`.
+
+        `max_chunks`: the most chunks of a text that is too long, whose score is their best; 0: none. `max_text_tokens`:
+        the most tokens of each text that are read; 0: all.
+        """
 
     @task_method("zero_shot_classification")
     def classify_zero_shot(
@@ -214,7 +222,7 @@ class TaskMethods:
         *,
         hypothesis_template: str = "",
         multi_label: bool = False,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[LabelScore]:
         """Returns all candidate labels of a text, best first."""
@@ -229,7 +237,7 @@ class TaskMethods:
         threshold: float = 0,
         allow_nested: bool = False,
         multi_label: bool = False,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[Entity]:
         """Returns the entities of a text for the candidate labels, whose scores exceed `threshold` (0: 0.5)."""
@@ -266,7 +274,7 @@ class TaskMethods:
         candidate_labels: Iterable[str],
         *,
         hypothesis_template: str = "",
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
     ) -> Sequence[LabelScore]:
         """Returns the candidate labels with their scores for an image, best first.
@@ -281,7 +289,7 @@ class TaskMethods:
         prompt: str | None = None,
         *,
         messages: Messages | None = None,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
         **options: Unpack[GenerationFields],
     ) -> GeneratedText:
@@ -297,7 +305,7 @@ class TaskMethods:
         model: str,
         text: str,
         *,
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
         **options: Unpack[GenerationFields],
     ) -> GeneratedText:
@@ -311,7 +319,7 @@ class TaskMethods:
         *,
         source_language: str = "",
         target_language: str = "",
-        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_ERROR,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
         version: str = "",
         **options: Unpack[GenerationFields],
     ) -> GeneratedText:

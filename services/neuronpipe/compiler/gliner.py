@@ -6,6 +6,7 @@ layer of a span's vector is applied to the labels, of which there are few, and n
 """
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.zero_shot_token_classification import MAX_LABELS, WORD_NUMBER, GlinerFacts, number_words, split
 
-CONFIG_FILE = "gliner_config.json"
+_CONFIG_FILE = "gliner_config.json"
 ARCHITECTURE = "GLiNER"
 _ENCODERS = ("bert", "deberta-v2")
 # Field of gliner_config.json → its values that are supported; None for a field that is missing.
@@ -37,24 +38,34 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
 _SAMPLE_LABELS = ("person", "organization", "place of an event")
 
 
-def encoder_configuration(folder: Path) -> dict[str, Any]:
-    """The configuration of the encoder, with GLiNER as its architecture. Raises SetupError."""
-    content = read_object(folder / CONFIG_FILE)
+def configuration_file(folder: Path) -> Path | None:
+    """The configuration of a GLiNER; None for other models."""
+    return path if (path := folder / _CONFIG_FILE).is_file() else None
+
+
+def write_encoder(source: Path, configuration: Path, folder: Path) -> None:
+    """Writes the encoder's config.json, with GLiNER as its architecture. Raises SetupError."""
+    content = _encoder_configuration(source, read_object(configuration))
+    (folder / "config.json").unlink(missing_ok=True)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def _encoder_configuration(folder: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in _SUPPORTED.items():
         if (value := content.get(name)) not in values:
             shown = ", ".join(repr(supported) for supported in values if supported not in (None, "", False)) or "none"
             raise SetupError(
-                f"{folder}: {CONFIG_FILE} has {name} {value!r}, which is not supported; supported: {shown}"
+                f"{folder}: {_CONFIG_FILE} has {name} {value!r}, which is not supported; supported: {shown}"
             )
     encoder = content.get("encoder_config")
     if not isinstance(encoder, dict) or not (folder / "tokenizer_config.json").is_file():
         raise SetupError(
-            f"{folder}: {CONFIG_FILE} has no encoder_config, or the folder no tokenizer; write both with "
+            f"{folder}: {_CONFIG_FILE} has no encoder_config, or the folder no tokenizer; write both with "
             "GLiNER.from_pretrained(MODEL).save_pretrained(FOLDER) of the package gliner"
         )
     kind = encoder.get("model_type", "deberta-v2")
     if kind not in _ENCODERS:
-        raise SetupError(f"{folder}: {CONFIG_FILE} has an encoder {kind!r}; supported are {', '.join(_ENCODERS)}")
+        raise SetupError(f"{folder}: {_CONFIG_FILE} has an encoder {kind!r}; supported are {', '.join(_ENCODERS)}")
     rows = content.get("vocab_size", -1)
     sizes = {"vocab_size": rows} if isinstance(rows, int) and rows > 0 else {}
     return {**encoder, **sizes, "model_type": kind, "architectures": [ARCHITECTURE]}
@@ -169,7 +180,7 @@ class _Loader:
 
 def load_gliner(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     """Loads a GLiNER of spans. Raises SetupError."""
-    content = read_object(folder / CONFIG_FILE)
+    content = read_object(folder / _CONFIG_FILE)
     model = load_weights(_Loader(content), folder)
     facts = _facts(folder, content, tokenizer)
     remarks = {"words": f"up to {facts.max_words}, in spans of up to {facts.max_width}"}
@@ -193,7 +204,7 @@ def _facts(folder: Path, content: Mapping[str, Any], tokenizer: SourceTokenizer)
     ]
     if None in marks or content.get("class_token_index", marks[0]) != marks[0]:
         raise SetupError(
-            f"{folder}: {CONFIG_FILE} names an ent_token, a sep_token or a class_token_index that no token has"
+            f"{folder}: {_CONFIG_FILE} names an ent_token, a sep_token or a class_token_index that no token has"
         )
     whole, plain = (transformers_tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (True, False))
     start = next(start for start in range(len(whole)) if whole[start : start + len(plain)] == plain)

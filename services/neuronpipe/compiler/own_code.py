@@ -17,8 +17,8 @@ import safetensors
 import torch
 import transformers
 
-from neuronpipe.compiler import gliner
 from neuronpipe.compiler.architectures import MASKED_DECODERS
+from neuronpipe.compiler.foreign_forms import foreign_form
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import (
     FEED_FORWARD_TYPES,
@@ -26,11 +26,9 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.routers import read_router, write_document_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import ModelSource
-from neuronpipe.compiler.static_embeddings import static_folder, write_encoder
 from neuronpipe.core.errors import SetupError
 
 # The names of Nomic's own code → the names of transformers. Source: configuration_hf_nomic_bert.py.
@@ -87,18 +85,9 @@ KNOWN_FORM = "known_form"
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
-    if static := static_folder(source.folder):
+    if write := foreign_form(source.folder):
         linked = with_links(source, scratch)
-        write_encoder(source.folder, static, linked.folder)
-        return linked
-    if router := read_router(source.folder):
-        linked = with_links(source, scratch)
-        write_document_side(source.folder, router, linked.folder)
-        return linked
-    if (source.folder / gliner.CONFIG_FILE).is_file():
-        linked, content = with_links(source, scratch), gliner.encoder_configuration(source.folder)
-        (linked.folder / "config.json").unlink(missing_ok=True)
-        (linked.folder / "config.json").write_text(json.dumps(content))
+        write(linked.folder)
         return linked
     if graph_file(source.folder) is not None:  # the model's code computes the graph
         return source

@@ -16,12 +16,10 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.bundles.manifest import Source, file_sha256
 from neuronpipe.bundles.writing import check_is_there
-from neuronpipe.compiler.gliner import CONFIG_FILE as GLINER_FILE
+from neuronpipe.compiler.foreign_forms import foreign_form
 from neuronpipe.compiler.images import IMAGE_TEXT_KINDS
-from neuronpipe.compiler.routers import read_router
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import read_modules, transformer_folder
-from neuronpipe.compiler.static_embeddings import static_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.base import Reads
@@ -304,7 +302,7 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     if not is_adapter:
         refuse_adapter(folder)
-        if (folder / GLINER_FILE).is_file() or static_folder(folder) or read_router(folder):
+        if foreign_form(folder):
             return
     if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)

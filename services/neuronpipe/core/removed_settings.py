@@ -36,6 +36,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "redis_timeout_ms": "it is always 25 milliseconds",
         "registry_poll_s": "it is always one second",
         "repository_endpoint": "set AWS_ENDPOINT_URL, and AWS_ALLOW_HTTP=true for http://",
+        "result_cache_redis": "results are in Redis where the gateway has a redis_url",
         "scaler_idle_s": "it is always 30 seconds",
         "step_tokens": "it is always 256",
     }

@@ -68,6 +68,10 @@ FIELDS: Mapping[str, InputField] = {
     "chunk_tokens": InputField(
         "number", "feature-extraction: a vector for each N tokens of a text that is read as a whole"
     ),
+    "max_chunks": InputField(
+        "number", "sentence-embedding, rerank: read a text that is too long in at most N chunks (default: none)"
+    ),
+    "max_text_tokens": InputField("number", "rerank: how many tokens of each text to read (default: all)"),
     "truncation_tokens": InputField("number", "with --truncation right or left: the most tokens to keep"),
     "window_stride_tokens": InputField("number", "by how many tokens the windows of a long text overlap"),
     "token_ids": InputField("numbers", "ids of the model's own tokenizer, instead of a text"),

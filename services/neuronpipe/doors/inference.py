@@ -232,7 +232,9 @@ def read_priority(word: str) -> "Priority.ValueType":
 
 
 def truncation_of(truncate: bool | str | None, direction: str | None) -> "Truncation.ValueType":
-    """Returns the truncation of Hugging Face's two options. Without them a text that is too long is an error."""
+    """Returns the truncation of Hugging Face's two options. Without them the setting long_texts decides."""
+    if truncate is None:
+        return Truncation.TRUNCATION_UNSPECIFIED
     if not truncate or truncate == "do_not_truncate":
         return Truncation.TRUNCATION_ERROR
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
@@ -240,7 +242,10 @@ def truncation_of(truncate: bool | str | None, direction: str | None) -> "Trunca
 
 def kept_tokens(limit: int | None, direction: str | None) -> dict[str, Any]:
     """Returns the fields of vLLM's truncate_prompt_tokens; -1 keeps as many tokens as the model takes."""
-    return {"truncation": truncation_of(limit is not None, direction), "truncation_tokens": max(limit or 0, 0)}
+    return {
+        "truncation": truncation_of(None if limit is None else True, direction),
+        "truncation_tokens": max(limit or 0, 0),
+    }
 
 
 def score_function(is_raw: bool) -> "ScoreFunction.ValueType":

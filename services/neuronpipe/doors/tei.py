@@ -240,7 +240,7 @@ def _refuse_prompt(message: tei.EmbedAllRequest | tei.EncodeRequest) -> None:
 
 def _truncation(message: Any) -> "tasks.Truncation.ValueType":
     is_left = message.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
-    return truncation_of(message.truncate, "left" if is_left else "right")
+    return truncation_of(message.truncate or None, "left" if is_left else "right")
 
 
 def _with_metadata(response: TeiResponseT, result: InferenceResult, chars: int) -> TeiResponseT:

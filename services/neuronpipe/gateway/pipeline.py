@@ -16,7 +16,7 @@ from neuronpipe.gateway.admission import AdmissionControl
 from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent, TextParts
 from neuronpipe.gateway.kinds import kind_of
-from neuronpipe.gateway.request_checks import check_fields, within_limit
+from neuronpipe.gateway.request_checks import check_fields, with_long_texts, within_limit
 from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.routing import GatewayModel, GatewayModels
@@ -76,6 +76,7 @@ class Pipeline:
         try:
             with self._find(request) as model:
                 timings.identify(model.key, model.meters, model.spec.task)
+                request = with_long_texts(request, self._parts.settings.long_texts)
                 running = kind_of(request, model.spec)(self._parts, request, call, model, timings, parts)
                 if self._results and model.digest and running.is_repeatable:
                     # The work of another request, for which this one may wait, has its own deadline.

@@ -1,15 +1,18 @@
-"""The checks of a request before anything is computed, and the limit of its time."""
+"""The checks of a request before anything is computed, the limit of its time, and its rule for long texts."""
 
 import time
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
+from neuronpipe.api.v1.tasks_pb2 import TaskInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.packed import pack_body
 from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
+from neuronpipe.tasks.chunks import MAX_CHUNKS
 
 _MAX_REQUEST_ID_LENGTH = 256
 _PRIORITIES, _CACHE_CONTROLS = frozenset(Priority.values()), frozenset(CacheControl.values())
@@ -43,6 +46,22 @@ def check_input(request: InferenceRequest, spec: ModelSpec, settings: PipelineSe
         raise InvalidInput("input", f"holds no task; model {spec.name!r} takes {' or '.join(spec.tasks)}")
     spec.check_answers(task)
     return input_bytes
+
+
+def with_long_texts(request: InferenceRequest, setting: str) -> InferenceRequest:
+    """Adds the rule for long texts (the setting long_texts) to an input that has none. Raises InvalidInput."""
+    task = ANSWERED_TASKS.get(request.input.task or "")
+    if setting == "error" or request.encoded or task is None or task.generates:
+        return request
+    body, fields = request.input.body, request.input.body.DESCRIPTOR.fields_by_name
+    if "truncation" not in fields or body.truncation or getattr(body, "window_stride_tokens", 0):
+        return request
+    ruled = type(body)()
+    ruled.CopyFrom(body)
+    ruled.truncation = Truncation.TRUNCATION_RIGHT
+    if setting == "chunks" and "max_chunks" in fields and not body.max_chunks:
+        ruled.max_chunks = MAX_CHUNKS
+    return request._replace(input=pack_body(TaskInput, task.name, ruled))
 
 
 def has_image(request: InferenceRequest, spec: ModelSpec) -> bool:

@@ -118,7 +118,7 @@ async def running_result_cache(
     settings: ResultCacheSettings, telemetry: Telemetry, redis: RedisSettings = NO_REDIS
 ) -> AsyncIterator[ResultCache]:
     """Runs the cache of a gateway's results."""
-    cache = Cache("results", settings.result_cache_bytes, redis, settings.result_cache_redis, _CODEC)
+    cache = Cache("results", settings.result_cache_bytes, redis, "auto", _CODEC)
     cache.report(telemetry.meters)
     try:
         yield ResultCache(cache)

@@ -7,7 +7,6 @@ from pydantic import Field, field_validator
 from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.settings import Settings
 from neuronpipe.gateway.callers.settings import CallerSettings
-from neuronpipe.platform.cache.settings import CachePolicy
 from neuronpipe.platform.process.settings import Listen, ServerTlsSettings, optional_listen_field
 from neuronpipe.platform.tls import TlsFiles
 
@@ -79,6 +78,12 @@ class PipelineSettings(Settings):
     )
     max_input_bytes: int = Field(1 << 20, ge=1, description="largest input, in bytes, except images")
     max_image_bytes: int = Field(10 << 20, ge=1, description="largest input of an image model, in bytes")
+    long_texts: Literal["error", "cut", "chunks"] = Field(
+        "error",
+        description="treatment of a text with more tokens than the model takes, if the request names none: error; cut "
+        "(its end is dropped); chunks (rerank and sentence-embedding read all of it, other tasks cut it); prompts of "
+        "generated texts are never cut",
+    )
     stream_interval: int = Field(
         1,
         ge=1,
@@ -118,9 +123,6 @@ class ResultCacheSettings(Settings):
         "",
         description="models whose results are cached, separated by commas; *: all; in addition to those compiled "
         "with --cache-results",
-    )
-    result_cache_redis: CachePolicy = Field(
-        "auto", description="use of results in Redis: auto (for every input), always, never"
     )
     result_cache_bytes: int = Field(64 << 20, ge=1 << 10, description="memory for results in this process, in bytes")
 

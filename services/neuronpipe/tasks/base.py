@@ -371,7 +371,14 @@ def encode_text(
             raise InvalidInput(field_name, problem)
     elif tokens > model.max_tokens:
         raise too_long(field_name, tokens, model)
-    if not tokens:
+    return Encoded([text_sequence(encoded, tokenizer, model, field_name, prompt)], (), encoded.truncated_tokens)
+
+
+def text_sequence(
+    encoded: EncodedText, tokenizer: TextTokenizer, model: ModelSpec, field_name: str, prompt: str
+) -> Arrays:
+    """Returns the arrays of a sequence that begins with a prompt, which may be empty. Raises InvalidInput."""
+    if not len(encoded.token_ids):
         raise InvalidInput(field_name, "is empty, and has no tokens, as the model adds no special ones")
     arrays = sequence(encoded, model)
     if prompt and PROMPT_TOKENS in model.inputs:
@@ -379,14 +386,7 @@ def encode_text(
         is_closed = tokenizer.tokens(prompt, special_tokens=True).char_start[-1] < 0
         count = len(tokenizer.encode("", prompt=prompt).token_ids) - int(is_closed)
         arrays = {**arrays, PROMPT_TOKENS: (np.arange(len(encoded.token_ids)) < count).astype(np.int32)}
-    return Encoded([arrays], truncated_tokens=encoded.truncated_tokens)
-
-
-def encode_token_ids(token_ids: Sequence[int], model: ModelSpec, truncation: "Truncation.ValueType") -> Encoded:
-    """Encodes checked ids as one sequence, cut only if the caller allows it. Raises InvalidInput."""
-    ids = np.fromiter(token_ids, np.int32, len(token_ids))
-    cut_ids = cut_tokens("token_ids", ids, model, truncation)
-    return Encoded([{"input_ids": cut_ids}], truncated_tokens=len(ids) - len(cut_ids))
+    return arrays
 
 
 def cut_tokens(field_name: str, token_ids: TokenIds, model: ModelSpec, truncation: "Truncation.ValueType") -> TokenIds:

@@ -17,6 +17,8 @@ _RANGES = {
     "token_ids": (0, "vocabulary"),
     "target_ids": (0, "vocabulary"),
     "window": (0, "vocabulary"),
+    "part": (0, None),
+    "text_tokens": (1, None),
 }
 
 

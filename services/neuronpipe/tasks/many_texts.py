@@ -15,6 +15,8 @@ MAX_TEXTS = 1024
 _MAX_BYTES = 1 << 20
 # Limits the tokens. A byte is rarely more than a token, unless a normalization makes many characters of one character.
 _MAX_TOKENS = 2 * _MAX_BYTES
+# The annotation of sequences: the number of the part that each belongs to.
+PART = "part"
 
 
 def check_texts(name: str, texts: Sequence[str], *, may_be_empty: bool = False) -> None:
@@ -34,15 +36,21 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
-    """Joins the sequences of all parts into one input. Raises InvalidInput as soon as they have too many tokens."""
-    sequences, tokens, truncated_tokens = list[Arrays](), 0, 0
-    for part in parts:
+    """Joins the sequences of all parts into one input. Each is annotated with PART if a part has several sequences.
+
+    Raises InvalidInput as soon as they have too many tokens.
+    """
+    sequences, numbers, tokens, truncated_tokens = list[Arrays](), list[int](), 0, 0
+    for number, part in enumerate(parts):
         sequences += part.sequences
+        numbers += [number] * len(part.sequences)
         truncated_tokens += part.truncated_tokens
         tokens += part.truncated_tokens + sum(len(sequence.get("input_ids", ())) for sequence in part.sequences)
         if tokens > _MAX_TOKENS:
             raise InvalidInput("input", f"more than {_MAX_TOKENS} tokens in the texts together, which is the limit")
-    return Encoded(sequences, truncated_tokens=truncated_tokens)
+    has_chunks = len(set(numbers)) < len(numbers)
+    annotations = [{PART: np.array([number], np.int32)} for number in numbers] if has_chunks else []
+    return Encoded(sequences, annotations, truncated_tokens)
 
 
 _PLACE = "{}"

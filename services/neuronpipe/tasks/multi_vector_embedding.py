@@ -9,16 +9,8 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import (
-    Encoded,
-    ResultColumns,
-    Task,
-    TextTokenizer,
-    check_text,
-    check_truncation,
-    encode_text,
-    traits_of,
-)
+from neuronpipe.tasks.base import Encoded, ResultColumns, Task, TextTokenizer, check_text, check_truncation, traits_of
+from neuronpipe.tasks.chunks import encode_chunks
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
 OUTPUT, ROLE = "token_embeddings", "token_role"
@@ -69,16 +61,21 @@ def encode_kind(
     tokenizer: TextTokenizer,
     model: ModelSpec,
     truncation: "Truncation.ValueType",
+    max_chunks: int = 0,
     field_name: str = "text",
     *,
     is_query: bool,
 ) -> Encoded:
-    """Encodes a query or a document as one sequence. Raises InvalidInput."""
+    """Encodes a query or a document as one sequence, or as one for each of its chunks. Raises InvalidInput."""
     facts = MultiVectorFacts.of(model)
     kind = facts.query if is_query else facts.document
     room = model.model_copy(update={"max_tokens": min(kind.max_tokens, model.max_tokens) - len(kind.prefix_ids)})
-    encoded = encode_text(tokenizer, room, text, None, truncation, field_name, kind.prefix)
-    token_ids = encoded.sequences[0]["input_ids"]
+    encoded = encode_chunks(tokenizer, room, text, None, truncation, max_chunks, field_name, kind.prefix)
+    sequences = [_sequence(encoded_part["input_ids"], kind, model) for encoded_part in encoded.sequences]
+    return Encoded(sequences, truncated_tokens=encoded.truncated_tokens)
+
+
+def _sequence(token_ids: Array, kind: TextKind, model: ModelSpec) -> Arrays:
     token_ids = np.insert(token_ids, min(kind.prefix_at, len(token_ids)), kind.prefix_ids).astype(np.int32)
     roles = np.where(np.isin(token_ids, kind.skipped_ids), SEEN, SEEN_AND_KEPT)
     missing = max(min(kind.expanded_to, model.max_tokens) - len(token_ids), 0)
@@ -86,7 +83,7 @@ def encode_kind(
     if ROLE in model.inputs:
         expansion_role = SEEN_AND_KEPT if kind.sees_expansion else KEPT
         sequence[ROLE] = np.append(roles, [expansion_role] * missing).astype(np.int32)
-    return Encoded([sequence], truncated_tokens=encoded.truncated_tokens)
+    return sequence
 
 
 def decode(

@@ -2,38 +2,36 @@
 
 Equal to sentence-transformers' `CrossEncoder.rank` with `top_k` and `activation_fn`, except for texts with equal scores
 there. If the sigmoid of several texts is 1.0 in float32, their logits decide the order here.
+
+The score of a text in chunks is the score of its best chunk. `max_text_tokens` cuts texts as vLLM's
+`max_tokens_per_doc`, to the characters of their first tokens.
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
+from functools import partial
+from itertools import chain
 
 import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import RankedText, RerankInput, RerankResult, ScoreFunction, Truncation
+from neuronpipe.api.v1.tasks_pb2 import RankedText, RerankInput, RerankResult, ScoreFunction
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
+    EncodedText,
     Task,
     TextTokenizer,
     TokenIds,
     check_text,
     check_truncation,
-    encode_text,
-    or_default,
-    side_of,
-    too_long,
     traits_of,
 )
-from neuronpipe.tasks.many_texts import check_pairs, check_texts, join
+from neuronpipe.tasks.chunks import check_chunks, divide, encode_chunks, encoded_chunks
+from neuronpipe.tasks.many_texts import PART, check_pairs, check_texts, join
 from neuronpipe.tasks.multi_vector_embedding import MultiVectorFacts, encode_kind, kept_vectors, max_similarity
 from neuronpipe.tasks.scores import ScoreFunctionName, check_function, scores_of
-
-# Fillers replace a text in a template, to find the tokens behind the text: no token of one filler equals a token of the
-# other (sentence-transformers, _chat_template_suffix_ids in base/modules/transformer.py).
-_FILLERS = ("0", "1 2 3 4")
 
 
 class RerankFacts(TaskFacts):
@@ -63,57 +61,50 @@ def check(input: RerankInput, model: ModelSpec) -> None:
     if input.function == ScoreFunction.SCORE_FUNCTION_SOFTMAX:
         raise InvalidInput("function", "softmax needs several labels, and this model has one; use sigmoid or none")
     check_truncation(input)
+    check_chunks(input)
 
 
 def encode(input: RerankInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the query and each text, behind the model's prompt, if any."""
-    facts = RerankFacts.of(model)
-    if facts.compares_tokens:
-        named = [("query", input.query), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
-        return join(
-            encode_kind(text, tokenizer, model, input.truncation, name, is_query=not number)
-            for number, (name, text) in enumerate(named)
-        )
-    if facts.template:
-        return join(_fill_template(facts.template, input, index, tokenizer, model) for index in range(len(input.texts)))
+    """Returns one sequence of the query and each text, or each of its chunks, behind the model's prompt, if any."""
+    facts, cuts = RerankFacts.of(model), (input.truncation, input.max_chunks)
+    texts = [_limited(text, input.max_text_tokens, tokenizer) for text in input.texts]
+
+    def encode_part(index: int, text: str) -> Encoded:
+        if facts.compares_tokens:
+            return encode_kind(text, tokenizer, model, *cuts, f"texts[{index}]", is_query=False)
+        name = f"query and texts[{index}]"
+        if not facts.template:
+            return encode_chunks(tokenizer, model, input.query, text, *cuts, name, facts.prompt)
+        fill = partial(_fill, facts.template, input.query, tokenizer)
+        chunks = divide(fill(text), fill, model, *cuts, name, "query")
+        return encoded_chunks(chunks, [{"input_ids": chunk.token_ids} for chunk in chunks])
+
+    documents = (encode_part(index, text) for index, text in enumerate(texts))
+    if not facts.compares_tokens:
+        return join(documents)
     return join(
-        encode_text(tokenizer, model, input.query, text, input.truncation, f"query and texts[{index}]", facts.prompt)
-        for index, text in enumerate(input.texts)
+        chain([encode_kind(input.query, tokenizer, model, input.truncation, 0, "query", is_query=True)], documents)
     )
 
 
-def _fill_template(
-    template: Sequence[Sequence[int] | str], input: RerankInput, index: int, tokenizer: TextTokenizer, model: ModelSpec
-) -> Encoded:
-    """Fills the template with the query and a text, whose end may be cut. Raises InvalidInput."""
-    parts = [_filled(part, input.query, input.texts[index], tokenizer) for part in template]
-    tokens = sum(map(len, parts))
-    excess = max(tokens - model.max_tokens, 0)
-    if excess:
-        if side_of(input.truncation) == "left":
-            raise InvalidInput("truncation", "left: this model reads texts in a template, of which only the end is cut")
-        number = next(number for number, part in enumerate(template) if isinstance(part, str) and "{document}" in part)
-        part = str(template[number])
-        first, second = (_filled(part, input.query, filler, tokenizer) for filler in _FILLERS)
-        pairs = zip(first[::-1], second[::-1], strict=False)
-        behind = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        before = len(_filled(part.partition("{document}")[0], input.query, "", tokenizer))
-        kept_tokens = len(parts[number]) - excess - behind
-        if kept_tokens <= before:
-            around = tokens - len(parts[number]) + before + behind
-            reason = f"{around} tokens in the model's template: the query leaves no room for a text, the limit is"
-            raise InvalidInput("query", f"{reason} {model.token_limit}")
-        if or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
-            raise too_long(f"query and texts[{index}]", tokens, model)
-        parts[number] = np.concatenate([parts[number][:kept_tokens], first[len(first) - behind :]])
-    return Encoded([{"input_ids": np.concatenate(parts)}], truncated_tokens=excess)
+def _limited(text: str, max_tokens: int, tokenizer: TextTokenizer) -> str:
+    """Cuts a text to the characters of its first tokens; 0: to none."""
+    if not max_tokens or len(text.encode()) <= max_tokens:  # a text rarely has more tokens than bytes
+        return text
+    ends = tokenizer.tokens(text, special_tokens=False).char_end
+    return text if len(ends) <= max_tokens else text[: ends[max_tokens - 1]]
 
 
-def _filled(part: Sequence[int] | str, query: str, document: str, tokenizer: TextTokenizer) -> TokenIds:
-    """Encodes a part of a template, int32 [tokens]."""
-    if not isinstance(part, str):
-        return np.array(part, np.int32)
-    return tokenizer.tokens(part.format(query=query, document=document), special_tokens=False).token_ids
+def _fill(template: Sequence[Sequence[int] | str], query: str, tokenizer: TextTokenizer, document: str) -> EncodedText:
+    """Encodes a template with a query and a text."""
+
+    def tokens_of(part: Sequence[int] | str) -> TokenIds:
+        if not isinstance(part, str):
+            return np.array(part, np.int32)
+        return tokenizer.tokens(part.format(query=query, document=document), special_tokens=False).token_ids
+
+    token_ids = np.concatenate([tokens_of(part) for part in template])
+    return EncodedText(token_ids, np.zeros_like(token_ids))
 
 
 def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> RerankResult:
@@ -125,11 +116,24 @@ def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs
         logits = np.array([max_similarity(query, text, late) for text in texts], np.float32)
     else:
         logits = np.concatenate([output["logits"] for output in outputs])
+    if annotations:
+        parts = np.concatenate([sequence[PART] for sequence in annotations[-len(logits) :]])
+        logits = np.maximum.reduceat(logits, np.flatnonzero(np.diff(parts, prepend=-1)))
     scores = scores_of(logits, input.function, facts.score_function).tolist()
     # Equal texts stay in the order of the request.
     order = np.argsort(-logits, kind="stable")[: input.top_n or len(logits)]
     return RerankResult(texts=[RankedText(index=index, score=scores[index]) for index in order.tolist()])
 
 
-traits = traits_of("query", "truncation", "texts")
-TASK = Task("rerank", check, traits, encode, decode, ("top_n", "function"), RerankFacts)
+traits = traits_of("query", "truncation", "max_chunks", "max_text_tokens", "texts")
+TASK = Task(
+    "rerank",
+    check,
+    traits,
+    encode,
+    decode,
+    ("top_n", "function"),
+    RerankFacts,
+    annotations={PART: 1},
+    may_lack_annotations=True,
+)

@@ -3,7 +3,12 @@ vector.
 
 Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`. With
 another `precision`, equal to its `quantize_embeddings` of that vector, for int8 with the ranges of the bundle.
+
+A text in chunks has the mean of the chunks' vectors, weighted by tokens, as with vLLM's `enable_chunked_processing`.
+But each chunk has its special tokens and its prompt.
 """
+
+import numpy as np
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult
 from neuronpipe.core.errors import InvalidInput
@@ -11,15 +16,15 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
+    EncodedText,
     Task,
     TextTokenizer,
     check_text,
     check_token_ids,
     check_truncation,
-    encode_text,
-    encode_token_ids,
     traits_of,
 )
+from neuronpipe.tasks.chunks import TEXT_TOKENS, check_chunks, divide, encode_chunks, encoded_chunks
 from neuronpipe.tasks.vectors import (
     VECTOR_OPTIONS,
     EmbeddingFacts,
@@ -42,24 +47,33 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_vector_options(input, model)
     check_truncation(input)
+    check_chunks(input)
 
 
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence: the text behind the prompt of the input or of the model, or the token ids alone."""
+    """Returns a sequence for each chunk: text behind the prompt of the input or of the model, or token ids alone."""
     if input.token_ids:
-        return encode_token_ids(input.token_ids, model, input.truncation)
+        none = np.zeros(0, np.int32)
+        ids = np.fromiter(input.token_ids, np.int32, len(input.token_ids))
+        whole, around = EncodedText(ids, np.zeros_like(ids)), EncodedText(none, none)
+        chunks = divide(whole, lambda _: around, model, input.truncation, input.max_chunks, "token_ids")
+        return encoded_chunks(chunks, [{"input_ids": chunk.token_ids} for chunk in chunks])
     prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)
-    return encode_text(tokenizer, model, input.text, None, input.truncation, prompt=prompt)
+    return encode_chunks(tokenizer, model, input.text, None, input.truncation, input.max_chunks, prompt=prompt)
 
 
 def decode(
     input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceEmbeddingResult:
-    """Returns the vector from the graph's output."""
-    return SentenceEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
+    """Returns the vector from the graph's output for each chunk."""
+    vector = vector_of(outputs[0])
+    if annotations:
+        weights = np.concatenate([chunk[TEXT_TOKENS] for chunk in annotations]).astype(np.float32)
+        vector = weights @ np.stack([vector_of(output) for output in outputs]) / weights.sum()
+    return SentenceEmbeddingResult(**vector_fields(vector, input, model))
 
 
-traits = traits_of("text", "prompt_name", "truncation", "token_ids")
+traits = traits_of("text", "prompt_name", "truncation", "max_chunks", "token_ids")
 TASK = Task(
     "sentence_embedding",
     check,
@@ -68,5 +82,7 @@ TASK = Task(
     decode,
     VECTOR_OPTIONS,
     EmbeddingFacts,
+    annotations={TEXT_TOKENS: 1},
+    may_lack_annotations=True,
     fields_without_tensor=("precision", "token_ids"),
 )

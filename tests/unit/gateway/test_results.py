@@ -134,11 +134,8 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
     assert (first.usage.result_cache, second.usage.result_cache) == (_MISS, _HIT)
 
 
-@pytest.mark.parametrize("policy", ["auto", "always"])
-async def test_the_first_request_is_a_miss_where_redis_is_not_asked_or_does_not_answer(
-    policy: Any, repository: Path, stages: _Stages
-) -> None:
-    results = ResultCacheSettings(result_cache_models="set", result_cache_redis=policy)
+async def test_the_first_request_is_a_miss_where_redis_does_not_answer(repository: Path, stages: _Stages) -> None:
+    results = ResultCacheSettings(result_cache_models="set")
     redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
     parts = PipelineParts(settings=limits, results=results, telemetry=Telemetry(), redis=redis)
     async with running_pipeline(read_repository(repository), stages.functions, parts) as (models, running):

@@ -28,7 +28,7 @@ class _Truncation:
 class _TruncationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
-    """The default: the same as TRUNCATION_ERROR."""
+    """The default: what the gateway's setting long_texts says, which is TRUNCATION_ERROR unless changed."""
     TRUNCATION_ERROR: _Truncation.ValueType  # 1
     """The input is refused with INVALID_ARGUMENT."""
     TRUNCATION_RIGHT: _Truncation.ValueType  # 2
@@ -40,7 +40,7 @@ class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
     """What happens to a text with more tokens than the model takes (Model.max_tokens)."""
 
 TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
-"""The default: the same as TRUNCATION_ERROR."""
+"""The default: what the gateway's setting long_texts says, which is TRUNCATION_ERROR unless changed."""
 TRUNCATION_ERROR: Truncation.ValueType  # 1
 """The input is refused with INVALID_ARGUMENT."""
 TRUNCATION_RIGHT: Truncation.ValueType  # 2
@@ -665,6 +665,7 @@ class SentenceEmbeddingInput(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    MAX_CHUNKS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
@@ -682,6 +683,11 @@ class SentenceEmbeddingInput(_message.Message):
     precision: Global___EmbeddingPrecision.ValueType
     """The numbers of the vector. Binary ones need a number of dimensions that is a multiple of 8. Default:
     EMBEDDING_PRECISION_FLOAT32.
+    """
+    max_chunks: _builtins.int
+    """A text that is too long becomes at most this number of chunks, each as long as the model takes. The vector is the
+    mean of the vectors of the chunks, weighted by their tokens of the text. More chunks are cut or refused, as
+    `truncation` says. Default: 0, no chunks. Limit: 1024.
     """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
@@ -702,12 +708,13 @@ class SentenceEmbeddingInput(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_name: _builtins.str = ...,
         precision: Global___EmbeddingPrecision.ValueType = ...,
+        max_chunks: _builtins.int = ...,
         truncation: Global___Truncation.ValueType = ...,
         truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "max_chunks", b"max_chunks", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1367,6 +1374,8 @@ class RerankInput(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     TOP_N_FIELD_NUMBER: _builtins.int
     FUNCTION_FIELD_NUMBER: _builtins.int
+    MAX_CHUNKS_FIELD_NUMBER: _builtins.int
+    MAX_TEXT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     query: _builtins.str
@@ -1377,6 +1386,13 @@ class RerankInput(_message.Message):
     """The function that turns logits into scores: SCORE_FUNCTION_SIGMOID or SCORE_FUNCTION_NONE. Default: the function in
     the model's configuration, as sentence-transformers reads it.
     """
+    max_chunks: _builtins.int
+    """A text that is too long becomes at most this number of chunks, each as long as the model takes with the query. The
+    score is the score of the best chunk. More chunks are cut or refused, as `truncation` says. Default: 0, no chunks.
+    Limit: 1024.
+    """
+    max_text_tokens: _builtins.int
+    """The number of tokens of each text that are read; the rest is cut. Default: all."""
     truncation: Global___Truncation.ValueType
     """What happens to a query and a text that are too long together. Truncation drops tokens of the longer one first.
     Default: TRUNCATION_ERROR.
@@ -1396,12 +1412,14 @@ class RerankInput(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         top_n: _builtins.int = ...,
         function: Global___ScoreFunction.ValueType = ...,
+        max_chunks: _builtins.int = ...,
+        max_text_tokens: _builtins.int = ...,
         truncation: Global___Truncation.ValueType = ...,
         truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "max_chunks", b"max_chunks", "max_text_tokens", b"max_text_tokens", "query", b"query", "texts", b"texts", "top_n", b"top_n", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.bodies import Body, Count, Many, ModelBody, Part, UnknownFields, embedding_task, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
+from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
     base64_of,
@@ -139,4 +139,4 @@ def _cuts(body: CohereEmbed) -> Mapping[str, Any]:
     side = _SIDES[body.truncate]
     if body.max_tokens and not side:
         raise InvalidInput("max_tokens", "is for truncate START or END")
-    return kept_tokens((body.max_tokens or -1) if side else None, side)
+    return kept_tokens(body.max_tokens or -1, side) if side else {"truncation": truncation_of(False, None)}

@@ -26,7 +26,7 @@ from neuronpipe.doors.http.bodies import (
 )
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results
+from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
     base64_of,
@@ -54,7 +54,7 @@ class EmbeddingOptions(ModelBody):
     truncate: bool | None = Field(
         None,
         validation_alias=AliasChoices("truncate", "truncation"),
-        description="TEI's, Voyage's: whether a text that is too long loses its end; default: it is an error",
+        description="TEI's, Voyage's: whether a text that is too long loses its end, or is an error",
     )
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="vLLM's: tokens that are kept of a text; -1: the same as truncate"
@@ -167,10 +167,11 @@ def _input(value: str | list[int] | Part, **options: Any) -> TaskInput:
 
 
 def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, Any]:
-    max_tokens = -1 if body.truncate and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens
-    options = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
+    side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
+    cuts = {"truncation": truncation_of(body.truncate, side)} if max_tokens is None else kept_tokens(max_tokens, side)
+    options: dict[str, Any] = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
     options["precision"] = PRECISIONS[body.output_dtype]
-    return options | {"prompt_name": _prompt_name(body, prompt_names)} | kept_tokens(max_tokens, body.truncation_side)
+    return options | {"prompt_name": _prompt_name(body, prompt_names)} | cuts
 
 
 def _prompt_name(body: EmbeddingOptions, names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -31,10 +31,11 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
-from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
+from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference
 from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {
@@ -68,6 +69,20 @@ class SaidItem(AnsweredBody):
     content: str | Parts
 
 
+class ReasoningPart(AnsweredBody):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(AnsweredBody):
+    """The reasoning of an answer that a client sends again, with the message or the calls behind it."""
+
+    harmless = AnsweredBody.harmless | {"summary", "encrypted_content"}
+
+    type: Literal["reasoning"]
+    content: Many[ReasoningPart] | None = None
+
+
 class CallItem(AnsweredBody):
     type: Literal["function_call"]
     call_id: str
@@ -83,11 +98,12 @@ class CallOutputItem(AnsweredBody):
 
 def _kind(item: Any) -> str:
     kind = item.get("type") if isinstance(item, dict) else None
-    return kind if kind in ("function_call", "function_call_output") else "message"
+    return kind if kind in ("reasoning", "function_call", "function_call_output") else "message"
 
 
 InputItem = Annotated[
     Annotated[SaidItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")],
     Discriminator(_kind),
@@ -149,7 +165,7 @@ class ResponsesRequest(ModelBody):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
-    # Fields that need stored responses or thoughts, which are not supported.
+    # Fields that need stored responses, which are not supported.
     previous_response_id: Annotated[Any, only(advice=_NONE_STORED)] = None
     conversation: Annotated[Any, only(advice=_NONE_STORED)] = None
     include: Annotated[Any, only([], ["reasoning.encrypted_content"])] = None
@@ -178,15 +194,20 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     said, fields = _said(body)
     messages = [message.message() for message in said]
     input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
-    variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
-    if any(variables.values()):
-        input.template_arguments = json.dumps({name: value for name, value in variables.items() if value})
+    effort = body.reasoning.effort
+    words = {"reasoning_effort": effort, "verbosity": body.text.verbosity}
+    variables = switched(effort, {name: word for name, word in words.items() if word})
+    if variables:
+        input.template_arguments = json.dumps(variables)
     arguments = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
-        template = GenerationFacts.of(inference.catalog.spec(*model)).chat_template if tools.tools else ""
-        return _ResponseWriter(request.call.request_id, model.name, body, tools.reader(template))
+        facts = GenerationFacts.of(inference.catalog.spec(*model))
+        calls = tools.reader(facts.chat_template if tools.tools else "")
+        marks = None if form_of(options) else facts.reasoning_marks  # the form holds from the first token on
+        reader = AnswerReader(calls, marks, is_open=thinking_of(variables) in facts.opens_reasoning)
+        return _ResponseWriter(request.call.request_id, model.name, body, reader)
 
     if body.stream:
         events = await inference.stream(*arguments)
@@ -199,10 +220,13 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
 ANSWERS: Answers[Inference] = [(RESPONSES, _responses)]
 
 
+_ONLY_REASONING = {"role", "reasoning_content"}
+
+
 def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
     """Returns the messages of a chat, and the request's names of their fields.
 
-    Calls belong to the assistant's message before them, as in the answer.
+    The reasoning, the words and the calls of an answer are a message of the assistant.
     """
     said: list[dict[str, Any]] = []
     fields: dict[str, str] = {}
@@ -218,8 +242,12 @@ def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
         say({"role": "user", "content": body.input}, "input")
     for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
         place = f"input[{number}]"
-        if isinstance(item, SaidItem):
+        if isinstance(item, SaidItem) and item.role == "assistant" and said and said[-1].keys() == _ONLY_REASONING:
+            said[-1]["content"] = _text(item.content)
+        elif isinstance(item, SaidItem):
             say({"role": item.role, "content": _text(item.content)}, place, ".content")
+        elif isinstance(item, ReasoningItem):
+            say({"role": "assistant", "reasoning_content": _text(item.content or [])}, place, ".content")
         elif isinstance(item, CallOutputItem):
             say({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}, place, ".output")
         else:
@@ -242,7 +270,7 @@ def _tool_use(body: ResponsesRequest) -> ToolUse:
     return ToolUse.of(tools, choice, None, "tool_choice", several)
 
 
-def _text(content: str | list[SaidPart | RefusalPart]) -> str:
+def _text(content: str | Sequence[SaidPart | RefusalPart | ReasoningPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
@@ -263,7 +291,7 @@ def _options(body: ResponsesRequest) -> GenerationOptions:
 class _ResponseWriter:
     """Writes one response, whole or as events. A whole response is the end of its events."""
 
-    def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: CallReader) -> None:
+    def __init__(self, request_id: str, model: str, body: ResponsesRequest, reader: AnswerReader) -> None:
         choice, form = body.tool_choice, body.text.format or TextFormat(type="text")
         self._head = body.model_dump(include={"instructions", "max_output_tokens", *_DRAWING}) | {
             "id": f"resp_{request_id}",
@@ -318,7 +346,7 @@ class _ResponseWriter:
         """Yields the events of a part of the text."""
         for part in self._reader.read(text, is_last=is_last):
             if isinstance(part, str):
-                yield from self._said(part)
+                yield from self._said(part, "reasoning" if isinstance(part, ReasoningText) else "message")
             elif "id" in part:
                 call = {"call_id": part["id"], "name": part["function"]["name"], "arguments": ""}
                 yield from self._begun("fc", {"type": "function_call", **call})
@@ -326,13 +354,20 @@ class _ResponseWriter:
                 self._pieces.append(part["function"]["arguments"])
                 yield self._event("function_call_arguments.delta", **self._place(), delta=self._pieces[-1])
 
-    def _said(self, text: str) -> Iterator[dict[str, Any]]:
-        if not self._output or self._output[-1]["type"] != "message":
-            yield from self._begun("msg", {"type": "message", "role": "assistant", "content": []})
-            yield self._event("content_part.added", **self._place(), content_index=0, part=_part(""))
+    def _said(self, text: str, kind: str = "message") -> Iterator[dict[str, Any]]:
+        if not self._output or self._output[-1]["type"] != kind:
+            id, fields = _SAID_ITEMS[kind]
+            yield from self._begun(id, {"type": kind, **fields, "content": []})
+            yield self._event("content_part.added", **self._place(), content_index=0, part=_part(kind, ""))
         if text:
             self._pieces.append(text)
-            yield self._event("output_text.delta", **self._place(), content_index=0, delta=text, logprobs=[])
+            yield self._part_event(kind, "delta", delta=str(text))
+
+    def _part_event(self, kind: str, step: str, **fields: Any) -> dict[str, Any]:
+        place = {**self._place(), "content_index": 0}
+        if kind == "reasoning":
+            return self._event(f"reasoning_text.{step}", **place, **fields)
+        return self._event(f"output_text.{step}", **place, **fields, logprobs=[])
 
     def _begun(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._closed("completed")
@@ -345,9 +380,9 @@ class _ResponseWriter:
         if not self._output:
             return
         item, text, place = self._output[-1], "".join(self._pieces), self._place()
-        if item["type"] == "message":
-            part = _part(text)
-            yield self._event("output_text.done", **place, content_index=0, text=text, logprobs=[])
+        if item["type"] != "function_call":
+            part = _part(item["type"], text)
+            yield self._part_event(item["type"], "done", text=text)
             yield self._event("content_part.done", **place, content_index=0, part=part)
             content: dict[str, Any] = {"content": [part]}
         else:
@@ -361,7 +396,7 @@ class _ResponseWriter:
         is_cut = _text_of(result).finish_reason == FinishReason.FINISH_REASON_LENGTH
         status = "incomplete" if is_cut else "completed"
         yield from self._read(rest, is_last=True)
-        if not self._output:
+        if not self._output or (self._output[-1]["type"] == "reasoning" and not is_cut):
             yield from self._said("")
         yield from self._closed(status)
         end = {
@@ -385,7 +420,17 @@ def _text_of(result: InferenceResult) -> GeneratedText:
     return text
 
 
-def _part(text: str) -> dict[str, Any]:
+# Kinds of items with a text → the beginning of their ids, and their further fields.
+_SAID_ITEMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "message": ("msg", {"role": "assistant"}),
+    "reasoning": ("rs", {"summary": []}),
+}
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    """Returns the part of an item that has its text."""
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 

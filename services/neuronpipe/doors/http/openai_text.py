@@ -20,7 +20,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
@@ -167,7 +167,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     tools = _tool_use(body)
     tools.force(options)
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
-    variables |= _switched(body)
+    variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
 
     def make(messages: Sequence[bodies.SaidMessage]) -> TaskInput:
         input = tasks.TextGenerationInput(
@@ -349,20 +349,11 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
 
 
-def _switched(body: bodies.ChatRequest) -> dict[str, Any]:
-    """Returns the variables of the template that the request names. No effort switches the reasoning off."""
-    variables = body.chat_template_kwargs or {}
-    if body.reasoning_effort != "none" or not variables.keys().isdisjoint(THINKING_VARIABLES):
-        return variables
-    return dict.fromkeys(THINKING_VARIABLES, False) | variables
-
-
 def _is_reasoning_open(body: bodies.ChatRequest, facts: GenerationFacts) -> bool:
     """Tells whether the prompt ends in the model's reasoning."""
     if body.continue_final_message or body.add_generation_prompt is False:
         return False
-    switches = [bool(value) for name, value in _switched(body).items() if name in THINKING_VARIABLES]
-    return ("default" if not switches else "on" if switches[-1] else "off") in facts.opens_reasoning
+    return thinking_of(switched(body.reasoning_effort, body.chat_template_kwargs or {})) in facts.opens_reasoning
 
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:

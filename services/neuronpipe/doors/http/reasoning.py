@@ -1,12 +1,25 @@
 """The reasoning of a model before its answer, in texts that come in parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neuronpipe.doors.http.tool_calls import CallReader
 
 # Variables with which templates switch reasoning: `enable_thinking` of Qwen's, `thinking` of DeepSeek's.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
+
+
+def switched(effort: str | None, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables of a template that a request names. No effort switches the reasoning off."""
+    if effort != "none" or not variables.keys().isdisjoint(THINKING_VARIABLES):
+        return dict(variables)
+    return {**dict.fromkeys(THINKING_VARIABLES, False), **variables}
+
+
+def thinking_of(variables: Mapping[str, Any]) -> str:
+    """Returns the setting of a template's thinking; see GenerationFacts.opens_reasoning."""
+    switches = [bool(value) for name, value in variables.items() if name in THINKING_VARIABLES]
+    return "default" if not switches else "on" if switches[-1] else "off"
 
 
 class ReasoningText(str):

@@ -7,7 +7,18 @@ from pydantic import ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import Body, Direction, KeptTokens, Many, ModelBody, Whole, either, fixed, write_body
+from neuronpipe.doors.http.bodies import (
+    Body,
+    Count,
+    Direction,
+    KeptTokens,
+    Many,
+    ModelBody,
+    Whole,
+    either,
+    fixed,
+    write_body,
+)
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, score_function, truncation_of
@@ -22,16 +33,18 @@ class Document(Body):
 
 
 # Some clients send the defaults of Cohere, vLLM and Infinity.
-@with_fields(
-    fixed(max_tokens_per_doc=4096, max_chunks_per_doc=10, rank_fields=["text"], use_activation=True, raw_scores=False)
-)
+@with_fields(fixed(rank_fields=["text"], use_activation=True, raw_scores=False))
 class CohereRerank(ModelBody):
-    """Long documents lose their ends, as with Cohere; `usage.truncated_tokens` says how much."""
+    """Long documents lose their ends, as with Cohere, or are read in chunks; `usage.truncated_tokens` says how much."""
 
     query: str
     documents: Many[str | Document]
     top_n: Whole | None = Field(None, description="number of results (default, also for 0: all documents)")
     top_k: Whole | None = Field(None, description="Voyage's top_n")
+    max_tokens_per_doc: Count | None = Field(None, description="Cohere's: tokens of each document that are read")
+    max_chunks_per_doc: Count | None = Field(
+        None, description="Cohere's, Jina's: the most chunks of a long document, which has the score of its best"
+    )
     return_documents: bool | None = Field(None, description="whether results have the documents; default: no")
     truncate_prompt_tokens: KeptTokens | None = Field(
         None, description="vLLM's: tokens that are kept of the query and a document"
@@ -59,6 +72,7 @@ _COHERE: Any = named(
     "CohereRanks", id=str, model=str, results=NotRequired[list[_RANK]], usage=_USAGE, meta=dict[str, Any]
 )
 _TEI_RANK: Any = named("TeiRank", index=int, score=float, text=NotRequired[str | None])
+_FIELDS = {"texts": "documents", "max_chunks": "max_chunks_per_doc", "max_text_tokens": "max_tokens_per_doc"}
 _EITHER = either(TeiRerank, CohereRerank, {"documents"}, "TEI's with `texts`, Jina's with `documents`")
 _post = partial(Route, "POST")
 V1 = _post("/v1/rerank", "Cohere, Jina: documents, best first", CohereRerank, _COHERE, COHERE_ERROR)
@@ -72,9 +86,13 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     model = inference.choose(request.model(body.model), "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
     top_n = min(body.top_n or body.top_k or 0, len(texts))  # a client may ask for more than there are
-    cuts = kept_tokens(None if body.truncation is False else body.truncate_prompt_tokens or -1, None)
+    cuts: dict[str, Any] = {"truncation": truncation_of(body.truncation, None)}
+    is_left_open = body.truncation is None and body.truncate_prompt_tokens is None
+    if body.truncation is not False and not (is_left_open and inference.settings.long_texts == "chunks"):
+        cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
+    cuts |= {"max_chunks": body.max_chunks_per_doc or 0, "max_text_tokens": body.max_tokens_per_doc or 0}
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
-    result = await inference.infer_one(request.call, model, input, {"texts": "documents"})
+    result = await inference.infer_one(request.call, model, input, _FIELDS)
     results: list[dict[str, Any]] = [
         {"index": rank.index, "relevance_score": rank.score} for rank in result.result.message.rerank.texts
     ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ _TEXTS_OR_PAIRS = "a text; a pair [text, text]; or several, each [text] or [text
 
 
 class _TeiTruncated(Body):
-    """Fields of most bodies. Without `truncate`, a text that is too long is an error."""
+    """Fields of most bodies. Without `truncate`, the setting long_texts decides."""
 
     truncate: bool | None = None
     truncation_direction: Direction | None = None
@@ -79,7 +79,7 @@ _INFO = named(
     **dict.fromkeys(_LIMITS, int),
     **dict.fromkeys(_UNKNOWN),
     model_type=dict[str, Any],
-    auto_truncate=Literal[False],
+    auto_truncate=bool,
 )
 _QUERY = {"model": "the model, where the body names none and several have the task"}
 _post = partial(Route, "POST", error_form=TEI_ERROR, query=_QUERY)
@@ -188,7 +188,7 @@ async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
         "max_input_length": model.max_tokens,
         "max_batch_tokens": settings.max_tokens_in_flight,
         "max_client_batch_size": settings.max_http_inputs,
-        "auto_truncate": False,
+        "auto_truncate": settings.long_texts != "error",
         "version": __version__,
         **dict.fromkeys(_UNKNOWN),
     }

@@ -191,7 +191,7 @@ def test_defaults_that_clients_send_are_taken(takes: Any, body: Any) -> None:
     assert check_body(TypeAdapter(takes), body)
 
 
-@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_chunks_per_doc", "raw_scores"])
+@pytest.mark.parametrize("field", ["rank_fields", "raw_scores"])
 def test_a_rerank_that_would_be_another_one_is_refused(field: str) -> None:
     with pytest.raises(InvalidInput, match="is not supported") as caught:
         check_body(TypeAdapter(CohereRerank), _RERANK | {field: 1})

@@ -24,7 +24,11 @@ from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 
-_UNCUT, _RIGHT = Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT
+_UNSET, _UNCUT, _RIGHT = (
+    Truncation.TRUNCATION_UNSPECIFIED,
+    Truncation.TRUNCATION_ERROR,
+    Truncation.TRUNCATION_RIGHT,
+)
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
@@ -99,7 +103,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "translator",
         {"inputs": "t", "parameters": {"tgt_lang": "fr"}},
-        task_input(translation={"text": "t", "target_language": "fr", "options": {}, "truncation": _UNCUT}),
+        task_input(translation={"text": "t", "target_language": "fr", "options": {}}),
         [{"translation_text": "court"}],
     ),
     (
@@ -110,7 +114,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "text": "t",
                 "top_k": 3,
                 "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
             }
         ),
         [_WRITTEN_LABELS],
@@ -129,7 +133,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         },
         task_input(
             zero_shot_classification={
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
                 "text": "t",
                 "candidate_labels": ["b", "a"],
                 "multi_label": True,
@@ -143,7 +147,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         {"inputs": "t", "parameters": {"aggregation_strategy": "max", "ignore_labels": ["X"], "stride": 3}},
         task_input(
             token_classification={
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
                 "text": "t",
                 "aggregation": Aggregation.AGGREGATION_MAX,
                 "ignore_labels": ["X"],
@@ -157,7 +161,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
         task_input(
             token_classification={
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
                 "text": "t",
                 "aggregation": Aggregation.AGGREGATION_NONE,
                 "keep_all_labels": True,
@@ -168,7 +172,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "filler",
         {"inputs": "cat [M] [M]", "parameters": {"top_k": 1, "targets": ["sat"]}},
-        task_input(fill_mask={"truncation": _UNCUT, "text": "cat [M] [M]", "top_k": 1, "targets": ["sat"]}),
+        task_input(fill_mask={"truncation": _UNSET, "text": "cat [M] [M]", "top_k": 1, "targets": ["sat"]}),
         [{"score": 0.5, "token": 7, "token_str": "sat", "sequence": "cat sat [M]"}],
     ),
     (
@@ -215,7 +219,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "embedder",
         {"inputs": {"source_sentence": "s", "sentences": ["a", "b"]}},
-        task_input(sentence_similarity={"truncation": _UNCUT, "source": "s", "texts": ["a", "b"]}),
+        task_input(sentence_similarity={"truncation": _UNSET, "source": "s", "texts": ["a", "b"]}),
         [0.5, 1.0],
     ),
     (
@@ -227,7 +231,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "texts": ["a", "b"],
                 "top_n": 2,
                 "function": ScoreFunction.SCORE_FUNCTION_NONE,
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
             }
         ),
         [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
@@ -243,7 +247,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "chooser",
         {"inputs": b64encode(b"an image").decode(), "parameters": {"candidate_labels": ["a", "b"]}},
         task_input(
-            zero_shot_image_classification={"truncation": _UNCUT, "image": b"an image", "candidate_labels": ["a", "b"]}
+            zero_shot_image_classification={"truncation": _UNSET, "image": b"an image", "candidate_labels": ["a", "b"]}
         ),
         _WRITTEN_LABELS,
     ),
@@ -260,7 +264,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
                 "threshold": 0.25,
                 "allow_nested": True,
                 "multi_label": True,
-                "truncation": _UNCUT,
+                "truncation": _UNSET,
             }
         ),
         [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
@@ -283,8 +287,8 @@ async def test_token_vectors_are_lists_of_lists(browser: Browser) -> None:
     assert await browser.post("/models/weights", body) == (200, [{"index": 7, "value": 1.5, "token": "a"}])
     assert await browser.post("/pipeline/feature-extraction/late", body) == (200, [[1.0, 2.0]])
     _, sparse, late = browser.inputs
-    assert sparse.sparse_embedding == SparseEmbeddingInput(text="t", prompt_name="query", truncation=_UNCUT)
-    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(text="t", is_query=True, truncation=_UNCUT)
+    assert sparse.sparse_embedding == SparseEmbeddingInput(text="t", prompt_name="query", truncation=_UNSET)
+    assert late.multi_vector_embedding == MultiVectorEmbeddingInput(text="t", is_query=True, truncation=_UNSET)
     assert await browser.post("/models/extractor", {"inputs": ["t", "u"]}) == (200, [[[1.0], [2.0]], [[1.0], [2.0]]])
 
 
@@ -428,7 +432,7 @@ _CUT_BODIES: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(True, _RIGHT), ("longest_first", _RIGHT), (False, _UNCUT), ("do_not_truncate", _UNCUT), (None, _UNCUT)],
+    [(True, _RIGHT), ("longest_first", _RIGHT), (False, _UNCUT), ("do_not_truncate", _UNCUT), (None, _UNSET)],
 )
 @pytest.mark.parametrize("model", _CUT_BODIES)
 async def test_truncation_is_as_in_the_pipelines(browser: Browser, model: str, given: Any, expected: int) -> None:

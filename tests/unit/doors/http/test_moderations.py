@@ -68,7 +68,7 @@ async def test_all_labels_are_asked_for_and_a_long_text_is_cut_only_where_the_re
     await browser.post("/v1/moderations", {"input": "kind", "truncate_prompt_tokens": -1})
     assert [input.text_classification for input in browser.inputs] == [
         TextClassificationInput(text="kind", top_k=3, truncation=truncation)
-        for truncation in (Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT)
+        for truncation in (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_RIGHT)
     ]
 
 

@@ -48,7 +48,7 @@ async def test_a_text_becomes_a_list_of_one_vector(browser: Browser) -> None:
         "model": "small",
         "usage": {"prompt_tokens": 5, "total_tokens": 5},
     }
-    input = SentenceEmbeddingInput(text="abc", truncation=Truncation.TRUNCATION_ERROR)
+    input = SentenceEmbeddingInput(text="abc")
     assert browser.inputs == [TaskInput(sentence_embedding=input)]
 
 

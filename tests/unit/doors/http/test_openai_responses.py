@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import (
     ChatMessage,
@@ -213,6 +215,93 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
         for output in (response["output"], body["output"])
     )
     assert items == expected
+
+
+_THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
+
+
+def _thinker(text: str, reason: FinishReason.ValueType = FinishReason.FINISH_REASON_END, *opens: str) -> Browser:
+    """A model whose template knows reasoning, and whose text is given."""
+    result = TextGenerationResult(sequences=[GeneratedText(text=text, finish_reason=reason)])
+    spec = model_spec("text_generation", name="writer", chat_template="<think></think>", opens_reasoning=opens)
+    return Browser([spec], lambda _: TaskResult(text_generation=result))
+
+
+async def test_reasoning_is_an_item_before_the_message_with_openais_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = await _events(_THOUGHT, monkeypatch, _thinker(_THOUGHT))
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+    told = [(one["type"].removeprefix("response."), one.get("output_index")) for one in events]
+    items = [
+        (["output_item.added", "content_part.added", f"{part}.delta"], [f"{part}.done", "content_part.done"])
+        for part in ("reasoning_text", "output_text")
+    ]
+    assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
+        ("created", None),
+        ("in_progress", None),
+        *((name, place) for place, (begun, done) in enumerate(items) for name in [*begun, *done, "output_item.done"]),
+        ("completed", None),
+    ]
+    deltas = [one["delta"] for one in events if one["type"] == "response.reasoning_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == "Two and two."
+    reasoning, message = events[-1]["response"]["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Two and two."}]
+    assert (reasoning["type"], reasoning["summary"], reasoning["status"]) == ("reasoning", [], "completed")
+    assert message["content"][0]["text"] == "Four."
+    _, body = await _thinker(_THOUGHT).post("/v1/responses", {"input": "a"})
+    assert [item["content"] for item in body["output"]] == [reasoning["content"], message["content"]]
+    Response.model_validate(body, strict=True)
+
+
+async def test_reasoning_that_reached_the_limit_is_an_incomplete_item() -> None:
+    browser = _thinker("<think>\nTwo", FinishReason.FINISH_REASON_LENGTH)
+    _, body = await browser.post("/v1/responses", {"input": "a"})
+    [reasoning] = body["output"]
+    assert (reasoning["type"], reasoning["status"], body["status"]) == ("reasoning", "incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_open"),
+    [
+        ({}, True),
+        ({"reasoning": {"effort": "high"}}, True),
+        ({"reasoning": {"effort": "none"}}, False),
+        ({"text": {"format": {"type": "json_object"}}}, False),
+    ],
+    ids=str,
+)
+async def test_a_template_may_open_the_reasoning(fields: dict[str, Any], is_open: bool) -> None:
+    browser = _thinker("So.\n</think>\nYes.", FinishReason.FINISH_REASON_END, "default", "on")
+    _, body = await browser.post("/v1/responses", {"input": "a", **fields})
+    kinds = [item["type"] for item in body["output"]]
+    assert kinds == (["reasoning", "message"] if is_open else ["message"])
+
+
+async def test_no_effort_switches_the_templates_thinking_off() -> None:
+    browser = _thinker("Yes.")
+    await browser.post("/v1/responses", {"input": "a", "reasoning": {"effort": "none"}})
+    arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
+    assert arguments == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+
+
+async def test_reasoning_that_is_sent_again_is_the_reasoning_of_the_assistants_message() -> None:
+    browser, part = _thinker("Yes."), {"type": "reasoning_text", "text": "Hm."}
+    reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [part], "status": "completed"}
+    said = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "Four."}]}
+    without_text: dict[str, Any] = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": None}
+    items = [{"role": "user", "content": "a"}, reasoning, said, {"role": "user", "content": "b"}, without_text, *_CALLS]
+    status, answer = await browser.post("/v1/responses", {"input": items})
+    assert status == 200, answer
+    messages = browser.inputs[0].text_generation.messages
+    assert [(one.role, one.content) for one in messages] == [
+        ("user", "a"),
+        ("assistant", "Four."),
+        ("user", "b"),
+        ("assistant", ""),
+    ]
+    assert json.loads(messages[1].fields) == {"reasoning_content": "Hm."}
+    assert len(json.loads(messages[3].fields)["tool_calls"]) == 2
 
 
 async def test_an_empty_text_is_a_message_in_a_stream_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,9 +93,16 @@ async def test_an_error_names_the_document(browser: Browser) -> None:
     assert (status, answer["message"]) == (400, "query and documents[1]: is empty")
 
 
+async def test_long_documents_are_limited_and_read_in_chunks_as_the_request_says(browser: Browser) -> None:
+    body = {"query": "q", "documents": ["a"], "max_tokens_per_doc": 5, "max_chunks_per_doc": 3}
+    assert (await browser.post("/v2/rerank", body))[0] == 200
+    input = browser.inputs[0].rerank
+    assert (input.max_text_tokens, input.max_chunks, input.truncation) == (5, 3, Truncation.TRUNCATION_RIGHT)
+
+
 async def test_what_would_change_the_answer_and_is_not_there_is_refused(browser: Browser) -> None:
-    status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a"], "max_tokens_per_doc": 5})
-    assert (status, answer["detail"]) == (400, "max_tokens_per_doc: is not supported")
+    status, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a"], "raw_scores": True})
+    assert (status, answer["detail"]) == (400, "raw_scores: is not supported")
 
 
 async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
@@ -117,7 +124,7 @@ async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
 async def test_tei_cuts_nothing_and_returns_no_texts_unless_asked_to(browser: Browser) -> None:
     _, answer = await browser.post("/rerank", {"query": "q", "texts": ["a"]})
     assert answer == [{"index": 0, "score": 0.0}]
-    assert browser.inputs[0].rerank.truncation == Truncation.TRUNCATION_ERROR
+    assert browser.inputs[0].rerank.truncation == Truncation.TRUNCATION_UNSPECIFIED
 
 
 async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:

@@ -51,7 +51,11 @@ async def test_the_options_of_embed(browser: Browser) -> None:
         "/embed", {"inputs": "a", "normalize": False, "dimensions": 3, "truncate": True, "truncation_direction": "left"}
     )
     default, other = (input.sentence_embedding for input in browser.inputs)
-    assert (default.skip_normalize, default.dimensions, default.truncation) == (False, 0, Truncation.TRUNCATION_ERROR)
+    assert (default.skip_normalize, default.dimensions, default.truncation) == (
+        False,
+        0,
+        Truncation.TRUNCATION_UNSPECIFIED,
+    )
     assert (other.skip_normalize, other.dimensions, other.truncation) == (True, 3, Truncation.TRUNCATION_LEFT)
 
 

@@ -63,7 +63,7 @@ async def test_one_text_is_scored_with_each_of_several(browser: Browser, path: s
 
 
 def _pair(query: str, text: str) -> RerankInput:
-    return RerankInput(query=query, texts=[text], truncation=Truncation.TRUNCATION_ERROR)
+    return RerankInput(query=query, texts=[text])
 
 
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")])
@@ -86,7 +86,7 @@ async def test_logits_and_cutting_are_asked_for_as_in_vllm(browser: Browser, kep
 async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
     _, body = await browser.post("/score", {"model": "embedder", "text_1": "s", "text_2": ["a"]})
     assert [one["score"] for one in body["data"]] == [0.5]
-    input = SentenceSimilarityInput(source="s", texts=["a"], truncation=Truncation.TRUNCATION_ERROR)
+    input = SentenceSimilarityInput(source="s", texts=["a"])
     assert browser.inputs == [TaskInput(sentence_similarity=input)]
 
 
@@ -119,7 +119,7 @@ async def test_probabilities_are_in_the_order_of_the_labels(browser: Browser) ->
     status, body = await browser.post("/classify", {"model": "labels", "input": ["t"]})
     assert (status, body["usage"]) == (200, _USAGE)
     assert body["data"] == [{"index": 0, "label": "b", "probs": [0.125, 0.5, 0.375], "num_classes": 3}]
-    input = TextClassificationInput(text="t", top_k=3, truncation=Truncation.TRUNCATION_ERROR)
+    input = TextClassificationInput(text="t", top_k=3)
     assert browser.inputs == [TaskInput(text_classification=input)]
 
 
@@ -144,7 +144,7 @@ async def test_a_pool_is_what_the_models_head_gives(
 
 async def test_the_options_of_a_pooled_vector(browser: Browser) -> None:
     await browser.post("/pooling", {"model": "embedder", "input": "t", "dimensions": 1, "use_activation": False})
-    input = SentenceEmbeddingInput(text="t", dimensions=1, skip_normalize=True, truncation=Truncation.TRUNCATION_ERROR)
+    input = SentenceEmbeddingInput(text="t", dimensions=1, skip_normalize=True)
     assert browser.inputs == [TaskInput(sentence_embedding=input)]
 
 
