@@ -19,13 +19,14 @@ from neuronpipe.api.v1.tasks_pb2 import (
     RerankInput,
     SentenceEmbeddingInput,
     SparseEmbeddingInput,
+    SparseEmbeddingResult,
     TaskInput,
     Truncation,
 )
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.client.task_call import to_array
 from neuronpipe.compiler.unused_files import unused_files
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
@@ -94,6 +95,10 @@ def _flag_embedding(source: Path, texts: Sequence[str]) -> Mapping[str, Any]:
     return answers
 
 
+def _weights(result: SparseEmbeddingResult) -> dict[int, float]:
+    return {token.token_id: token.weight for token in result.weights}
+
+
 def _inputs() -> list[TaskInput]:
     return [
         input
@@ -119,11 +124,52 @@ async def test_one_bundle_answers_the_three_tasks_as_flag_embedding_does(
         dense, sparse, vectors = next(answers), next(answers), next(answers)
         ours = np.array(dense.sentence_embedding.embedding)
         np.testing.assert_allclose(ours, expected["dense_vecs"][number], rtol=0, atol=_TOLERANCE)
-        weights = {token.token_id: token.weight for token in sparse.sparse_embedding.weights}
+        weights = _weights(sparse.sparse_embedding)
         assert weights == pytest.approx(expected["lexical_weights"][number], abs=_TOLERANCE)
         assert len(weights) >= 1
         ours = to_array(vectors.multi_vector_embedding)
         np.testing.assert_allclose(ours, expected["colbert_vecs"][number], rtol=0, atol=_TOLERANCE)
+
+
+async def test_one_request_returns_the_three_results(source: Path, compiled: Callable[[str], Bundle]) -> None:
+    bundle = compiled("openvino")
+    whole: dict[str, Any] = {"return_sparse": True, "return_multi_vector": True}
+    long = _TEXTS[-1]
+    inputs = [SentenceEmbeddingInput(text=text, truncation=_RIGHT, **whole) for text in _TEXTS]
+    inputs += [
+        SentenceEmbeddingInput(text=long, max_chunks=9, **whole),
+        SentenceEmbeddingInput(text=long, max_chunks=9),
+    ]
+    alone = await infer_all(bundle.folder, _inputs())
+    *together, in_chunks, in_chunks_alone = [
+        answer.sentence_embedding
+        for answer in await infer_all(bundle.folder, [TaskInput(sentence_embedding=input) for input in inputs])
+    ]
+    for number, result in enumerate(together):
+        dense, sparse, vectors = alone[3 * number : 3 * number + 3]
+        assert result.embedding == pytest.approx(dense.sentence_embedding.embedding, abs=_TOLERANCE)
+        assert _weights(result.sparse) == pytest.approx(_weights(sparse.sparse_embedding), abs=_TOLERANCE)
+        both = to_array(result.multi_vector), to_array(vectors.multi_vector_embedding)
+        np.testing.assert_allclose(*both, rtol=0, atol=_TOLERANCE)
+    # Each chunk of 64 tokens has two special tokens: a vector for all tokens but the first of each.
+    tokens = len(transformers.AutoTokenizer.from_pretrained(source)(long)["input_ids"]) - 2
+    chunks = -(-tokens // 62)
+    assert in_chunks.embedding == pytest.approx(in_chunks_alone.embedding, abs=_TOLERANCE)
+    assert not in_chunks_alone.HasField("sparse")
+    assert list(in_chunks.multi_vector.shape) == [tokens + chunks, 32]
+    assert chunks > 1
+    in_all, in_first = _weights(in_chunks.sparse), _weights(together[-1].sparse)
+    assert all(in_all[token_id] >= weight - _TOLERANCE for token_id, weight in in_first.items())
+
+
+async def test_other_results_of_a_model_without_them_are_refused(tmp_path: Path) -> None:
+    base = make_source(tmp_path / "base", "XLM-R", "sentence_embedding")
+    bundle = compile_model(base, tmp_path / "repository", "sentence_embedding", name="model")
+    for field, task in (("return_sparse", "sparse-embedding"), ("return_multi_vector", "multi-vector-embedding")):
+        asked: dict[str, Any] = {field: True}
+        input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text="ok", **asked))
+        with pytest.raises(InvalidInput, match=rf"{field}: is for a model that also answers {task}"):
+            await infer_all(bundle.folder, [input])
 
 
 def test_the_graph_for_neuron_has_the_three_outputs(

@@ -89,8 +89,12 @@ def _sequence(token_ids: Array, kind: TextKind, model: ModelSpec) -> Arrays:
 def decode(
     input: MultiVectorEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> MultiVectorEmbeddingResult:
-    """Returns the vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without tokens left out."""
-    return MultiVectorEmbeddingResult(**numbers_of(kept_vectors(outputs[0]), input.type))
+    """Returns the vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without tokens left out.
+
+    Several outputs are those of the chunks of a text.
+    """
+    kept = [kept_vectors(output) for output in outputs]
+    return MultiVectorEmbeddingResult(**numbers_of(np.concatenate(kept), input.type))
 
 
 def kept_vectors(output: Arrays) -> Array:

@@ -10,7 +10,7 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import SparseEmbeddingInput, SparseEmbeddingResult, TokenWeight
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.core.tensors import Array, Arrays, ArraySets
+from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import (
     Encoded,
     Task,
@@ -66,7 +66,7 @@ def decode(
 ) -> SparseEmbeddingResult:
     """Returns the largest weights above zero, with `tokens` and `query_weights` of decoding_spec."""
     token_ids, weights = (
-        _positive_weights(annotations, outputs[0]) if outputs else _query_weights(annotations[0]["token_ids"], model)
+        _positive_weights(annotations, outputs) if outputs else _query_weights(annotations[0]["token_ids"], model)
     )
     # If weights are equal, the smaller id is first.
     best = np.argsort(-weights, kind="stable")[: input.top_k or SparseFacts.of(model).top_k or None]
@@ -86,19 +86,19 @@ def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
     return token_ids[weights > 0], weights[weights > 0]
 
 
-def _positive_weights(annotations: ArraySets, output: Arrays) -> tuple[Array, Array]:
+def _positive_weights(annotations: ArraySets, outputs: ArraySets) -> tuple[Array, Array]:
     """Returns the ids, ascending, and the weights from `sparse_embedding`, float32 [vocabulary], or from the weights of
-    a text's tokens, where the largest weight of each token counts.
+    the tokens of a text or of its chunks, where the largest weight of each token counts.
     """
-    weights = output.get(TEXT_WEIGHTS)
-    if weights is None:
-        token_ids = np.flatnonzero(output["sparse_embedding"] > 0)
-        return token_ids, output["sparse_embedding"][token_ids]
+    if TEXT_WEIGHTS not in outputs[0]:
+        token_ids = np.flatnonzero(outputs[0]["sparse_embedding"] > 0)
+        return token_ids, outputs[0]["sparse_embedding"][token_ids]
     if not annotations:
         raise InvalidInput("annotations", "are missing")
-    token_ids, places = np.unique(annotations[0]["token_ids"], return_inverse=True)
+    all_ids = np.concatenate([chunk["token_ids"] for chunk in annotations])
+    token_ids, places = np.unique(all_ids, return_inverse=True)
     largest = np.zeros(len(token_ids), np.float32)
-    np.maximum.at(largest, places, weights)
+    np.maximum.at(largest, places, np.concatenate([output[TEXT_WEIGHTS] for output in outputs]))
     return token_ids[largest > 0], largest[largest > 0]
 
 

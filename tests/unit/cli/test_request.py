@@ -125,7 +125,7 @@ def test_flags_that_no_task_takes_are_named_with_what_the_tasks_take(arguments: 
     assert str(error.value) == (
         f"it has no task for {given}; "
         "sentence-embedding takes --text [--skip-normalize] [--dimensions] [--token-ids] [--prompt-name] "
-        "[--precision] [--truncation] [--truncation-tokens]; "
+        "[--precision] [--max-chunks] [--return-sparse] [--return-multi-vector] [--truncation] [--truncation-tokens]; "
         "sentence-similarity takes --source --texts [--dimensions] [--truncation] [--truncation-tokens]"
     )
 

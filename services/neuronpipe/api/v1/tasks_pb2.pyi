@@ -666,6 +666,8 @@ class SentenceEmbeddingInput(_message.Message):
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     MAX_CHUNKS_FIELD_NUMBER: _builtins.int
+    RETURN_SPARSE_FIELD_NUMBER: _builtins.int
+    RETURN_MULTI_VECTOR_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
@@ -689,6 +691,14 @@ class SentenceEmbeddingInput(_message.Message):
     mean of the vectors of the chunks, weighted by their tokens of the text. More chunks are cut or refused, as
     `truncation` says. Default: 0, no chunks. Limit: 1024.
     """
+    return_sparse: _builtins.bool
+    """True: the result also has the weights of the text's tokens, from the same execution. Only for a model that also
+    answers sparse-embedding. Default: false.
+    """
+    return_multi_vector: _builtins.bool
+    """True: the result also has the vectors of the text's tokens, from the same execution. Only for a model that also
+    answers multi-vector-embedding. Default: false.
+    """
     truncation: Global___Truncation.ValueType
     """What happens to a text that is too long, or to too many token_ids. Default: TRUNCATION_ERROR."""
     truncation_tokens: _builtins.int
@@ -709,12 +719,14 @@ class SentenceEmbeddingInput(_message.Message):
         prompt_name: _builtins.str = ...,
         precision: Global___EmbeddingPrecision.ValueType = ...,
         max_chunks: _builtins.int = ...,
+        return_sparse: _builtins.bool = ...,
+        return_multi_vector: _builtins.bool = ...,
         truncation: Global___Truncation.ValueType = ...,
         truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "max_chunks", b"max_chunks", "precision", b"precision", "prompt_name", b"prompt_name", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "max_chunks", b"max_chunks", "precision", b"precision", "prompt_name", b"prompt_name", "return_multi_vector", b"return_multi_vector", "return_sparse", b"return_sparse", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -729,6 +741,8 @@ class SentenceEmbeddingResult(_message.Message):
     EMBEDDING_FIELD_NUMBER: _builtins.int
     PACKED_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_FIELD_NUMBER: _builtins.int
     packed: _builtins.bytes
     """The vector of another precision: of a binary one a byte for eight dimensions, else a byte for each."""
     precision: Global___EmbeddingPrecision.ValueType
@@ -737,16 +751,26 @@ class SentenceEmbeddingResult(_message.Message):
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The vector: float32 [dimensions]; empty for the other precisions."""
 
+    @_builtins.property
+    def sparse(self) -> Global___SparseEmbeddingResult:
+        """With return_sparse: the weights of all tokens; of a text in chunks, the largest weight of each token."""
+
+    @_builtins.property
+    def multi_vector(self) -> Global___MultiVectorEmbeddingResult:
+        """With return_multi_vector: the vectors of the tokens; of a text in chunks, those of all chunks in order."""
+
     def __init__(
         self,
         *,
         embedding: _abc.Iterable[_builtins.float] | None = ...,
         packed: _builtins.bytes = ...,
         precision: Global___EmbeddingPrecision.ValueType = ...,
+        sparse: Global___SparseEmbeddingResult | None = ...,
+        multi_vector: Global___MultiVectorEmbeddingResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["multi_vector", b"multi_vector", "sparse", b"sparse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "packed", b"packed", "precision", b"precision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "multi_vector", b"multi_vector", "packed", b"packed", "precision", b"precision", "sparse", b"sparse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
