@@ -85,8 +85,8 @@ FIELDS: Mapping[str, InputField] = {
     "multi_label": InputField(
         "switch", "zero-shot-classification, of texts and of tokens: any number of labels may fit"
     ),
-    "return_sparse": InputField("switch", "sentence-embedding: the weights of the text's tokens, too (bge-m3)"),
-    "return_multi_vector": InputField("switch", "sentence-embedding: the vectors of the text's tokens, too (bge-m3)"),
+    "return_sparse": InputField("switch", "sentence-embedding: also return the weights of tokens (bge-m3)"),
+    "return_multi_vector": InputField("switch", "sentence-embedding: also return the vectors of tokens (bge-m3)"),
     "skip_special_tokens": InputField("switch", "tokenization, detokenization: leave out tokens such as [CLS]"),
     "skip_normalize": InputField(
         "switch", "sentence-embedding, image-embedding: do not scale the vector to length one"

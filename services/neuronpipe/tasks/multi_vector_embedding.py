@@ -91,7 +91,7 @@ def decode(
 ) -> MultiVectorEmbeddingResult:
     """Returns the vectors from `token_embeddings`, float32 [tokens, embedding_dimensions], without tokens left out.
 
-    Several outputs are those of the chunks of a text.
+    A text in chunks has an output for each chunk.
     """
     kept = [kept_vectors(output) for output in outputs]
     return MultiVectorEmbeddingResult(**numbers_of(np.concatenate(kept), input.type))
