@@ -89,7 +89,7 @@ def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
 def _positive_weights(annotations: ArraySets, outputs: ArraySets) -> tuple[Array, Array]:
     """Returns the ids, ascending, and the weights above zero.
 
-    They come from `sparse_embedding`, float32 [vocabulary], or from the weights of a text's tokens. The largest weight
+    The weights come from `sparse_embedding`, float32 [vocabulary], or from the weights of a text's tokens. The largest weight
     of each token counts, in all chunks of the text.
     """
     if TEXT_WEIGHTS not in outputs[0]:
