@@ -39,21 +39,29 @@ _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINIS
 _UNDECODED_PER_NEW = 8
 
 
-class GenerationRequest(RunningRequest):
-    """A prompt that the model continues token by token, with one text or several.
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """The tokenized prompt of a request, and the rules by which its texts are made.
 
-    `interval`: the number of tokens that become text together after the first token. `is_search`: whether a beam
-    search finds the texts; the executor sends no tokens before its end. `reads_along`: whether tokens become text as
-    they come.
+    - `options`: the options of generation, with every field set.
+    - `interval`: the number of tokens that become text together after the first token.
+    - `is_search`: whether a beam search finds the texts; the executor sends no tokens before its end.
+    - `reads_along`: whether tokens become text as they come.
     """
 
-    # `count` sets these fields, after the prompt is tokenized and before the model computes it.
     encoded: EncodedInput
     options: GenerationOptions
     end_token_ids: frozenset[int]
     interval: int
     is_search: bool
     reads_along: bool
+
+
+class GenerationRequest(RunningRequest):
+    """A prompt that the model continues token by token, with one text or several."""
+
+    # `count` sets both, after the prompt is tokenized and before the model computes it.
+    plan: TextPlan
     _texts: "Sequence[_RunningText]"
 
     def __post_init__(self) -> None:
@@ -68,13 +76,16 @@ class GenerationRequest(RunningRequest):
         task = TASKS[spec.task]
         assert task.complete  # noqa: S101 (the model generates)
         options = task.complete(self.request.input.body, spec, encoded.tokens)
-        self.encoded, self.options = encoded, options
+        self.plan = TextPlan(
+            encoded,
+            options,
+            frozenset((*GenerationFacts.of(spec).end_token_ids, *options.stop_token_ids)),
+            # Tokens after a stop string are generated in vain, so each token is looked at.
+            interval=1 if options.stop_strings else self.pipeline.settings.stream_interval,
+            is_search=options.num_beams > 1,
+            reads_along=bool(self.parts or options.stop_strings),
+        )
         self.new_tokens = most_generated(options, spec, encoded.tokens)
-        self.end_token_ids = frozenset((*GenerationFacts.of(spec).end_token_ids, *options.stop_token_ids))
-        # Tokens after a stop string are generated in vain, so each token is looked at.
-        self.interval = 1 if options.stop_strings else self.pipeline.settings.stream_interval
-        self.is_search = options.num_beams > 1
-        self.reads_along = bool(self.parts or options.stop_strings)
         self._texts = [_RunningText(number) for number in range(max(1, options.num_return_sequences))]
         super().count(encoded)
 
@@ -88,7 +99,7 @@ class GenerationRequest(RunningRequest):
                 GenerateStart(model=name, version=str(version), request_id=request_id, prompt_tokens=encoded.tokens)
             )
         self.admission.queue()
-        if self.is_search:
+        if self.plan.is_search:
             return await self._search(work)
         first, *others = self._texts
         if not others:
@@ -128,7 +139,7 @@ class GenerationRequest(RunningRequest):
             raise
         array_sets = prediction.outputs.arrays
         longest = max((len(arrays["token_ids"]) for arrays in array_sets), default=0)
-        self.admission.generated(longest * self.options.num_beams)
+        self.admission.generated(longest * self.plan.options.num_beams)
         self._texts = self._texts[: max(1, len(array_sets))]  # the search may have found fewer texts
         for text, arrays in zip(self._texts, array_sets, strict=False):
             text.take(arrays)
@@ -167,15 +178,17 @@ class _RunningText:
         """
         if after:
             await after.has_begun.wait()
-        call, key, sequences = request.call, request.model.key, request.encoded.sequences
-        item = ExecuteItem(call, key, sequences, request.options, self.number, is_urgent=request.reads_along, work=work)
+        plan, call, key = request.plan, request.call, request.model.key
+        item = ExecuteItem(
+            call, key, plan.encoded.sequences, plan.options, self.number, is_urgent=plan.reads_along, work=work
+        )
         try:
             async with aclosing(request.pipeline.stages.generate(item)) as events:
                 async for event in events:
                     if isinstance(event, Prediction):
                         return self._complete(request, event)
                     self._note(request, event)
-                    if request.reads_along and self._is_due(request):
+                    if plan.reads_along and self._is_due(plan):
                         await self._decode(request, work, _MORE)
                     if self.is_stopped:
                         break
@@ -184,7 +197,7 @@ class _RunningText:
             compute_ns = figures.prefill_ns + figures.decode_ns
             return Prediction(NO_TENSORS, queue_ns=figures.queue_ns, compute_ns=compute_ns, generation=figures)
         except Exception as error:
-            if request.reads_along and self.seen_tokens < len(self.token_ids):
+            if plan.reads_along and self.seen_tokens < len(self.token_ids):
                 await self._decode(request, work, _MORE)
             if isinstance(error, Unavailable) and self.token_ids:
                 problem = f"{error.message}, after {len(self.token_ids)} tokens of the text"
@@ -230,14 +243,14 @@ class _RunningText:
             self.has_begun.set()
             request.admission.generated(len(tokens.token_ids))
 
-    def _is_due(self, request: GenerationRequest) -> bool:
+    def _is_due(self, plan: TextPlan) -> bool:
         """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
         the prediction, which says why the text ends, and comes next.
         """
         ids = self.token_ids
         undecoded = self.seen_tokens - self.decoded_tokens
-        waits_for = max(request.interval if self.seen_tokens else 1, 1 + undecoded // _UNDECODED_PER_NEW)
-        has_ended = len(ids) == request.options.max_new_tokens or (bool(ids) and ids[-1] in request.end_token_ids)
+        waits_for = max(plan.interval if self.seen_tokens else 1, 1 + undecoded // _UNDECODED_PER_NEW)
+        has_ended = len(ids) == plan.options.max_new_tokens or (bool(ids) and ids[-1] in plan.end_token_ids)
         return self.seen_tokens + waits_for <= len(ids) and not has_ended
 
     def _complete(self, request: GenerationRequest, prediction: Prediction) -> Prediction:
@@ -245,17 +258,17 @@ class _RunningText:
         if prediction.outputs:
             tokens_before = len(self.token_ids)
             self.take(prediction.outputs.arrays[0])
-            if not request.is_search:
+            if not request.plan.is_search:
                 request.admission.generated(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:
         """Makes text of the tokens that are none yet, as far as the text cannot change any more."""
         self.seen_tokens, decoded = len(self.token_ids), self.decoded_tokens
-        before = request.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
+        before = request.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
         (outputs,) = part_arrays(self.token_ids[decoded:], finish_reason)
         outputs = {**outputs, **self.final_arrays}
-        if request.options.HasField("top_logprobs"):
+        if request.plan.options.HasField("top_logprobs"):
             outputs = {**outputs, **logprob_arrays(self.logprobs[decoded:])}
         item = PostprocessItem(
             request.call,

@@ -17,11 +17,11 @@ from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
-from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
 from neuronpipe.rpc.http2.connection import ENHANCE_YOUR_CALM, NO_ERROR, PAID_FRAMES, Http2Connection, goaway
 from neuronpipe.rpc.http2.leaving import HOLD_S, MAX_HOLD_S, Leaving, Phase
 from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, MessageStream
+from neuronpipe.rpc.http2.unread import UNCOUNTED_BYTES, Unread, UnreadAnswers
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
@@ -31,8 +31,6 @@ _KEEPALIVE_S = 30.0
 _REST_S = 0.002
 # The engine gets received bytes in pieces of this size, and in larger pieces while no call begins.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
-# Bytes of answers that a caller has not read and that do not count in the budget.
-_UNCOUNTED_UNREAD_BYTES = 64 << 10
 # The limits for which the server ends connections: settings, and "protocol" for bytes that are no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -60,10 +58,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._is_greeted = False
         # Streams that were answered before the caller had sent all.
         self._answered_early: set[Http2Call] = set()
-        # Waits for a caller that does not read: for each stream the number of the wait, and the bytes that the caller
-        # must read until the wait is over. The key None is the connection, while the operating system takes no bytes.
-        self._unread: dict[MessageStream | None, tuple[int, int]] = {}
-        self._unread_claim: Claim | None = None
+        self._unread = UnreadAnswers(str(id(self)), server.sends, server.options.in_flight.unread)
         self._is_resting = False
         # Calls since the connection was made.
         self._calls = 0
@@ -82,18 +77,16 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        for stream in list(self._unread):
-            self._note_read(stream)
-        self._claim_unread(0)
+        self._unread.close()
         self._server.lost(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_reading(None, 0)
+        self._unread.wait(None, 0, self._end_unread)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._note_read(None)
+        self._unread.note_read(None)
 
     def data_received(self, data: bytes) -> None:
         turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
@@ -206,8 +199,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def stream_closed(self, stream: Http2Call, code: int) -> None:
         stream.close()
-        if self._unread:
-            self._note_read(stream)
+        if self._unread.waits:
+            self._unread.note_read(stream)
         self._answered_early.discard(stream)
         self.leaving.has_served = True
         if self.leaving.is_asked:
@@ -233,30 +226,22 @@ class _ServerConnection(Http2Connection[Http2Call]):
             return
         super().flush()
         if not (self.is_lost or self.is_closing):
-            self._claim_unread(self.engine.queued_body_size())
-
-    def _claim_unread(self, size_bytes: int) -> None:
-        unread, claim = self.options.in_flight.unread, self._unread_claim
-        if size_bytes > _UNCOUNTED_UNREAD_BYTES:
-            claim = self._unread_claim = claim or Claim(str(id(self)), self._make_room)
-            if size_bytes > claim.bytes:
-                unread.grow(claim, size_bytes)
-        elif claim:
-            self._unread_claim = None
-            unread.end(claim)
+            unread, size_bytes = self._unread, self.engine.queued_body_size()
+            if size_bytes > UNCOUNTED_BYTES or unread.claim:
+                unread.count_bytes(size_bytes, self._make_room)
 
     def _make_room(self, error: NeuronpipeError) -> None:
         """Ends the stream with most unread bytes, or the connection if the operating system takes no bytes.
 
         The bytes that are left are claimed again after the next flush.
         """
-        self._unread_claim = None
+        self._unread.claim = None
         self._server.calls_ended.add()
         size_bytes = self.engine.queued_body_size
         stream = max(self.streams.values(), key=lambda stream: size_bytes(stream.number), default=None)
         self._end_unread(None if self.is_paused else stream)
 
-    def _end_unread(self, stream: MessageStream | None) -> None:
+    def _end_unread(self, stream: Unread) -> None:
         """Ends a stream whose answers the caller does not read, or the connection (None)."""
         if stream is None:
             self.end("max_send_s")
@@ -267,18 +252,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def flushed(self, written: Iterable[MessageStream]) -> None:
         engine = self.engine
-        if engine.queued_body_size():
-            for stream in written:
-                if stream not in self._unread and engine.queued_body_size(stream.number):
-                    self._await_reading(stream, stream.put_bytes)
-        for unread, (_, until_bytes) in list(self._unread.items()):
-            if unread is None:
-                continue
-            left_bytes = engine.queued_body_size(unread.number)
-            if unread.put_bytes - left_bytes >= until_bytes:
-                self._note_read(unread)
-                if left_bytes:
-                    self._await_reading(unread, unread.put_bytes)
+        if self._unread.waits or engine.queued_body_size():
+            self._unread.note_flush(engine, written, self._end_unread)
         for call in list(self._answered_early):
             if not engine.queued_body_size(call.number):
                 # A RST_STREAM before the last byte was sent would take the answer back.
@@ -286,15 +261,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
                 with contextlib.suppress(NGH2Error):
                     engine.reset_stream(call.number, NO_ERROR)
                 self.flush_soon()
-
-    def _await_reading(self, stream: MessageStream | None, until_bytes: int) -> None:
-        if stream not in self._unread:
-            number = self._server.sends.begin(lambda is_late: self._end_unread(stream))
-            self._unread[stream] = number, until_bytes
-
-    def _note_read(self, stream: MessageStream | None) -> None:
-        if wait := self._unread.pop(stream, None):
-            self._server.sends.remove(wait[0])
 
     def check_time(self, now_s: float) -> float | None:
         settings, leaving = self.options.settings, self.leaving

@@ -335,7 +335,7 @@ async def test_where_too_many_answers_wait_the_one_that_waited_longest_is_reset_
         unread = []
         for count in range(1, 5):
             unread.append(await reader.call(b"a"))
-            await happens(lambda count=count: len(_connection(system)._unread) >= min(count, 3))  # type: ignore[misc]
+            await happens(lambda count=count: len(_connection(system)._unread.waits) >= min(count, 3))  # type: ignore[misc]
             await asyncio.sleep(0.002)  # so that one has waited longer
         await reader.caller.end(unread[0])
         assert [_resets(reader.caller, number) for number in unread] == [[_ENHANCE_YOUR_CALM], [], [], []]
@@ -348,7 +348,7 @@ async def test_of_answers_beyond_the_budget_the_largest_is_reset_alone() -> None
         reader = _SlowReader(await system.connect())
         small = await reader.call(b"x" * 200_000)
         large = [await reader.call(b"x" * size_bytes) for size_bytes in (900_000, 950_000)]
-        await happens(lambda: _calls_ended(system) == 0 and len(_connection(system)._unread) == 3)
+        await happens(lambda: _calls_ended(system) == 0 and len(_connection(system)._unread.waits) == 3)
         large.append(await reader.call(b"x" * 800_000))  # beyond the 2 MiB of a connection
         await reader.caller.end(large[1])
         assert [_resets(reader.caller, number) for number in (small, *large)] == [[], [], [_ENHANCE_YOUR_CALM], []]
