@@ -42,14 +42,14 @@ def _running_demo(folder: Path, repository: Path, writer: Path) -> Iterator["sub
             process.kill()
 
 
-@pytest.fixture
-def demo(
-    repository: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-) -> Iterator["subprocess.Popen[str]"]:
-    """The demo with its own writer, which takes half a minute to train."""
+@pytest.fixture(scope="module")
+def output(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo says, with its own writer, which takes half a minute to train."""
     writer = shared_folder(tmp_path_factory, "demo-writer", _make_writer) / "repository" / "writer"
-    with _running_demo(tmp_path, repository, writer) as process:
-        yield process
+    with _running_demo(tmp_path_factory.mktemp("demo"), repository, writer) as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return said
 
 
 @pytest.fixture
@@ -68,10 +68,7 @@ def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path:
 
 
 @pytest.mark.long
-def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[str]") -> None:
-    output, _ = demo.communicate(timeout=240)
-
-    assert demo.returncode == 0, output
+def test_demo_shows_similar_pairs_and_the_latency_split(output: str) -> None:
     assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
     [scores] = re.findall(r"\$ curl .* http://127\.0\.0\.1:\d+/similarity -H .*\n  (\[.*\])\n", output)
     alike, other = json.loads(scores)  # two sentences about a cat, and one about interest rates
@@ -88,10 +85,7 @@ def test_demo_shows_similar_pairs_and_the_latency_split(demo: "subprocess.Popen[
 
 
 @pytest.mark.long
-def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(demo: "subprocess.Popen[str]") -> None:
-    output, _ = demo.communicate(timeout=240)
-
-    assert demo.returncode == 0, output
+def test_demo_streams_a_text_and_shows_the_parts_of_its_time_to_first_token(output: str) -> None:
     text, tokens, total, *parts = re.findall(
         r"comes as it is written:\n\n(.*)\n(\d+ \+ 60) tokens; ended by: length\nfirst token after ([\d.]+) ms = "
         r"pre-process ([\d.]+) \+ queue ([\d.]+) \+ prefill ([\d.]+) \+ hops ([\d.]+);",
