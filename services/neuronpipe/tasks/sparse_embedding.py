@@ -89,8 +89,8 @@ def _query_weights(token_ids: Array, model: ModelSpec) -> tuple[Array, Array]:
 def _positive_weights(annotations: ArraySets, outputs: ArraySets) -> tuple[Array, Array]:
     """Returns the ids, ascending, and the weights above zero.
 
-    The weights come from `sparse_embedding`, float32 [vocabulary], or from the weights of a text's tokens. The largest weight
-    of each token counts, in all chunks of the text.
+    The weights come from `sparse_embedding`, float32 [vocabulary], or from the weights of a text's tokens. The largest
+    weight of each token counts, in all chunks of the text.
     """
     if TEXT_WEIGHTS not in outputs[0]:
         token_ids = np.flatnonzero(outputs[0]["sparse_embedding"] > 0)
