@@ -235,6 +235,63 @@ def test_nomic_with_what_only_its_own_code_computes_is_refused(name: str, value:
         _compile(source, tmp_path, "fake", "sentence_embedding")
 
 
+_FLASH = "jinaai/xlm-roberta-flash-implementation--"
+
+
+@pytest.mark.parametrize(
+    ("published", "advice"),
+    [
+        pytest.param(
+            {
+                "model_type": "xlm-roberta",
+                "architectures": ["XLMRobertaModel"],
+                "auto_map": {
+                    "AutoConfig": f"{_FLASH}configuration_xlm_roberta.XLMRobertaFlashConfig",
+                    "AutoModel": f"{_FLASH}modeling_lora.XLMRobertaLoRA",
+                },
+                "position_embedding_type": "rotary",
+                "lora_adaptations": ["retrieval.query", "retrieval.passage"],
+            },
+            "compile jinaai/jina-embeddings-v3-hf, the same model",
+            id="jina-embeddings-v3",
+        ),
+        pytest.param(
+            {
+                "model_type": "xlm-roberta",
+                "architectures": ["HF_ColBERT"],
+                "auto_map": {
+                    "AutoConfig": f"{_FLASH}configuration_xlm_roberta.XLMRobertaFlashConfig",
+                    "AutoModel": f"{_FLASH}modeling_xlm_roberta.XLMRobertaModel",
+                },
+                "position_embedding_type": "rotary",
+            },
+            "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1",
+            id="jina-colbert-v2",
+        ),
+        pytest.param(
+            {
+                "model_type": "nvembed",
+                "architectures": ["NVEmbedModel"],
+                "auto_map": {
+                    "AutoConfig": "configuration_nvembed.NVEmbedConfig",
+                    "AutoModel": "modeling_nvembed.NVEmbedModel",
+                },
+            },
+            "no port to transformers is published; compile Qwen/Qwen3-Embedding-8B",
+            id="NV-Embed-v2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("task", ["", "sentence_embedding"])
+def test_a_model_that_only_its_own_code_computes_is_refused_with_the_model_to_compile(
+    published: dict[str, Any], advice: str, task: str, tmp_path: Path
+) -> None:
+    source = make_source(tmp_path / "source", "XLM-R", "sentence_embedding")
+    _change(source, **published)
+    with pytest.raises(SetupError, match=f"code of its own \\(auto_map\\), which is not run; {advice}"):
+        _compile(source, tmp_path, "fake", task)
+
+
 def _gte(folder: Path, kind: str, head: str, tokens: Any, theta: float, **values: Any) -> tuple[Path, Any, Any]:
     """As gte-multilingual-base (kind New) and snowflake-arctic-embed-m-v2.0 (kind Gte) are published."""
     tokenizer = tokens(max_tokens=64)

@@ -22,7 +22,7 @@ from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
 from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import read_modules, read_settings, transformer_folder
-from neuronpipe.compiler.source import check_configuration, reads_of
+from neuronpipe.compiler.source import check_configuration, port_of, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
@@ -231,6 +231,7 @@ def read_configuration(folder: Path) -> Configuration:
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         remote = "; it has code of its own (auto_map), which is not run" if content.get("auto_map") else ""
+        remote += f"; {port}" if (port := port_of(content)) else ""
         raise SetupError(
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
             f"not know{remote}"

@@ -7,9 +7,8 @@ from typing import Any
 
 from neuronpipe.compiler import gliner, routers, static_embeddings
 
-# The first function of a form reads it from a model's folder, and returns None for other models. The second writes the
-# encoder as a model of transformers. It gets the model's folder, the form, and a folder with links to the model's
-# files.
+# The first function of a form reads it from a model's folder, and returns None for other models. The second function
+# writes the encoder as a model of transformers. It gets the folder, the form, and a folder with links to the files.
 _FORMS: tuple[tuple[Callable[[Path], Any], Callable[[Path, Any, Path], None]], ...] = (
     (static_embeddings.static_folder, static_embeddings.write_encoder),
     (routers.read_router, routers.write_document_side),

@@ -103,6 +103,21 @@ _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     ),
 }
 
+# Classes of published code that is not run → where to find the model for transformers, or another one.
+_PORTS = {
+    "XLMRobertaLoRA": "compile jinaai/jina-embeddings-v3-hf, the same model for transformers",
+    "XLMRobertaFlashConfig": "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1 for "
+    "multi-vector-embedding, or BAAI/bge-reranker-v2-m3 for rerank",
+    "NVEmbedConfig": "no port to transformers is published; compile Qwen/Qwen3-Embedding-8B for sentence-embedding",
+}
+
+
+def port_of(content: Mapping[str, Any]) -> str:
+    """Returns advice on a model with published code of its own, by its config.json; mostly empty."""
+    classes = {str(name).rpartition(".")[2] for name in (content.get("auto_map") or {}).values()}
+    return next((advice for name, advice in _PORTS.items() if name in classes), "")
+
+
 # A test of config.json → the error message for its result.
 _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] = (
     (
@@ -110,6 +125,7 @@ _CONFIGURATIONS: tuple[tuple[Callable[[Mapping[str, Any]], object], str], ...] =
         "its weights are quantized by {}; compile the original in its place, with --dtype int8 to have it "
         "quantized here",
     ),
+    (port_of, "config.json names code of its own (auto_map), which is not run; {}"),
     (
         lambda content: ", ".join(_own_classes(content)),
         "config.json names code of its own (auto_map: {}), which is not run, and what transformers has for its model "
