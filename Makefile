@@ -23,7 +23,8 @@
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
 # simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
-# pictures  of the console and of a trace, taken from a running system, written to docs/; JAEGER=URL: also in that Jaeger
+# pictures  of the console, a terminal and a trace, and the output that pages show, taken from a running system, written
+#           to README.md and docs/; refused where a request took more than 20 ms
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
 # down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
@@ -354,10 +355,12 @@ release-protos: .venv/.dev
 verify-docs: .venv/.dev
 	$(BIN)/python -m tests.reference --check
 	$(BIN)/python -m tests.links
+	$(BIN)/python -m tests.documentation.figures --check
 	$(BIN)/python -m tests.attack --page | diff docs/attacks.md - \
 	  || { echo "docs/attacks.md is not what docs/attacks.json says; run: python -m tests.attack"; exit 1; }
 fix-docs: .venv/.dev
 	$(BIN)/python -m tests.reference
+	$(BIN)/python -m tests.documentation.figures
 
 # Words, sentences and dates of pages, help texts, messages, protos and alerts; figures that pages quote; words of docs/.
 .PHONY: verify-style
@@ -431,12 +434,11 @@ docs: .venv/.docs $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	echo "open .cache/site/index.html"
 
-# The repository is that of the demo, which `make demo` compiles.
-# JAEGER: the address of one, such as http://127.0.0.1:16686 of up-observability.
-JAEGER ?=
+# The repository is that of the demo, which `make demo` compiles. The machine must be idle: `chrt -f 1 make pictures` goes
+# before other processes.
 .PHONY: pictures
 pictures: .venv/.dev chromium demo
-	$(BIN)/python -m tests.documentation.pictures .cache/demo-repository $(JAEGER)
+	$(BIN)/python -m tests.documentation.pictures .cache/demo-repository
 
 # --- containers -------------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,7 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
         "ran on the same machine."
     )
     yield ""
+    yield from summary(targets)
     yield from _table(("machine", ""), list(run.machine.items()))
     yield from _table(("section", "measured"), list(run.sections.items()))
     yield from ("## Targets", "")
@@ -86,6 +87,48 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
         yield ""
     if run.starts:
         yield from _starts(run.starts)
+
+
+# A line of the summary → the beginnings and the ends of the names of the targets whose medians it lists.
+_SUMMARY: Mapping[str, tuple[str, str]] = {
+    "32 callers, share of the back end's own throughput": ("serve all, ", "throughput of the back end's alone"),
+    "32 callers, throughput relative to the best peer with the same graph": (
+        "serve all, ",
+        "throughput to the best peer's with the same graph",
+    ),
+    "1 caller, p50 relative to the best peer with the same graph": (
+        "serve all, ",
+        "p50 to the best peer's with the same graph",
+    ),
+    "32 callers, throughput relative to the best peer as people write it": (
+        "serve all, ",
+        "throughput to the best peer's",
+    ),
+    "overload of 2 times the capacity and more, goodput as a share of the capacity": (
+        "serve all, ",
+        "x capacity: goodput, of capacity",
+    ),
+    "Llama, tokens/s relative to `generate` of transformers": ("llama, ", "new tokens/s to transformers' generate"),
+    "Llama, tokens/s relative to openvino-genai": ("llama, ", "new tokens/s to openvino-genai's in process"),
+}
+_OWN_CPU = "on one CPU"
+
+
+def summary(targets: Sequence[Target]) -> Iterator[str]:
+    """At most ten lines: how many targets are met, and the medians of the most important ones, in their order."""
+    measured = [target for target in targets if target.measured]
+    met = sum(bool(target.is_met) for target in measured)
+    yield from ("## Summary", "")
+    yield f"- {met} of {len(measured)} targets are met, {len(measured) - met} are missed."
+    for title, (begin, end) in _SUMMARY.items():
+        names = (target for target in measured if target.name.startswith(begin) and _OWN_CPU not in target.name)
+        found = [target for target in names if target.name.partition(" (")[0].endswith(end)]
+        if found:
+            dtypes = [dtype for dtype in DTYPES if any(f", {dtype}," in target.name for target in found)]
+            medians = [_number(target.measured.median) + target.unit for target in found if target.measured]
+            of_dtypes = f" ({', '.join(dtypes)})" if dtypes else ""
+            yield f"- {title}{of_dtypes}: {', '.join(medians)}"
+    yield ""
 
 
 def _target_row(target: Target) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
 _MARK = re.compile(r"\s*<!-- not run here: (.+?) -->\s*", re.DOTALL)
+_RECORDED = re.compile(r"\s*<!-- recorded: (\w+) -->\s*")
+_OTHER_MODEL = re.compile(r"\s*<!-- output of another model: .+? -->\s*", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\s*<!-- run in (\.venv-[\w-]+) -->\s*")
 _HTML_COMMENT = re.compile(r"\s*<!--.*?-->\s*", re.DOTALL)
 
@@ -19,7 +21,8 @@ _HTML_COMMENT = re.compile(r"\s*<!--.*?-->\s*", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class Fence:
     """A fenced block of a page. The comment right before it may say why it is not run (`reason`), or in which virtual
-    environment it is (`environment`); both are empty without one.
+    environment it is (`environment`), or in which step recordings.py writes its output (`recorded`); all are empty
+    without one. `of_another_model`: it says that the output is of a model that no test has.
     """
 
     page: Path
@@ -28,6 +31,8 @@ class Fence:
     content: str
     reason: str
     environment: str = ""
+    recorded: str = ""
+    of_another_model: bool = False
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -49,7 +54,8 @@ def all_pages() -> list[Path]:
 
 def fences(page: Path) -> Iterator[Fence]:
     """The fenced blocks of a page, in their order."""
-    reason = environment = ""
+    reason = environment = recorded = ""
+    is_other = False
     # A table begins as a paragraph does, and what stands within the blocks does not matter: both take most of the time.
     for token in MarkdownIt("commonmark").disable("inline").parse(page.read_text(encoding="utf-8")):
         if token.type == "html_block":
@@ -57,14 +63,22 @@ def fences(page: Path) -> Iterator[Fence]:
                 reason = mark[1]
             elif mark := _ENVIRONMENT.fullmatch(token.content):
                 environment = mark[1]
+            elif mark := _RECORDED.fullmatch(token.content):
+                recorded, reason = mark[1], "test_recordings.py runs it"
+            elif _OTHER_MODEL.fullmatch(token.content):
+                is_other = True
             elif not _HTML_COMMENT.fullmatch(token.content):
-                reason = environment = ""
+                reason = environment = recorded = ""
+                is_other = False
         elif token.type == "fence":
             assert token.map
-            yield Fence(page, token.map[0] + 1, token.info.strip(), token.content, reason, environment)
-            reason = environment = ""
+            place = page, token.map[0] + 1
+            yield Fence(*place, token.info.strip(), token.content, reason, environment, recorded, is_other)
+            reason = environment = recorded = ""
+            is_other = False
         elif token.nesting >= 0:  # a block that begins, or is complete
-            reason = environment = ""
+            reason = environment = recorded = ""
+            is_other = False
 
 
 def links(page: Path) -> Iterator[Link]:

@@ -1,12 +1,17 @@
 """Takes the pictures of the pages from a running system: `make pictures`, or
 `python -m tests.documentation.pictures REPOSITORY`.
 
-The repository is that of `make demo`. Chromium opens the console and sends a request; docs/console.png is its answer.
-docs/trace.svg is a request through four processes while others call them, with what its spans mean. With the address of
-a Jaeger behind REPOSITORY, its page gets the same request as a file, and docs/jaeger.png is what it shows.
+The repository is that of `make demo`. First recordings.py writes the output that pages show, of which docs/terminal.svg
+is made. Chromium opens the console and sends a request; docs/console.png is its answer. docs/trace.svg is a request
+through four processes while others call them, with what its spans mean.
+
+Servers are warm, and the machine must be idle: a picture whose request took more than MAX_REQUEST_MS is taken again,
+and after some tries refused. docs/pictures.json has the time of each; tests/repository/test_recordings.py checks it.
 """
 
+import hashlib
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -15,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Page, expect, sync_playwright
 
@@ -24,11 +30,19 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import Client
 from neuronpipe.measure.waterfall import Trace, WaterfallRow, read_trace, sample
 from tests.documentation.pages import ROOT
+from tests.documentation.recordings import MAX_REQUEST_MS, TooSlowError, record_pages, request_times_ms
+from tests.documentation.terminal import PICTURE, terminal
 
 _TRACED = ("--kept-traces", "100")
 _OPTIONS = ("--http-listen", "127.0.0.1:0", *_TRACED)
 _SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
-_CALLERS = 48
+# Requests share batches, and a request still takes a few milliseconds.
+_CALLERS = 4
+_WARM_UP, _TRIES = 100, 30
+# Requests of the console before its picture, and the time between them, in which the page draws.
+_SENT, _PAUSE_MS = 20, 300
+_ANSWERED = re.compile(r"answered in ([\d.]+) ms")
+TIMES = ROOT / "docs" / "pictures.json"
 # The meaning of a span, beside its bar in docs/trace.svg.
 _MEANINGS = {
     "Infer": "the request, at the gateway",
@@ -54,38 +68,58 @@ _COLOURS = {
 _LEFT, _WIDTH, _ROW = 290, 560, 26
 
 
-def draw_trace(repository: str, jaeger: str = "") -> None:
-    """Writes docs/trace.svg and, given the address of a Jaeger, docs/jaeger.png."""
-    request = InferRequest(
-        model="minilm",
-        input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text="A fine day for a walk along the river.")),
-    )
+def note(picture: str, request_ms: float) -> None:
+    """Records the time of the request that a picture shows, and which file it is. Raises TooSlowError."""
+    if request_ms > MAX_REQUEST_MS:
+        raise TooSlowError(
+            f"{picture}: the request took {request_ms:.1f} ms, at most {MAX_REQUEST_MS:.0f}: is it idle?"
+        )
+    times = json.loads(TIMES.read_text()) if TIMES.is_file() else {}
+    digest = hashlib.sha256((ROOT / "docs" / picture).read_bytes()).hexdigest()
+    times[picture] = {"request_ms": round(request_ms, 3), "sha256": digest}
+    TIMES.write_text(json.dumps(dict(sorted(times.items())), indent=1) + "\n")
+
+
+def draw_trace(repository: str) -> None:
+    """Writes docs/trace.svg."""
     with (
         four_processes(repository, *_TRACED, environment=_SAMPLED) as processes,
         tempfile.TemporaryDirectory() as folder,
         Client(target := processes["gateway"].target) as client,
     ):
-        ended = threading.Event()
-
-        def call() -> None:
-            while not ended.is_set():
-                client.embed("minilm", "A fine day for a walk.")
-
-        callers = [threading.Thread(target=call) for _ in range(_CALLERS)]
-        for caller in callers:
-            caller.start()
-        try:
-            sample(request, target, timeout_s=30, warm_up=20, otlp=(spans := Path(folder) / "spans.json"))
-        finally:
-            ended.set()
-            for caller in callers:
-                caller.join()
-        found = json.loads(spans.read_text())
-        if jaeger:
-            take_jaeger(jaeger, spans, _trace_of(found))
-    trace = read_trace(found, _trace_of(found))
-    assert trace
+        for _ in range(_WARM_UP):
+            client.embed("minilm", "A fine day for a walk.")
+        for _ in range(_TRIES):
+            found = _sample_under_load(target, client, Path(folder) / "spans.json")
+            trace = read_trace(found, _trace_of(found))
+            assert trace
+            if trace.batches and trace.root.duration_ns <= MAX_REQUEST_MS * 1e6:
+                break
     (ROOT / "docs" / "trace.svg").write_text("\n".join(_svg(trace)) + "\n")
+    note("trace.svg", trace.root.duration_ns / 1e6)
+
+
+def _sample_under_load(target: str, client: Client, spans: Path) -> dict[str, Any]:
+    """The spans of a request that others accompany, as OTLP JSON."""
+    text = SentenceEmbeddingInput(text="A fine day for a walk along the river.")
+    request = InferRequest(model="minilm", input=TaskInput(sentence_embedding=text))
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.is_set():
+            client.embed("minilm", "A fine day for a walk.")
+
+    callers = [threading.Thread(target=call) for _ in range(_CALLERS)]
+    for caller in callers:
+        caller.start()
+    try:
+        sample(request, target, timeout_s=30, warm_up=20, otlp=spans)
+    finally:
+        ended.set()
+        for caller in callers:
+            caller.join()
+    found: dict[str, Any] = json.loads(spans.read_text())
+    return found
 
 
 def _trace_of(spans: dict[str, list[dict[str, list[dict[str, list[dict[str, str]]]]]]]) -> str:
@@ -162,7 +196,12 @@ def take_picture(repository: str) -> None:
         process.wait_until_ready()
         page.goto(f"http://{process.wait_for('listening for HTTP')['address']}/")
         _send_similarity(page)
+        for _ in range(_TRIES):
+            request_ms = _send_similarity(page)
+            if request_ms <= MAX_REQUEST_MS:
+                break
         page.get_by_role("region", name="Answer").screenshot(path=ROOT / "docs" / "console.png")
+    note("console.png", request_ms)
 
 
 @contextmanager
@@ -174,46 +213,28 @@ def _page() -> Iterator[Page]:
         yield browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
 
 
-def _send_similarity(page: Page) -> None:
-    """Sends the sample of sentence-similarity twice: the first request of a process takes longer."""
+def _send_similarity(page: Page) -> float:
+    """Sends the sample of sentence-similarity until the process is warm; the time of the last request, in ms."""
     form = page.get_by_role("form", name="Request")
     form.get_by_role("combobox", name="Model").select_option("minilm")
     form.get_by_role("combobox", name="Task").select_option("sentence_similarity")
-    for _ in range(2):
+    status = page.get_by_role("region", name="Answer").get_by_role("status")
+    for _ in range(_SENT):
         page.get_by_role("button", name="Send").click()
-        expect(page.get_by_role("region", name="Answer").get_by_role("status")).to_contain_text("answered in")
+        expect(status).to_contain_text("answered in")
+        page.wait_for_timeout(_PAUSE_MS)
+    [request_ms] = _ANSWERED.findall(status.inner_text())
+    return float(request_ms)
 
 
-# Beside the bar of each row, the name of its span in `neuronpipe trace`.
-_NAMES = """() => document.querySelectorAll(".span-row").forEach(row => {
-  const bar = row.querySelector(".SpanBar--bar"), view = row.querySelector(".span-view");
-  const name = row.querySelector(".endpoint-name").textContent.split("/").pop();
-  const [place, space] = [bar.getBoundingClientRect(), view.getBoundingClientRect()];
-  const isLate = place.left - space.left > space.width * 0.75;
-  const note = document.createElement("b");
-  note.textContent = isLate ? `${name} \u2192` : `\u2190 ${name}`;
-  note.style = "position:absolute;z-index:9;top:4px;padding:0 6px;background:#fff;color:#c33;border:1px solid #c33;"
-    + "line-height:16px;font-size:12px;"
-    + (isLate ? `right:${space.right - place.left + 60}px` : `left:${place.left - space.left + 4}px`);
-  view.append(note);
-})"""
-
-
-def take_jaeger(url: str, spans: Path, trace_id: str) -> None:
-    """Writes docs/jaeger.png: the request's page in the Jaeger at `url`, which reads the spans from their file."""
-    with _page() as page:
-        page.goto(f"{url}/search")
-        page.evaluate("localStorage.setItem('spanNameColumnWidth', '0.4')")
-        page.reload()
-        page.get_by_text("Upload", exact=True).click()
-        page.locator("input[type=file]").set_input_files(spans)
-        page.locator(f"a[href*='{trace_id}']").first.click()
-        expect(page.locator(".span-row").first).to_be_visible()
-        page.evaluate(_NAMES)
-        page.set_viewport_size({"width": 1100, "height": 300 + 29 * page.locator(".span-row").count()})
-        page.screenshot(path=ROOT / "docs" / "jaeger.png")
+def _draw_terminal() -> None:
+    """Writes docs/terminal.svg."""
+    record_pages()
+    PICTURE.write_text(terminal())
+    note(PICTURE.name, max(request_times_ms(PICTURE.read_text())))
 
 
 if __name__ == "__main__":
+    _draw_terminal()
     take_picture(sys.argv[1])
-    draw_trace(*sys.argv[1:])
+    draw_trace(sys.argv[1])

@@ -1,8 +1,10 @@
 """What the pages show is right: each fenced block of README.md, its neighbours and docs/ is run, or says why not.
 
 - `console`: lines that begin with "$ " run in bash, with the commands of
-  tests/documentation/snippet_commands.py; others are output. The folder has a repository, models/. A command that is
-  only checked, as it takes long, makes the block one that is not run.
+  tests/documentation/snippet_commands.py. The folder has a repository, models/. A command that is
+  only checked, as it takes long, makes the block one that is not run. Other lines are output, which is compared as
+  tests/documentation/printed.py says, unless `<!-- output of another model: REASON -->` is before the block. Blocks
+  after `<!-- recorded: STEP -->` run on a real model in test_recordings.py.
 - `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
   After `<!-- run in .venv-NAME -->`, Python is that of an environment which `make setup` makes.
 - `go`, `java`: parts of the programs of `_EXAMPLES`, which tests/integration/test_examples.py builds and runs.
@@ -31,6 +33,7 @@ from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.core.task_inputs import SAMPLES
 from tests.callers.metrics import series_of
 from tests.documentation.pages import ROOT, Fence, all_pages, fences
+from tests.documentation.printed import OutputDiffersError, align, parts_of
 from tests.documentation.snippet_commands import PROGRAMS
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
@@ -135,6 +138,9 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         process = _RUNNERS[fence.language](content, folder)
     assert process.returncode == 0, f"{fence}: {process.stdout}{process.stderr}"
     assert _refused(gateway) == refused, f"{fence}: {process.stdout}{process.stderr}"
+    shown = [line for _, lines in parts_of(fence.content) for line in lines]
+    if fence.language == "console" and any(shown) and not fence.of_another_model:
+        align(shown, process.stdout.splitlines())
 
 
 @pytest.mark.parametrize("fence", [fence for fence in _fences if fence.reason and fence.language == "console"], ids=str)
@@ -189,6 +195,14 @@ def test_a_command_that_is_not_run_needs_a_mark(content: str, said: str, folder:
     assert process.returncode != 0
     assert said in process.stderr
     assert run_console(content, folder, is_marked=True).returncode == 0
+
+
+def test_output_that_a_command_does_not_print_is_found(folder: Path) -> None:
+    content = "$ neuronpipe bundle keygen --key a.pem --public-key b.pem\nmade the key 23b44a6ce11a26b8: b.pem, a.pem"
+    process = run_console(content, folder)
+    [(_, shown)] = parts_of(content)
+    with pytest.raises(OutputDiffersError, match=r"made the key [0-9a-f]{16}: a\.pem, b\.pem"):
+        align(shown, process.stdout.splitlines())
 
 
 def test_a_service_that_does_not_start_is_found(folder: Path) -> None:
