@@ -1,6 +1,6 @@
 """Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
 
-docs/contributing.md lists the rules; this file has the rules that a pattern can check. Docstrings, comments and help
+docs/development.md lists the rules; this file has the rules that a pattern can check. Docstrings, comments and help
 texts of services/ have more rules than pages have: `_PROSE`. `python -m tests.style --prose WING` lists the faults of
 one wing or file. Guides have no dates, docs/ has a limit of words, and a figure that a page quotes from results is on
 the page that results.json makes. docs/decisions/0067 says why this program is not textlint.
@@ -73,7 +73,7 @@ _MAX_WORDS_OF_SENTENCE = 45
 # Of docs/, without decisions, results of benchmarks, generated pages, blocks of code.
 _MAX_WORDS = 45_000
 _DOCS = ROOT / "docs"
-_RESULTS_BY_HAND = _DOCS / "benchmarks" / "analysis.md"
+_RESULTS_BY_HAND = _DOCS / "benchmarks" / "README.md"
 _SERVICES = ROOT / "services" / "neuronpipe"
 _GENERATED = {"telemetry.md", "models.md", "attacks.md", "day.md", "interop.md"}
 # They have dates and questions.
@@ -83,7 +83,6 @@ _WITH_DATES = {
     "comparison.md",
     "containers.md",
     "README.md",
-    "analysis.md",
     "faq.md",
     "limits.md",
     "quick-start.md",
@@ -101,7 +100,7 @@ _RESULTS = re.compile(r"benchmarks/(with(?:out)?-[\w-]+)/README\.md")
 def is_generated(page: Path) -> bool:
     """Whether a page is made by a program, or is the record of a decision."""
     parts = page.relative_to(_DOCS).parts if page.is_relative_to(_DOCS) else ()
-    is_results = parts[:1] == ("benchmarks",) and page not in (_DOCS / "benchmarks" / "README.md", _RESULTS_BY_HAND)
+    is_results = parts[:1] == ("benchmarks",) and page != _RESULTS_BY_HAND
     return is_results or parts[:1] in (("decisions",), ("reference",)) or page.name in _GENERATED
 
 
@@ -230,7 +229,7 @@ def faults() -> Iterator[str]:
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
         for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide):
             yield f"{place}:{line}: {fault}"
-    guides = (page for page in by_hand if page.is_relative_to(_DOCS) and page.parent != _RESULTS_BY_HAND.parent)
+    guides = (page for page in by_hand if page.is_relative_to(_DOCS) and page != _RESULTS_BY_HAND)
     if (count := sum(map(words, guides))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
     yield from prose_faults([_SERVICES])
@@ -323,4 +322,4 @@ if __name__ == "__main__":
     parser.add_argument("--prose", nargs="+", metavar="WING", help="list the faults of these wings or files only")
     wings = [_SERVICES / wing for wing in parser.parse_args().prose or ()]
     if found := list(prose_faults(wings) if wings else faults()):
-        sys.exit("\n".join([*found, f"{len(found)} faults of style; the rules are on docs/contributing.md"]))
+        sys.exit("\n".join([*found, f"{len(found)} faults of style; the rules are on docs/development.md"]))

@@ -170,7 +170,7 @@ def _norm(config: Any) -> torch.nn.LayerNorm:
 def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
     """The biases of attention scores, [batch, heads, tokens, tokens]: they fall with the distance, and mask padding.
 
-    The biases are as large as the scores: 8,192 tokens take 3.2 GB with 12 heads (docs/benchmarks/analysis.md).
+    The biases are as large as the scores: 8,192 tokens take 3.2 GB with 12 heads (docs/benchmarks/README.md).
     """
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     distance = (positions[:, None] - positions[None, :]).abs().to(dtype)

@@ -18,7 +18,7 @@ _TICK_S = 0.02
 class Device:
     """What an executor runs on. A batch takes `overhead_s` and `token_s` for each token.
 
-    The defaults are MiniLM in float32 on two CPUs (docs/benchmarks/analysis.md): 2.7 ms a batch, 0.26 ms a token; texts
+    The defaults are MiniLM in float32 on two CPUs (docs/benchmarks/README.md): 2.7 ms a batch, 0.26 ms a token; texts
     of 33 tokens, of which 6 % more are computed as padding.
     """
 

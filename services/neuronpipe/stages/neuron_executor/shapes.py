@@ -1,7 +1,7 @@
 """The menu of shapes of a back end that computes any shape.
 
 A runtime keeps code and buffers for each shape that it computes. OpenVINO's int8 kernels need 5 MB for each number of
-tokens of a batch (MiniLM, 38 matrix products, CPU with AMX; docs/benchmarks/analysis.md), and the first batch of a
+tokens of a batch (MiniLM, 38 matrix products, CPU with AMX; docs/benchmarks/README.md), and the first batch of a
 shape takes ten times as long. So batches have a bounded number of shapes, which are all computed soon after the start.
 """
 

@@ -46,7 +46,7 @@ def compute_pool(threads: int, name: str) -> ThreadPoolExecutor:
     """Threads that compute on CPUs at a lower priority than the event loop. Their child threads inherit it.
 
     Otherwise the event loop waits for its share of busy CPUs: with int8 on two CPUs, 32 callers got 8 % fewer answers
-    (2026-11-22, docs/benchmarks/analysis.md), and under overload calls grew old before the event loop accepted them.
+    (2026-11-22, docs/benchmarks/README.md), and under overload calls grew old before the event loop accepted them.
     """
     return ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name, initializer=_lower_priority)
 
