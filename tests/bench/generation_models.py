@@ -40,7 +40,7 @@ def make_models(folder: Path) -> None:
         expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
         special = ["<start>", "<pad>", "<end>"]
         names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
-        tokenizer = train_tokenizer(_manual(), VOCABULARY, special, model_max_length=tokens, **names)
+        tokenizer = train_tokenizer(manual(), VOCABULARY, special, model_max_length=tokens, **names)
         tokenizer.save_pretrained(source)
         request = CompileRequest(
             source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
@@ -49,7 +49,7 @@ def make_models(folder: Path) -> None:
     (folder / EXPECTED_FILE).write_text(json.dumps(expected))
 
 
-def _manual() -> list[str]:
+def manual() -> list[str]:
     """The topics of Python's help(), in ASCII, each on a line: its tokens matter, not its words."""
     topics: dict[str, str] = pydoc_data.topics.topics
     return [" ".join(topics[name].encode("ascii", "ignore").decode().split()) for name in sorted(topics)]
