@@ -22,11 +22,23 @@ from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
 from tests.bench.report import Run, keep_sections, write_report
+from tests.bench.scaling import measure_scaling
 from tests.bench.startup import measure_starts
 from tests.bench.systems import make_texts
 from tests.bench.telemetry import measure_telemetry
 
-_SECTIONS = ("start", "overhead", "models", "peers", "embeddings", "overload", "telemetry", "generation", "realistic")
+_SECTIONS = (
+    "start",
+    "overhead",
+    "models",
+    "peers",
+    "embeddings",
+    "overload",
+    "scaling",
+    "telemetry",
+    "generation",
+    "realistic",
+)
 # The queue has to fill before an open loop says anything.
 _OVERLOAD_FACTOR = 2
 _NONE = "none"
@@ -47,6 +59,7 @@ def main() -> None:
         "models": lambda: itertools.chain(measure_models(texts, *turns), measure_like_for_like(*peers)),
         "peers": lambda: measure_peers(*peers),
         "embeddings": lambda: measure_embeddings(texts, *turns, run.unavailable),
+        "scaling": lambda: measure_scaling(texts, *turns),
         "telemetry": lambda: measure_telemetry(texts, *turns),
         "generation": lambda: measure_generation(*turns, run.unavailable),
         "realistic": lambda: measure_realistic(*turns, run.unavailable),

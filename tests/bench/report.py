@@ -1,6 +1,7 @@
 """A run as JSON, with every round, and as a page."""
 
 import json
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from tests.bench import (
     models,
     overhead,
     overload,
+    scaling,
     telemetry,
 )
 from tests.bench.against_peers import LIKE_FOR_LIKE, NOT_TO_BE_HAD, TRIALS
@@ -303,6 +305,43 @@ def _generation(section: _Section) -> Iterator[str]:
     yield from _table(headings, [section.cells(overloaded, callers, *values)])
 
 
+def _scaling(section: _Section) -> Iterator[str]:
+    rows, checks = [], []
+    for arrangement in scaling.ARRANGEMENTS:
+        for cpus in scaling.CHECKED_CPUS:
+            turns = section.of(scaling.name_of(arrangement, cpus), scaling.CALLERS)
+            if not turns:
+                continue
+            medians = {
+                name: statistics.median(turn.figures[name] for turn in turns)
+                for name in turns[0].figures
+                if all(name in turn.figures for turn in turns)
+            }
+            costs = scaling.Costs.of(medians)
+            # With two CPUs here, the generator takes a part of both; with one, it has the other.
+            shared_us = medians[scaling.GENERATOR] if cpus > 1 else 0.0
+            measured = statistics.median(map(throughput, turns))
+            foretold = scaling.capacity(costs, cpus, shared_us)
+            loops = ", ".join(f"{name} {us:.0f}" for name, us in costs.loops_us.items())
+            ratio = _number(measured / foretold.per_s)
+            foretold_cells = (_number(foretold.per_s), foretold.limit, _number(measured), ratio)
+            checks.append((arrangement, str(cpus), loops, f"{costs.threads_us:.0f}", *foretold_cells))
+        if turns:
+            capacities = [scaling.capacity(costs, cpus) for cpus in scaling.CPUS]
+            cells = (f"{_number(found.per_s)} ({_limit(found)})" for found in capacities)
+            rows.append((arrangement, *cells))
+    headings = ("loops, µs", "other threads, µs", "answers/s by the model", "its limit", "measured", "to the model")
+    yield from _table(("", "CPUs", *headings), checks)
+    yield "By the costs on the most CPUs above, without a generator; in parentheses, what is busy all of the time:"
+    yield ""
+    yield from _table(("answers/s", *(f"{cpus} CPUs" for cpus in scaling.CPUS)), rows)
+
+
+def _limit(found: scaling.Capacity) -> str:
+    where = "CPUs" if found.limit == "CPUs" else f"loop of {found.limit}"
+    return f"{where}; {found.fronts} fronts" if found.fronts > 1 else where
+
+
 def _tolerances(limits: Mapping[str, float]) -> str:
     return ", ".join(f"{limit:g} in {dtype}" for dtype, limit in limits.items())
 
@@ -382,6 +421,16 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "nobody waited for any more when they were done. *Refused*: calls that ended with an error before their "
         "deadline; the others were given up. *Lag*: how late the generator was. *Errors*: in the closed loops.",
         _overload,
+    ),
+    scaling.SECTION: (
+        "Capacity on more CPUs",
+        f"A model, by the CPU time of a request of MiniLM in {scaling.DTYPE} at {scaling.CALLERS} callers: the CPUs "
+        "together are busy for no more than all of the time, and neither is an event loop, which uses one CPU. It is "
+        "an upper bound: it leaves out waiting between threads, the interpreter's lock in worker threads, memory "
+        "bandwidth and the network. The first table is its check on this machine; with one CPU for the servers the "
+        "generator has the others, with two it takes its part of both, which the model counts. *Front processes*: "
+        "`serve all --front-processes`, as many as help.",
+        _scaling,
     ),
     telemetry.SECTION: (
         "Traces and metrics",

@@ -18,8 +18,8 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def running_llama_server(source: Path, dtype: str, *options: str) -> "Iterator[tuple[int, subprocess.Popen[bytes]]]":
-    """Its port, once the model is loaded, and its process; ended with the block."""
+def running_llama_server(source: Path, dtype: str, *options: str) -> Iterator[int]:
+    """Its port, once the model is loaded; ended with the block."""
     with tempfile.TemporaryDirectory(prefix="llama-cpp-") as folder:
         file = Path(folder) / "model.gguf"
         write_gguf(source, file, dtype)
@@ -33,7 +33,7 @@ def running_llama_server(source: Path, dtype: str, *options: str) -> "Iterator[t
                 if process.poll() is not None:
                     raise RuntimeError(f"llama-server ended with {process.returncode}")
                 time.sleep(_POLL_S)
-            yield port, process
+            yield port
         finally:
             process.terminate()
             process.wait()

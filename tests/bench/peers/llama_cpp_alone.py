@@ -23,7 +23,7 @@ def main() -> None:
     # float32 is compared with the tokens of transformers: its cache, too.
     cache = ("--cache-type-k", "f32", "--cache-type-v", "f32") if dtype == "float32" else ()
     slots = ("--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _SLOT_TOKENS))
-    with running_llama_server(source, dtype, *computing, *cache, *slots) as (port, _):
+    with running_llama_server(source, dtype, *computing, *cache, *slots) as port:
 
         def generate(prompts: Prompts, new_tokens: int) -> Prompts:
             order = {"prompt": [list(prompt) for prompt in prompts], "n_predict": new_tokens, "ignore_eos": True}

@@ -15,13 +15,14 @@ def main() -> None:
     settings = read_settings(threads=2, slots=8, batch_tokens=2048)
     end_with_parent()
     signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     folder = Path(settings.source)
     threads, batch = str(settings.threads), str(settings.batch_tokens)
     computing = ("--threads", threads, "--threads-batch", threads, "--batch-size", batch, "--ubatch-size", batch)
     slots = ("--parallel", str(settings.slots), "--ctx-size", str(settings.slots * _SLOT_TOKENS))
     model = ("--embeddings", "--pooling", "mean")
-    with running_llama_server(folder.parent / "source", folder.name, *model, *computing, *slots) as (port, _):
+    with running_llama_server(folder.parent / "source", folder.name, *model, *computing, *slots) as port:
+        # Later than the server's start, which would inherit it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         say_ready(port)
         signal.sigwait(signals)
 
