@@ -14,17 +14,31 @@ from pathlib import Path
 
 from neuronpipe.measure.machine import describe_machine
 from tests.bench.against_peers import ALL_PEERS, measure_like_for_like, measure_peers
+from tests.bench.embedding_peers import measure_embeddings
 from tests.bench.generation import measure_generation
+from tests.bench.generation_realistic import measure_realistic
 from tests.bench.measurements import Measurement
 from tests.bench.models import measure_models
 from tests.bench.overhead import measure_overhead
 from tests.bench.overload import measure_overload
 from tests.bench.report import Run, keep_sections, write_report
+from tests.bench.scaling import measure_scaling
 from tests.bench.startup import measure_starts
 from tests.bench.systems import make_texts
 from tests.bench.telemetry import measure_telemetry
 
-_SECTIONS = ("start", "overhead", "models", "peers", "overload", "telemetry", "generation")
+_SECTIONS = (
+    "start",
+    "overhead",
+    "models",
+    "peers",
+    "embeddings",
+    "overload",
+    "scaling",
+    "telemetry",
+    "generation",
+    "realistic",
+)
 # The queue has to fill before an open loop says anything.
 _OVERLOAD_FACTOR = 2
 _NONE = "none"
@@ -44,8 +58,11 @@ def main() -> None:
         "overhead": lambda: measure_overhead(texts, *turns),
         "models": lambda: itertools.chain(measure_models(texts, *turns), measure_like_for_like(*peers)),
         "peers": lambda: measure_peers(*peers),
+        "embeddings": lambda: measure_embeddings(texts, *turns, run.unavailable),
+        "scaling": lambda: measure_scaling(texts, *turns),
         "telemetry": lambda: measure_telemetry(texts, *turns),
         "generation": lambda: measure_generation(*turns, run.unavailable),
+        "realistic": lambda: measure_realistic(*turns, run.unavailable),
         "overload": lambda: measure_overload(texts, options.rounds, options.seconds * _OVERLOAD_FACTOR),
     }
     if options.add:

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,10 +24,13 @@ from tests.bench.load import GRPC, HTTP, PIPELINE, PIPELINE_BATCHES, LoadProcess
 from tests.bench.measurements import Measurement
 from tests.bench.models import of_dtype
 from tests.bench.peers.classifier import GRAPH_FILE
+from tests.bench.peers.embedders_alone import ONNX_CLASSIFIERS
 from tests.bench.peers.environments import CACHE, ROOT
+from tests.bench.peers.exports import export_onnx
 from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
 from tests.bench.systems import (
     ALL,
+    DTYPES,
     FOUR,
     SOURCE,
     computed_dtypes,
@@ -68,6 +71,7 @@ class _Peer:
     settings: Sequence[str] = ("",)
     tried: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Sequence[str] = DTYPES
 
 
 def _plain(text: str, model: str) -> bytes:
@@ -133,8 +137,18 @@ _PEERS = {
         *(GRPC, "/inference.GRPCInferenceService/ModelInfer", _tensor, _of_tensors, _THREADS),
         (*_TWO_OF_ONE, f"{_TWO_OF_ONE[1]} --queue-delay-us 1000", _ONE_OF_TWO),
     ),
+    # Behind FastAPI, each text alone, with the classifier's graph that optimum exports; its CPU kernels for
+    # transformers have no bfloat16.
+    "onnxruntime": _Peer(HTTP, "/", _text, _named, (), _THREADS, dtypes=("float32", "int8")),
 }
 ALL_PEERS = tuple(_PEERS)
+# Peers that no registry of packages has in a form that runs here, with the reason.
+NOT_TO_BE_HAD = {
+    "Triton with another back end than Python": "the wheel nvidia-pytriton ships backends/python alone, and the "
+    "package tritonserver is a placeholder; other back ends come with NVIDIA's container",
+    "text-embeddings-inference": "its server is published as a container and as source; its engine, candle, is "
+    "measured in process",
+}
 
 # Stops a system for the length of a block.
 _Paused: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -181,14 +195,14 @@ def measure_like_for_like(
             for system in ours:
                 loop.measure(system, CALLERS[-1], seconds)
             expected = [_ours(answer) for answer in loop.answers(ours[0], 1, _CHECKED_TEXTS)]
-            for name in (name for name, peer in _PEERS.items() if peer.tried and name in peers):
+            for name in (name for name in peers if _PEERS[name].tried and dtype in _PEERS[name].dtypes):
                 with _Bench.started(name, dtype, graph, texts, expected, unavailable) as bench:
                     trials = []
                     for settings in _PEERS[name].tried:
                         for trial in bench.turns(settings, TRIALS, seconds):
                             trials.append(trial)
                             yield trial
-                    best = _best_systems(trials)
+                    best = best_systems(trials)
                     for settings in _PEERS[name].tried:
                         if bench.name_of(settings) in best:
                             first = next(numbers)
@@ -196,7 +210,7 @@ def measure_like_for_like(
                             yield from bench.turns(settings, LIKE_FOR_LIKE, seconds, of_rounds, (loop, ours))
 
 
-def _best_systems(trials: Sequence[Measurement]) -> set[str]:
+def best_systems(trials: Sequence[Measurement]) -> set[str]:
     """The best with many callers, and the best with one."""
     valid = [trial for trial in trials if trial.latencies_ms and not trial.errors]
     many, alone = ([trial for trial in valid if trial.callers == callers] for callers in reversed(CALLERS))
@@ -321,6 +335,9 @@ def export_graph(dtype: str) -> Path:
     (folder / "tokenizer.json").write_bytes(bundle.tokenizer_json())
     # infinity looks into it for the task.
     shutil.copy(SOURCE / "config.json", folder)
+    if graph := ONNX_CLASSIFIERS.get(dtype):
+        with suppress(PeerUnavailable):  # the peer that needs it says that it has none
+            shutil.copy(export_onnx() / "classifier" / graph, folder / "model.onnx")
     described = {"labels": bundle.spec.labels, "properties": artifact.properties}
     (folder / GRAPH_FILE).write_text(json.dumps(described))
     return folder

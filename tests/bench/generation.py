@@ -106,30 +106,37 @@ def _llama(target: str, others: Others, round: int, seconds: float) -> Iterator[
     with_schema = replace(load, json_schema=_SCHEMA)
     for callers in LLAMA_CALLERS:
         for name, model, form in ((FOUR, LLAMA, load), (WITH_SCHEMA, ENDING, with_schema)):
-            result = _run(target, model, form, round, seconds, concurrency=callers)
-            found = _texts(result)
-            turn = Measurement.of(result, SECTION, of_model(LLAMA, name), callers, round, _itl(found))
-            yield _of_texts(turn, found.output_tokens_per_s, found.first_token_ms)
-        yield from _beside(others, LLAMA, _PROMPT, callers, round, seconds)
+            result = run_turn(target, model, form, round, seconds, concurrency=callers)
+            found = texts_of(result)
+            turn = Measurement.of(result, SECTION, of_model(LLAMA, name), callers, round, times_between(found))
+            yield with_tokens(turn, found.output_tokens_per_s, found.first_token_ms)
+        yield from beside_turns(others, LLAMA, _PROMPT, callers, round, seconds)
 
 
 def _bart(target: str, others: Others, round: int, seconds: float) -> Iterator[Measurement]:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_SOURCE), output_tokens=Lengths.fixed(_TEXT), num_beams=BEAMS)
     for callers in BART_CALLERS:
-        result = _run(target, BART, load, round, seconds, concurrency=callers)
+        result = run_turn(target, BART, load, round, seconds, concurrency=callers)
         turn = Measurement.of(result, SECTION, of_model(BART, FOUR), callers, round)
         yield replace(turn, throughput_per_s=_TEXT * _texts_per_s(result, callers))
-        yield from _beside(others, BART, _SOURCE, callers, round, seconds)
+        yield from beside_turns(others, BART, _SOURCE, callers, round, seconds)
 
 
-def _beside(
-    others: Others, model: str, prompt_tokens: int, callers: int, round: int, seconds: float
+def beside_turns(
+    others: Others,
+    model: str,
+    prompt_tokens: int,
+    callers: int,
+    round: int,
+    seconds: float,
+    section: str = SECTION,
 ) -> Iterator[Measurement]:
+    """A turn of each of the others."""
     for name, other in others.items():
         rate_per_s = other.measure(model, prompt_tokens, _TEXT, callers, seconds)
         if rate_per_s is not None:
             system = of_model(model, name)
-            yield Measurement(section=SECTION, system=system, callers=callers, round=round, throughput_per_s=rate_per_s)
+            yield Measurement(section=section, system=system, callers=callers, round=round, throughput_per_s=rate_per_s)
 
 
 def _first_tokens(target: str, round: int, seconds: float) -> Iterator[Measurement]:
@@ -139,23 +146,23 @@ def _first_tokens(target: str, round: int, seconds: float) -> Iterator[Measureme
             output_tokens=Lengths.fixed(4),
             shared_prefix_tokens=shared,
         )
-        result = _run(target, LLAMA, load, round, seconds, concurrency=1)
-        found = _texts(result)
+        result = run_turn(target, LLAMA, load, round, seconds, concurrency=1)
+        found = texts_of(result)
         turn = Measurement.of(result, SECTION, name, 1, round, {"cached": found.cached_ratio or 0.0})
-        yield _of_texts(turn, found.output_tokens_per_s, found.first_token_ms)
+        yield with_tokens(turn, found.output_tokens_per_s, found.first_token_ms)
 
 
 def _beside_long_prompts(target: str, round: int, seconds: float) -> Measurement:
     load = GenerationLoad(prompt_tokens=Lengths.fixed(_PROMPT), output_tokens=Lengths.fixed(4 * _TEXT))
     maker = PromptMaker(count_words(LoadRequest(target=target, model=LLAMA), builtin_texts(0)), (round,))
     with _repeated(lambda: _read_long(target, maker.make(_LONG)), _LONG_EVERY_S):
-        result = _run(target, LLAMA, load, round, seconds, concurrency=GAP_CALLERS)
-    found = _texts(result)
-    figures = _itl(found)
+        result = run_turn(target, LLAMA, load, round, seconds, concurrency=GAP_CALLERS)
+    found = texts_of(result)
+    figures = times_between(found)
     if found.inter_token_ms:
         figures["longest_to_median"] = found.inter_token_ms.max / found.inter_token_ms.p50
     turn = Measurement.of(result, SECTION, LONG_PROMPTS, GAP_CALLERS, round, figures)
-    return _of_texts(turn, found.output_tokens_per_s, found.inter_token_ms)
+    return with_tokens(turn, found.output_tokens_per_s, found.inter_token_ms)
 
 
 def _overload(target: str, round: int, seconds: float) -> Measurement:
@@ -169,27 +176,27 @@ def _overload(target: str, round: int, seconds: float) -> Measurement:
         token_limit_ms=TOKEN_LIMIT_MS,
     )
     callers = LLAMA_CALLERS[-1]
-    capacity_per_s = _texts_per_s(_run(target, LLAMA, load, round, seconds, concurrency=callers), callers)
+    capacity_per_s = _texts_per_s(run_turn(target, LLAMA, load, round, seconds, concurrency=callers), callers)
     rate_per_s = FACTOR * capacity_per_s
     # A text that keeps both limits is complete by then.
     deadline_ms = FIRST_TOKEN_LIMIT_MS + (_TEXT - 1) * TOKEN_LIMIT_MS
-    result = _run(target, LLAMA, load, round, seconds, rate_per_s=rate_per_s, deadline_ms=deadline_ms)
-    found = _texts(result)
-    figures = _itl(found) | {
+    result = run_turn(target, LLAMA, load, round, seconds, rate_per_s=rate_per_s, deadline_ms=deadline_ms)
+    found = texts_of(result)
+    figures = times_between(found) | {
         "capacity_per_s": capacity_per_s,
         "offered_per_s": result.offered_per_s or 0.0,
         "goodput_of_capacity": result.goodput_per_s / capacity_per_s,
     }
     turn = Measurement.of(result, SECTION, OVERLOAD, callers, round, figures)
-    return _of_texts(turn, result.goodput_per_s, found.first_token_ms)
+    return with_tokens(turn, result.goodput_per_s, found.first_token_ms)
 
 
-def _of_texts(turn: Measurement, rate_per_s: float, latency_ms: Distribution | None) -> Measurement:
+def with_tokens(turn: Measurement, rate_per_s: float, latency_ms: Distribution | None) -> Measurement:
     """The turn with another rate and other times: those of tokens."""
     return replace(turn, throughput_per_s=rate_per_s, latencies_ms=percentiles_of(latency_ms))
 
 
-def _run(target: str, model: str, load: GenerationLoad, round: int, seconds: float, **how: Any) -> LoadResult:
+def run_turn(target: str, model: str, load: GenerationLoad, round: int, seconds: float, **how: Any) -> LoadResult:
     """Other prompts each round, so that none is in the prefix cache. A turn in which no text ends is repeated with
     twice the time.
     """
@@ -201,7 +208,8 @@ def _run(target: str, model: str, load: GenerationLoad, round: int, seconds: flo
     return result
 
 
-def _texts(result: LoadResult) -> GenerationResult:
+def texts_of(result: LoadResult) -> GenerationResult:
+    """The figures of a turn's texts. Raises RuntimeError where none ended."""
     if not result.answers or not result.generation:
         raise RuntimeError(
             f"{result.model} ended none of {result.requests} texts in its turn, errors {result.errors}; give more "
@@ -212,11 +220,12 @@ def _texts(result: LoadResult) -> GenerationResult:
 
 def _texts_per_s(result: LoadResult, callers: int) -> float:
     """Of a closed loop: callers by their mean latency, for few texts end in a short turn, many of them at once."""
-    _texts(result)
+    texts_of(result)
     return callers / result.latency_ms.mean * 1e3 if result.latency_ms else 0.0
 
 
-def _itl(found: GenerationResult) -> dict[str, float]:
+def times_between(found: GenerationResult) -> dict[str, float]:
+    """The times between tokens, as figures of a turn."""
     times_ms = found.inter_token_ms
     return {"itl_p50_ms": times_ms.p50, "itl_p99_ms": times_ms.p99, "itl_max_ms": times_ms.max} if times_ms else {}
 

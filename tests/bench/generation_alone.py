@@ -86,14 +86,14 @@ def serve_transformers(pipe: _Pipe, folder: Path) -> None:
         pipe.send(measure(partial(generate, name), words, prompt_tokens, new_tokens, callers, seconds))
 
 
-def serve_engine(pipe: _Pipe, folder: Path) -> None:
-    """The executor's engine, with as many callers as coroutines of its event loop."""
-    asyncio.run(_serve_engine(pipe, folder))
+def serve_engine(pipe: _Pipe, folder: Path, model: str = LLAMA) -> None:
+    """The executor's engine with a model, with as many callers as coroutines of its event loop."""
+    asyncio.run(_serve_engine(pipe, folder, model))
 
 
-async def _serve_engine(pipe: _Pipe, folder: Path) -> None:
+async def _serve_engine(pipe: _Pipe, folder: Path, model: str) -> None:
     bundles = {bundle.spec.name: bundle for bundle in read_repository(folder / "repository")}
-    bundle = bundles[LLAMA]
+    bundle = bundles[model]
     numbers = itertools.count()
     async with running_devices(EngineSettings(), Telemetry()) as devices, devices.open_generator(bundle) as generator:
         while True:

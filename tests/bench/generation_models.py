@@ -50,10 +50,10 @@ def train_manual_tokenizer(max_tokens: int) -> Any:
     """Trains a tokenizer on Python's manual, for a model that takes `max_tokens`."""
     special = ["<start>", "<pad>", "<end>"]
     names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
-    return train_tokenizer(_manual(), VOCABULARY, special, model_max_length=max_tokens, **names)
+    return train_tokenizer(manual(), VOCABULARY, special, model_max_length=max_tokens, **names)
 
 
-def _manual() -> list[str]:
+def manual() -> list[str]:
     """The topics of Python's help(), in ASCII, each on a line: its tokens matter, not its words."""
     topics: dict[str, str] = pydoc_data.topics.topics
     return [" ".join(topics[name].encode("ascii", "ignore").decode().split()) for name in sorted(topics)]

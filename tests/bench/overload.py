@@ -49,9 +49,9 @@ def measure_overload(texts: Sequence[str], rounds: int, seconds: float) -> Itera
         for system, factor in turns:
             servers, generator = ({cpus[0]}, set(cpus[1:])) if system == PINNED else (set(cpus), set(cpus))
             with ExitStack() as stack:
-                with _on_cpus(servers):
+                with on_cpus(servers):
                     gateway, executor = _start(system, repository, stack)
-                stack.enter_context(_on_cpus(generator))
+                stack.enter_context(on_cpus(generator))
                 target = gateway.wait_until_ready().target
                 loop = stack.enter_context(LoadProcess.started(requests))
                 yield _measure(System(name_of(system, factor), target), loop, factor, round, executor, seconds)
@@ -67,7 +67,7 @@ def _start(system: str, repository: Path, stack: ExitStack) -> tuple[ServiceProc
 
 
 @contextmanager
-def _on_cpus(cpus: set[int]) -> Iterator[None]:
+def on_cpus(cpus: set[int]) -> Iterator[None]:
     """Where this thread runs, and the threads and processes that it starts."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)

@@ -1,6 +1,7 @@
 """A run as JSON, with every round, and as a page."""
 
 import json
+import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -8,8 +9,18 @@ from pathlib import Path
 from typing import TypeAlias
 
 from neuronpipe.measure.figures import markdown_table
-from tests.bench import against_peers, generation, models, overhead, overload, telemetry
-from tests.bench.against_peers import LIKE_FOR_LIKE, TRIALS
+from tests.bench import (
+    against_peers,
+    embedding_peers,
+    generation,
+    generation_realistic,
+    models,
+    overhead,
+    overload,
+    scaling,
+    telemetry,
+)
+from tests.bench.against_peers import LIKE_FOR_LIKE, NOT_TO_BE_HAD, TRIALS
 from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, Value, figure, latency, p50, throughput
 from tests.bench.models import CEILING, of_dtype
@@ -39,14 +50,25 @@ def keep_sections(run: Run, folder: Path, measured: Collection[str]) -> None:
         raise SystemExit(f"{folder}: was measured on a CPU with {cpu}; it is kept as it is")
     # Both are measured by the section of models.
     parts = {*measured, LIKE_FOR_LIKE, TRIALS} if models.SECTION in measured else set(measured)
+    if embedding_peers.SECTION in measured:
+        parts.add(embedding_peers.TRIALS)
     run.sections |= {name: how for name, how in content.get("sections", {}).items() if name not in measured}
     run.measurements += [Measurement(**turn) for turn in content["measurements"] if turn["section"] not in parts]
     if "start" not in measured:
         run.starts += [Start(**start) for start in content["starts"]]
     for name, reason in content["unavailable"].items():
-        section = generation.SECTION if name in GENERATION_PEERS else against_peers.SECTION
-        if (LIKE_FOR_LIKE if name.startswith(LIKE_FOR_LIKE) else section) not in parts:
+        if _section_of(name) not in parts:
             run.unavailable[name] = reason
+
+
+# Sections that a peer's reason names.
+_NAMED = (LIKE_FOR_LIKE, embedding_peers.SECTION, generation_realistic.SECTION)
+
+
+def _section_of(peer: str) -> str:
+    """The section of a peer that could not be measured."""
+    named = next((name for name in _NAMED if peer.startswith(f"{name}: ")), "")
+    return named or (generation.SECTION if peer in GENERATION_PEERS else against_peers.SECTION)
 
 
 def write_report(run: Run, folder: Path) -> str:
@@ -80,9 +102,9 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
         if found.systems(section):
             yield from (f"## {title}", "", text, "")
             yield from lines(_Section(found, section))
-    if run.unavailable:
+    if run.unavailable or found.systems(against_peers.SECTION) or found.systems(embedding_peers.SECTION):
         yield from ("## Peers that could not be measured", "")
-        for peer, reason in run.unavailable.items():
+        for peer, reason in (*run.unavailable.items(), *NOT_TO_BE_HAD.items()):
             yield f"- {peer}: `{' '.join(reason.split())[-400:].replace('`', '')}`"
         yield ""
     if run.starts:
@@ -208,6 +230,15 @@ def _models(section: _Section) -> Iterator[str]:
 
 
 def _like_for_like(section: _Section) -> Iterator[str]:
+    return _beside(section, TRIALS)
+
+
+def _embeddings(section: _Section) -> Iterator[str]:
+    return _beside(section, embedding_peers.TRIALS)
+
+
+def _beside(section: _Section, trials_section: str) -> Iterator[str]:
+    """The systems of each dtype, with ratios of ours in the same rounds, and the settings that were tried."""
     rows = []
     for dtype in DTYPES:
         ours = [of_dtype(system, dtype) for system in (ALL, FOUR)]
@@ -228,7 +259,7 @@ def _like_for_like(section: _Section) -> Iterator[str]:
     yield from _table((*_LOOP_HEADINGS, *headings), rows)
     yield "The settings that were tried, one turn each:"
     yield ""
-    trials, (alone, many) = _Section(section.found, TRIALS), against_peers.CALLERS
+    trials, (alone, many) = _Section(section.found, trials_section), against_peers.CALLERS
     rows = [
         (system, *trials.cells(system, many, throughput), *trials.cells(system, alone, p50))
         for system in trials.systems
@@ -317,6 +348,60 @@ def _generation(section: _Section) -> Iterator[str]:
     yield from _table(headings, [section.cells(overloaded, callers, *values)])
 
 
+def _scaling(section: _Section) -> Iterator[str]:
+    rows, checks = [], []
+    for arrangement in scaling.ARRANGEMENTS:
+        for cpus in scaling.CHECKED_CPUS:
+            turns = section.of(scaling.name_of(arrangement, cpus), scaling.CALLERS)
+            if not turns:
+                continue
+            medians = {
+                name: statistics.median(turn.figures[name] for turn in turns)
+                for name in turns[0].figures
+                if all(name in turn.figures for turn in turns)
+            }
+            costs = scaling.Costs.of(medians)
+            # With two CPUs here, the generator takes a part of both; with one, it has the other.
+            shared_us = medians[scaling.GENERATOR] if cpus > 1 else 0.0
+            measured = statistics.median(map(throughput, turns))
+            foretold = scaling.capacity(costs, cpus, shared_us)
+            loops = ", ".join(f"{name} {us:.0f}" for name, us in costs.loops_us.items())
+            ratio = _number(measured / foretold.per_s)
+            foretold_cells = (_number(foretold.per_s), foretold.limit, _number(measured), ratio)
+            checks.append((arrangement, str(cpus), loops, f"{costs.threads_us:.0f}", *foretold_cells))
+        if turns:
+            capacities = [scaling.capacity(costs, cpus) for cpus in scaling.CPUS]
+            cells = (f"{_number(found.per_s)} ({_limit(found)})" for found in capacities)
+            rows.append((arrangement, *cells))
+    headings = ("loops, µs", "other threads, µs", "answers/s by the model", "its limit", "measured", "to the model")
+    yield from _table(("", "CPUs", *headings), checks)
+    yield "By the costs on the most CPUs above, without a generator; in parentheses, what is busy all of the time:"
+    yield ""
+    yield from _table(("answers/s", *(f"{cpus} CPUs" for cpus in scaling.CPUS)), rows)
+
+
+def _limit(found: scaling.Capacity) -> str:
+    where = "CPUs" if found.limit == "CPUs" else f"loop of {found.limit}"
+    return f"{where}; {found.fronts} fronts" if found.fronts > 1 else where
+
+
+def _tolerances(limits: Mapping[str, float]) -> str:
+    return ", ".join(f"{limit:g} in {dtype}" for dtype, limit in limits.items())
+
+
+def _realistic(section: _Section) -> Iterator[str]:
+    rows = []
+    for system in section.systems:
+        model, _, name = system.rpartition(", ")
+        ours = generation.of_model(model, FOUR)
+        for callers in section.callers:
+            ratio = section.ratio(ours, system, callers, throughput) if name != FOUR else None
+            first = section.cells(system, callers, throughput, p50, figure("itl_p50_ms"))
+            rows.append((system, str(callers), *first, _spread(ratio)))
+    headings = ("", "callers", "tokens/s", "first token p50 ms", "between tokens, ms", f"{FOUR} to it")
+    yield from _table(headings, rows)
+
+
 _Lines: TypeAlias = Callable[[_Section], Iterator[str]]
 # Title, text and tables of each section.
 _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
@@ -332,8 +417,9 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
     ),
     LIKE_FOR_LIKE: (
         "Beside other systems, like for like",
-        "LitServe, Ray Serve, infinity and Triton (its Python back end) with what ours have: the same OpenVINO graph "
-        "in the same dtype, the same tokenizer in Rust, and the client that calls ours, over HTTP or (Triton) gRPC. "
+        "LitServe, Ray Serve, infinity (as its engine) and Triton (its Python back end) with what ours have: the same "
+        "OpenVINO graph in the same dtype, the same tokenizer in Rust, and the client that calls ours, over HTTP or "
+        "(Triton) gRPC. onnxruntime behind FastAPI, as people write it, has ONNX graphs of the same weights. "
         "Their answers are checked against ours. Each was tried with several settings (below); the best with 32 "
         "callers and the best with one were then measured in turns with ours, during which they are stopped (SIGSTOP). "
         "The columns to the right are ours to the system's in the same rounds. Bold: the best of a dtype.",
@@ -357,6 +443,18 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "throughput at the same callers.",
         _peers,
     ),
+    embedding_peers.SECTION: (
+        "Embeddings beside other systems",
+        "MiniLM as an embedder: the same weights, tokenizer and texts as theirs. Servers are called by the client that "
+        "calls ours: llama.cpp's own server, built for this CPU; infinity with its engine `optimum`, which is "
+        "onnxruntime; onnxruntime behind FastAPI as people write it, each text alone. Libraries embed in their own "
+        "process, batches of 32 texts for 32 callers and single texts for one: sentence-transformers with each of its "
+        "back ends, fastembed, and candle (candding). int8: ONNX's dynamic quantization, llama.cpp's q8_0. Vectors "
+        f"are checked against ours: 1 - cosine is at most {_tolerances(embedding_peers.TOLERANCES)}. Each server was "
+        "tried with several settings (below). Peers are stopped (SIGSTOP) during our turns. The columns to the right "
+        "are ours to the system's in the same rounds. Bold: the best of a dtype.",
+        _embeddings,
+    ),
     overload.SECTION: (
         "Overload",
         f"An open loop at 2 to 16 times what a closed loop of {overload.CALLERS} callers got from the same system just "
@@ -366,6 +464,16 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "nobody waited for any more when they were done. *Refused*: calls that ended with an error before their "
         "deadline; the others were given up. *Lag*: how late the generator was. *Errors*: in the closed loops.",
         _overload,
+    ),
+    scaling.SECTION: (
+        "Capacity on more CPUs",
+        f"A model, by the CPU time of a request of MiniLM in {scaling.DTYPE} at {scaling.CALLERS} callers: the CPUs "
+        "together are busy for no more than all of the time, and neither is an event loop, which uses one CPU. It is "
+        "an upper bound: it leaves out waiting between threads, the interpreter's lock in worker threads, memory "
+        "bandwidth and the network. The first table is its check on this machine; with one CPU for the servers the "
+        "generator has the others, with two it takes its part of both, which the model counts. *Front processes*: "
+        "`serve all --front-processes`, as many as help.",
+        _scaling,
     ),
     telemetry.SECTION: (
         "Traces and metrics",
@@ -379,11 +487,22 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "Random weights, float32. *llama*: 6 layers of width 512, prompts of 64 tokens, 48 new ones, greedy. "
         "*bart*: 6 + 6 layers of width 512, texts of 256 tokens, 48 new ones, 4 beams. *transformers*: `generate` "
         "in a process of its own, with batches of as many prompts as callers; *engine alone*: the executor's engine "
-        "in a process of its own; *openvino-genai*, *vllm* and *ctranslate2* in environments of their own, with such "
+        "in a process of its own; *openvino-genai*, *vllm*, *llama-cpp* (its server) and *ctranslate2* with such "
         "batches, stopped while it is not their turn. Four processes are called by "
         "`neuronpipe load --generate`, which reads every part; *with a schema*: texts that are JSON. Rates are "
         "new tokens a second; p50 to p99 are times to the first token, of bart to the whole text.",
         _generation,
+    ),
+    generation_realistic.SECTION: (
+        "Generated texts of a model of realistic size",
+        "Qwen 2.5 of 0.5 B parameters by configuration, with random weights: 24 layers of width 896, a vocabulary of "
+        "151,936, prompts of 64 tokens, 48 new ones, greedy; weights in int8 and in bfloat16. *engine alone*: the "
+        "executor's engine in a process of its own; *openvino-genai*: the graph of our bundle, with its properties; "
+        "*llama-cpp*: llama.cpp's own server, built for this CPU, with weights in q8_0 and bfloat16. Both get batches "
+        "of as many prompts as callers, and are stopped while it is not their turn. Each of their first tokens is "
+        f"checked: its logit in float32 is at most {generation_realistic.MOST_BELOW:g} standard deviations below the "
+        "largest one. Column to the right: new tokens/s of four processes to the system's in the same rounds.",
+        _realistic,
     ),
 }
 

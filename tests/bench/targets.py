@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.bench import against_peers, generation, models, overhead, overload, telemetry
+from tests.bench import against_peers, generation, generation_realistic, models, overhead, overload, telemetry
 from tests.bench.against_peers import LIKE_FOR_LIKE
 from tests.bench.generation_alone import BART, LLAMA
 from tests.bench.generation_peers import CTRANSLATE2, GENAI
@@ -40,7 +40,7 @@ def _most(name: str, limit: float, measured: Spread | None, unit: str = "") -> T
 
 def check_targets(found: Measurements) -> list[Target]:
     """All of them, in the order of the sections."""
-    sections = (_overhead, _models, _like_for_like, _peers, _overload, _telemetry, _generation)
+    sections = (_overhead, _models, _like_for_like, _peers, _overload, _telemetry, _generation, _realistic)
     return [target for section in sections for target in section(found)]
 
 
@@ -168,6 +168,15 @@ def _generation(found: Measurements) -> Iterator[Target]:
     yield _most("llama, beside prompts of 2,000 tokens: longest gap between tokens to the median", 4.0, gaps)
     goodput = found.spread(section, generation.OVERLOAD, callers, figure("goodput_of_capacity", 100))
     yield _least(f"llama, {generation.FACTOR:g} x capacity: goodput, of capacity", 85.0, goodput, " %")
+
+
+def _realistic(found: Measurements) -> Iterator[Target]:
+    for dtype in generation_realistic.DTYPES:
+        model = of_dtype(generation_realistic.QWEN, dtype)
+        for callers in generation_realistic.CALLERS:
+            ours, theirs = (generation.of_model(model, system) for system in (FOUR, GENAI))
+            ratio = found.ratio(generation_realistic.SECTION, ours, theirs, callers, throughput)
+            yield _least(f"{model}, {FOUR}, {callers} callers: new tokens/s to {GENAI}'s in process", 0.95, ratio)
 
 
 def best_peer(

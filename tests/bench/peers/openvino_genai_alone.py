@@ -1,5 +1,6 @@
 """openvino-genai's continuous batching, in this process, on the graph of our bundle with logits of all tokens."""
 
+import json
 import shutil
 import sys
 import tempfile
@@ -18,13 +19,15 @@ def main() -> None:
     """Answers orders for the model of a folder of `tests.bench.generation_models`, by its name."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
     with tempfile.TemporaryDirectory(prefix="openvino-genai-") as scratch:
-        graph = _whole_graph(folder / "repository" / name / "1/artifacts/openvino/model.xml")
+        bundle = folder / "repository" / name / "1"
+        graph = _whole_graph(bundle / "artifacts/openvino/model.xml")
         openvino.save_model(graph, Path(scratch) / "openvino_model.xml", compress_to_fp16=False)
         for file in ("config.json", "generation_config.json"):
             shutil.copy(folder / "sources" / name / file, scratch)
         settings = openvino_genai.SchedulerConfig()
         settings.cache_size = _CACHE_GB
-        precision = dict.fromkeys(("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"), "f32")
+        # Those of our bundle.
+        precision = json.loads((bundle / "manifest.json").read_text())["artifacts"][0]["properties"]
         pipeline = openvino_genai.ContinuousBatchingPipeline(
             scratch, openvino_genai.Tokenizer(scratch), settings, "CPU", **precision
         )

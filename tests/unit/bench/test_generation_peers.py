@@ -11,6 +11,8 @@ import psutil
 from tests.bench.generation import SECTION, of_model
 from tests.bench.generation_alone import LLAMA
 from tests.bench.generation_peers import GENAI, GenerationPeer
+from tests.bench.generation_realistic import QWEN, fault_of
+from tests.bench.generation_realistic import SECTION as REALISTIC
 from tests.bench.measurements import Measurement
 from tests.bench.peers.running import PeerProcess
 from tests.bench.report import Run, keep_sections, write_report
@@ -76,3 +78,26 @@ def test_the_page_compares_with_the_peers_and_says_why_one_is_missing(tmp_path: 
     keep_sections(again, tmp_path, ("generation",))
     assert again.unavailable == {"tei": "is not on the PATH"}
     assert not again.measurements
+
+
+def test_the_page_compares_the_realistic_model_with_the_peers_of_its_dtype(tmp_path: Path) -> None:
+    run = Run("python -m tests.bench", {"instructions": "AVX2 yes"}, rounds=1, seconds=1.0)
+    run.measurements = [
+        Measurement(section=REALISTIC, system=f"{QWEN}, {system}", callers=8, round=0, throughput_per_s=rate_per_s)
+        for system, rate_per_s in (
+            ("int8-weights, four processes", 48.0),
+            ("int8-weights, openvino-genai", 50.0),
+            ("bfloat16, openvino-genai", 10.0),
+        )
+    ]
+    page = write_report(run, tmp_path)
+    target = f"| {QWEN}, int8-weights, four processes, 8 callers: new tokens/s to openvino-genai's in process |"
+    assert f"{target} ≥ 0.95 | 0.96 | met |" in page
+    assert f"| {QWEN}, int8-weights, openvino-genai | 8 | 50.0 |  |  | 0.96 |" in page
+    # Ours has no turn in this dtype.
+    assert f"| {QWEN}, bfloat16, openvino-genai | 8 | 10.0 |  |  |  |" in page
+
+
+def test_a_token_is_right_as_long_as_rounding_may_have_chosen_it() -> None:
+    assert fault_of([0.0, 0.5]) == ""
+    assert fault_of([0.0, 0.51, 0.2]) == "a token is 0.51 below the best; the limit is 0.5"

