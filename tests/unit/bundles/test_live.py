@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,29 +122,22 @@ async def test_the_old_version_is_loaded_until_the_new_one_is(process: _Process)
         assert [keys for keys in seen if not keys] == []
 
 
-async def test_a_version_that_a_gateway_needs_is_not_unloaded(process: _Process) -> None:
-    async with process.running():
-        gateway = object()
-        process.tables[0].need(gateway, frozenset({_M1}))
-        process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
-        await process.serves(_M1, _M2)
-        await asyncio.sleep(3 * _LOOK_EVERY_S)  # nothing more happens
-        assert process.served == [{_M1, _M2}] * 2
-        process.tables[0].need(gateway, frozenset({_M2}))
-        await process.serves(_M2)
-
-
-async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_when_it_has_gone(
-    process: _Process,
+@pytest.mark.parametrize(
+    ("needed", "then"),
+    [(frozenset({_M1}), lambda table, gateway: table.need(gateway, frozenset({_M2}))), (None, ServedModels.forget)],
+    ids=["by its word", "before it says anything, until it has gone"],
+)
+async def test_a_version_that_a_gateway_needs_is_not_unloaded(
+    process: _Process, needed: frozenset[ModelKey] | None, then: Callable[[ServedModels[Any], object], None]
 ) -> None:
     async with process.running():
-        gateway = object()
-        process.tables[0].need(gateway, None)
+        gateway, table = object(), process.tables[0]
+        table.need(gateway, needed)
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
         await process.serves(_M1, _M2)
         await asyncio.sleep(3 * _LOOK_EVERY_S)  # nothing more happens
         assert process.served == [{_M1, _M2}] * 2
-        process.tables[0].forget(gateway)
+        then(table, gateway)
         await process.serves(_M2)
 
 

@@ -103,14 +103,9 @@ def test_a_code_that_no_service_of_ours_sends_becomes_an_internal_error(code: in
     assert (type(error), error.message) == (InternalError, "odd")
 
 
-def test_an_invalid_argument_without_details_blames_the_request() -> None:
-    error = from_status(Status(code=code_pb2.INVALID_ARGUMENT, message="bad"))
-    assert isinstance(error, InvalidInput)
-    assert (error.field, error.problem) == ("request", "bad")
-
-
-def test_an_invalid_argument_that_names_no_field_blames_the_request() -> None:
-    error = from_status(Status(code=code_pb2.INVALID_ARGUMENT, message="bad", details=[_packed(BadRequest())]))
+@pytest.mark.parametrize("details", [[], [_packed(BadRequest())]], ids=["no details", "no field"])
+def test_an_invalid_argument_that_names_no_field_blames_the_request(details: list[AnyMessage]) -> None:
+    error = from_status(Status(code=code_pb2.INVALID_ARGUMENT, message="bad", details=details))
     assert isinstance(error, InvalidInput)
     assert (error.field, error.problem) == ("request", "bad")
 

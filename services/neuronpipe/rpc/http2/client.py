@@ -93,6 +93,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
         super().__init__(_KEEPALIVE_S)
         # Done with the server's first SETTINGS: a server that accepts connections and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # unread, asyncio logs it
 
     def open_call(self, path: str, authority: str, scheme: str) -> ClientCall:
         """Opens a call. Raises NGH2Error if the connection takes no more calls."""
@@ -139,18 +140,15 @@ class _ClientConnection(Http2Connection[ClientCall]):
         stream.close()
 
     def failed(self) -> None:
-        self._end_wait(ConnectionResetError(_NO_HTTP2))
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionResetError(_NO_HTTP2))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        tls = self.transport.get_extra_info("ssl_object")
-        problem = _NO_HTTP2 if tls and tls.selected_alpn_protocol() != "h2" else "the server ends the connection"
-        self._end_wait(error or ConnectionResetError(problem))
-
-    def _end_wait(self, error: Exception) -> None:
         if not self.ready.done():
-            self.ready.set_exception(error)
-            self.ready.exception()  # a caller that gave up while it connected does not read it, so asyncio would log it
+            tls = self.transport.get_extra_info("ssl_object")
+            problem = _NO_HTTP2 if tls and tls.selected_alpn_protocol() != "h2" else "the server ends the connection"
+            self.ready.set_exception(error or ConnectionResetError(problem))
 
 
 @dataclass(eq=False)

@@ -1,9 +1,10 @@
 """gateway/callers/keys.py: a file's last good content."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,20 +80,13 @@ async def test_a_link_that_points_elsewhere_is_read_again(path: Path) -> None:
         await numbers.until(2, is_good=True)
 
 
-async def test_a_broken_file_leaves_the_last_good_content(path: Path) -> None:
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("nonsense"), Path.unlink], ids=["broken", "missing"])
+async def test_a_broken_or_missing_file_leaves_the_last_good_content(path: Path, spoil: Callable[[Path], Any]) -> None:
     async with _watching(path) as numbers:
-        path.write_text("nonsense")
+        spoil(path)
         await numbers.until(1, is_good=False)
         path.write_text("3")
         await numbers.until(3, is_good=True)
-
-
-async def test_a_missing_file_leaves_the_last_good_content(path: Path) -> None:
-    async with _watching(path) as numbers:
-        path.unlink()
-        await numbers.until(1, is_good=False)
-        path.write_text("1")
-        await numbers.until(1, is_good=True)
 
 
 async def test_a_pipe_in_place_of_the_file_stops_nothing(path: Path) -> None:
