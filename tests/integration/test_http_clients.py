@@ -32,12 +32,6 @@ _TEXT = "Ann lives in a house in Paris."
 _TOLERANCE = 1e-6
 
 
-@pytest.fixture(scope="module")
-def ours(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as client:
-        yield client
-
-
 @pytest.fixture
 def openai_client(http_server: HttpServer) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
@@ -48,13 +42,6 @@ def openai_client(http_server: HttpServer) -> Iterator[Any]:
 def hub(http_server: HttpServer) -> Callable[[str], Any]:
     """Hugging Face's client of a model."""
     return lambda model: huggingface_hub.InferenceClient(model=f"{http_server.url}/models/{model}")
-
-
-@pytest.fixture(scope="module")
-def image() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (200, 30, 30)).save(file, "PNG")
-    return file.getvalue()
 
 
 def _labels(scored: Any) -> dict[str, Any]:
