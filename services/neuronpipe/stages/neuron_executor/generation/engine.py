@@ -111,7 +111,7 @@ class Generator:
         observer.watch(
             running=lambda: len(self.planner.running),
             waiting=lambda: len(self.planner.waiting),
-            blocks=lambda: self.planner.blocks_in_use / model.blocks,
+            blocks=lambda: self.planner.blocks.in_use / model.blocks,
         )
 
     @property
@@ -270,8 +270,9 @@ class Generator:
         if self._steps.is_closed:
             raise _stopping()
         is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
-        if is_too_long or not self.planner.could_hold(sequence):
-            limit = min(self.planner.most_tokens, self.spec.max_tokens) if is_too_long else self.planner.most_tokens
+        if is_too_long or not self.planner.blocks.could_hold(sequence):
+            most_tokens = self.planner.blocks.most_tokens
+            limit = min(most_tokens, self.spec.max_tokens) if is_too_long else most_tokens
             raise InvalidInput(
                 "options.max_new_tokens",
                 f"{sequence.input_tokens} tokens of the {'text' if sequence.source.token_ids else 'prompt'} and "
