@@ -1,4 +1,4 @@
-"""infinity with its torch engine, or with the graph that its folder holds."""
+"""infinity with its torch engine, or with its folder's graph, or, for an ONNX graph, with its engine `optimum`."""
 
 import importlib
 import sys
@@ -11,6 +11,7 @@ from infinity_emb import cli
 from infinity_emb.transformer.abstract import BaseClassifer
 
 from tests.bench.peers.classifier import GRAPH_FILE, load_graph
+from tests.bench.peers.embedders_alone import ONNX_FILE
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 
@@ -46,13 +47,17 @@ def _use_graphs(threads: int) -> None:
 
 
 def main() -> None:
-    """Serves POST /classify until SIGTERM."""
+    """Serves POST /classify or /embeddings until SIGTERM."""
     # Not ranked: single runs on 2 shared cores (2026-11-21): 8 callers got 45 to 55 texts/s with two threads, 44 with
     # one. One worker.
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
+    kind: tuple[str, ...] = ("torch", "--no-bettertransformer")
     if (Path(settings.source) / GRAPH_FILE).is_file():
         _use_graphs(settings.threads)
+    elif (Path(settings.source) / ONNX_FILE).is_file():
+        # onnxruntime takes all CPUs.
+        kind = ("optimum", "--onnx-do-not-prefer-quantized", "--pooling-method", "mean")
     else:
         import torch
 
@@ -60,7 +65,7 @@ def main() -> None:
     port = free_port()
     say_ready_when_healthy(port)
     served = ("--model-id", settings.source, "--served-model-name", Path(settings.source).name)
-    engine = ("--engine", "torch", "--device", "cpu", "--dtype", "float32", "--no-bettertransformer")
+    engine = ("--engine", *kind, "--device", "cpu", "--dtype", "float32")
     batches = ("--batch-size", str(settings.max_batch_size), "--compile" if settings.compile else "--no-compile")
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
     sys.argv = ["infinity_emb", "v2", *served, *engine, *batches, *listen]
