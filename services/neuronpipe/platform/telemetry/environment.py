@@ -28,7 +28,7 @@ _DEFAULT_RATIO = 0.01
 # The specification's default of 2048 spans lasts a fifth of a second in a gateway where all requests are sampled.
 _DEFAULT_QUEUE_SPANS = 16_384
 _DEFAULT_INTERVAL_MS = 60_000
-# Numbers that OpenTelemetry's libraries read, which log a traceback, or an error without the name.
+# Numbers that OpenTelemetry's libraries read. For a wrong number, they log a traceback, or an error without the name.
 _READ_BY_LIBRARIES = re.compile(
     r"OTEL_(BSP_(SCHEDULE_DELAY|EXPORT_TIMEOUT)|EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT|\w+_LIMIT)"
 )

@@ -60,8 +60,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._is_greeted = False
         # Streams that were answered before the caller had sent all.
         self._answered_early: set[Http2Call] = set()
-        # Waits for a caller that does not read: for each stream the number of the wait, and the bytes that the caller
-        # must read until the wait is over. The key None is the connection, while the operating system takes no bytes.
+        # The waits for a caller to read, by stream: the number of the wait, and the bytes whose reading ends it. The
+        # key None is the connection, while the operating system takes no bytes.
         self._unread: dict[MessageStream | None, tuple[int, int]] = {}
         self._unread_claim: Claim | None = None
         self._is_resting = False
