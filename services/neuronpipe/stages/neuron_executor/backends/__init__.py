@@ -42,14 +42,13 @@ class BackendEntry:
 
 
 _PACKAGE = "neuronpipe.stages.neuron_executor.backends"
-_MIB = 1 << 20
 BACKENDS = {
     "openvino": BackendEntry(
-        f"{_PACKAGE}.openvino:OpenVinoBackend", 160 * _MIB, generates=True, has_parts=True, is_one_in_flight=True
+        f"{_PACKAGE}.openvino:OpenVinoBackend", 160 << 20, generates=True, has_parts=True, is_one_in_flight=True
     ),
-    "fake": BackendEntry(f"{_PACKAGE}.fake:FakeBackend", 64 * _MIB),
-    "neuronx": BackendEntry(f"{_PACKAGE}.neuronx:NeuronxBackend", 480 * _MIB, generates=True, has_parts=True),
-    "torch": BackendEntry(f"{_PACKAGE}.torch:TorchBackend", 480 * _MIB, generates=True),
+    "fake": BackendEntry(f"{_PACKAGE}.fake:FakeBackend", 64 << 20),
+    "neuronx": BackendEntry(f"{_PACKAGE}.neuronx:NeuronxBackend", 480 << 20, generates=True, has_parts=True),
+    "torch": BackendEntry(f"{_PACKAGE}.torch:TorchBackend", 480 << 20, generates=True),
 }
 GENERATING = [name for name, entry in BACKENDS.items() if entry.generates]
 WITH_PARTS = [name for name, entry in BACKENDS.items() if entry.has_parts]
