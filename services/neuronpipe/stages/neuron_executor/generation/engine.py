@@ -218,7 +218,7 @@ class Generator:
         if stream and progress.tokens:
             stream.put(progress.tokens)
         elif progress.is_first and progress.ends_by is None:
-            _tell_wait(stream, True)  # a search has begun, which tells no tokens before its end
+            _tell_wait(stream, True)  # a beam search has begun; its tokens come at its end
         if isinstance(progress.ends_by, NeuronpipeError):
             future.set_exception(progress.ends_by)
         elif progress.ends_by is not None:

@@ -107,7 +107,7 @@ class DecoderModel(Protocol):
 
     @property
     def part_tokens(self) -> int:
-        """The least tokens of a prompt that are worth a step; fewer tokens hardly cost less."""
+        """The fewest tokens of a prompt that are worth a step; a step of fewer takes nearly as long."""
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
         """Fills blocks with the cross keys and values of a source. Needs an encoder. Raises the errors of `compute`."""
