@@ -237,7 +237,9 @@ class _Bench:
         server = _SERVERS[name]
         model, script = server.folder(self.folder, self.dtype), f"tests.bench.peers.{name.replace('-', '_')}_server"
         command = [peer_python(name), "-m", script, str(model), *settings.split()]
-        with PeerProcess(name, command) as process:
+        # infinity writes the graph that it has optimized into the Hub's cache.
+        environment = {"HF_HUB_CACHE": str(self.folder / "infinity/hub")}
+        with PeerProcess(name, command, environment) as process:
             target = process.hear("ready", _START_LIMIT_S)["target"]
             system = System(
                 of_dtype(f"{name} {settings}", self.dtype), target, server.path, (process.pid,), client=HTTP

@@ -1,6 +1,7 @@
 """infinity with its torch engine, or with its folder's graph, or, for an ONNX graph, with its engine `optimum`."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -53,10 +54,14 @@ def main() -> None:
     settings = read_settings(threads=2, max_batch_size=32, compile=0)
     end_with_parent()
     kind: tuple[str, ...] = ("torch", "--no-bettertransformer")
-    if (Path(settings.source) / GRAPH_FILE).is_file():
+    source, name = settings.source, Path(settings.source).name
+    if (Path(source) / GRAPH_FILE).is_file():
         _use_graphs(settings.threads)
-    elif (Path(settings.source) / ONNX_FILE).is_file():
-        # onnxruntime takes all CPUs.
+    elif (Path(source) / ONNX_FILE).is_file():
+        # onnxruntime takes all CPUs. optimum 2 finds a graph only by its path within the model's folder; infinity gives
+        # it the path from here.
+        os.chdir(source)
+        source = "."
         kind = ("optimum", "--onnx-do-not-prefer-quantized", "--pooling-method", "mean")
     else:
         import torch
@@ -64,7 +69,7 @@ def main() -> None:
         torch.set_num_threads(settings.threads)
     port = free_port()
     say_ready_when_healthy(port)
-    served = ("--model-id", settings.source, "--served-model-name", Path(settings.source).name)
+    served = ("--model-id", source, "--served-model-name", name)
     engine = ("--engine", *kind, "--device", "cpu", "--dtype", "float32")
     batches = ("--batch-size", str(settings.max_batch_size), "--compile" if settings.compile else "--no-compile")
     listen = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "warning")
