@@ -66,6 +66,12 @@ _HELP = re.compile(r"(default|as|if|with|without|for|in|by|at|to|on|not|most|lea
 # The argument that is the help text, by the functions of the command line that add options and commands.
 _HELP_PLACES = {"option": 2, "subcommand": 3}
 _PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
+_FLOATING = r"(?<=[,;:(] )of (?!course\b|which\b|whom\b)|(?<=\()of "
+# The same for pages, whose tables may begin with a word that a sentence may not begin with.
+_OF_PAGES: Mapping[str, str] = {pattern: instead for pattern, instead in _PROSE.items() if pattern == _FLOATING} | {
+    r"(?<=[.;:] )(?-i:Of|Those|Whose|That of) ": "a noun as the subject, not a fragment",
+    r"\bto ((the|an?|its|their) )?[\w-]+['’]s(?=[.,;:)]|$| (is|are|of|in|at|with|by)\b)": "relative to, with the noun",
+}
 _MAX_WORDS_OF_PROSE = 30
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
 _DATE = re.compile(r"20\d\d-\d\d-\d\d")
@@ -83,7 +89,6 @@ _WITH_DATES = {
     "comparison.md",
     "containers.md",
     "README.md",
-    "faq.md",
     "limits.md",
     "quick-start.md",
     "status.md",
@@ -227,7 +232,8 @@ def faults() -> Iterator[str]:
     by_hand = [page for page in all_pages() if not is_generated(page)]
     for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
-        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide):
+        is_page = place.endswith(".md")
+        for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide, is_page=is_page):
             yield f"{place}:{line}: {fault}"
     guides = (page for page in by_hand if page.is_relative_to(_DOCS) and page != _RESULTS_BY_HAND)
     if (count := sum(map(words, guides))) > _MAX_WORDS:
@@ -240,9 +246,9 @@ def faults() -> Iterator[str]:
         yield from wrong_results(folder)
 
 
-def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False) -> Iterator[str]:
-    """What is wrong with a text, and what to write instead."""
-    for pattern, instead in WORDS.items():
+def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, is_page: bool = False) -> Iterator[str]:
+    """What is wrong with a text, and what to write instead. A page has more rules than other texts."""
+    for pattern, instead in {**WORDS, **(_OF_PAGES if is_page else {})}.items():
         for found in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
             yield f"“{found[0]}”: {instead}"
     if is_heading and _HEADING.match(text):

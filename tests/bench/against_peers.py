@@ -24,7 +24,7 @@ from tests.bench.load import GRPC, HTTP, PIPELINE, PIPELINE_BATCHES, LoadProcess
 from tests.bench.measurements import Measurement
 from tests.bench.models import of_dtype
 from tests.bench.peers.classifier import GRAPH_FILE
-from tests.bench.peers.embedders_alone import ONNX_CLASSIFIERS
+from tests.bench.peers.embedders_alone import ONNX_CLASSIFIERS, ONNX_FILE
 from tests.bench.peers.environments import CACHE, ROOT
 from tests.bench.peers.exports import export_onnx
 from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
@@ -337,7 +337,7 @@ def export_graph(dtype: str) -> Path:
     shutil.copy(SOURCE / "config.json", folder)
     if graph := ONNX_CLASSIFIERS.get(dtype):
         with suppress(PeerUnavailable):  # the peer that needs it says that it has none
-            shutil.copy(export_onnx() / "classifier" / graph, folder / "model.onnx")
+            shutil.copy(export_onnx() / "classifier" / graph, folder / ONNX_FILE)
     described = {"labels": bundle.spec.labels, "properties": artifact.properties}
     (folder / GRAPH_FILE).write_text(json.dumps(described))
     return folder

@@ -23,7 +23,7 @@ from tests.bench.against_peers import best_systems
 from tests.bench.load import HTTP, LoadProcess, System
 from tests.bench.measurements import Measurement
 from tests.bench.models import of_dtype
-from tests.bench.peers.embedders_alone import LIBRARIES, ONNX_FILES
+from tests.bench.peers.embedders_alone import LIBRARIES, ONNX_FILE, ONNX_FILES
 from tests.bench.peers.environments import CACHE
 from tests.bench.peers.exports import ENVIRONMENT, export_onnx
 from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
@@ -68,7 +68,7 @@ class _Server:
 
 
 def _openai(text: str) -> bytes:
-    return json.dumps({"model": "source", "input": [text]}).encode()
+    return json.dumps({"model": "infinity", "input": [text]}).encode()
 
 
 def _of_openai(answer: bytes) -> Sequence[float]:
@@ -100,7 +100,7 @@ _SERVERS: Mapping[str, _Server] = {
         "/embeddings",
         _openai,
         _of_openai,
-        lambda folder, dtype: folder / "source",
+        lambda folder, dtype: folder / "infinity",
         [f"--threads 2 --max-batch-size {size}" for size in (8, 32)],
         ("float32",),
     ),
@@ -237,7 +237,9 @@ class _Bench:
         server = _SERVERS[name]
         model, script = server.folder(self.folder, self.dtype), f"tests.bench.peers.{name.replace('-', '_')}_server"
         command = [peer_python(name), "-m", script, str(model), *settings.split()]
-        with PeerProcess(name, command) as process:
+        # infinity writes the graph that it has optimized into the Hub's cache.
+        environment = {"HF_HUB_CACHE": str(self.folder / "infinity/hub")}
+        with PeerProcess(name, command, environment) as process:
             target = process.hear("ready", _START_LIMIT_S)["target"]
             system = System(
                 of_dtype(f"{name} {settings}", self.dtype), target, server.path, (process.pid,), client=HTTP
@@ -292,6 +294,11 @@ def _export(texts: Sequence[str]) -> Path:
     for dtype, file in ONNX_FILES.items():
         target = folder / f"onnx-{dtype}"
         target.mkdir(exist_ok=True)
-        shutil.copy(folder / "source" / file, target / "model.onnx")
+        shutil.copy(folder / "source" / file, target / ONNX_FILE)
         shutil.copy(folder / "source/tokenizer.json", target)
+    # infinity optimizes the graph into this folder, and then takes what it finds there.
+    shutil.rmtree(folder / "infinity", ignore_errors=True)
+    shutil.copytree(folder / "onnx-float32", folder / "infinity")
+    for described in (folder / "source").glob("*.json"):
+        shutil.copy(described, folder / "infinity")
     return folder

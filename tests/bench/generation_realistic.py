@@ -138,7 +138,8 @@ def _make_tokenizer() -> Any:
     from demo.writer import train_tokenizer
     from tests.bench.generation_models import manual
 
-    special = ["<start>", "<pad>", "<end>"]
+    # The first is the one that transformers adds to every tokenizer of Qwen 2.
+    special = ["<|endoftext|>", "<pad>", "<end>"]
     trained = train_tokenizer(manual(), VOCABULARY, special, model_max_length=_SIZES["max_position_embeddings"])
     described = json.loads(trained.backend_tokenizer.to_str())
     vocabulary = described["model"]["vocab"]

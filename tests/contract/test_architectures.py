@@ -29,13 +29,7 @@ from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.conftest import DOUBLES
 from tests.documentation.measured_models import GRAPHS, PAGE, RECORD, page, wanted
-from tests.models.architectures import (
-    ARCHITECTURES,
-    ENCODER_DECODERS,
-    MAX_TOKENS,
-    TEXT_ARCHITECTURES,
-    make_source,
-)
+from tests.models.architectures import ARCHITECTURES, ENCODER_DECODERS, MAX_TOKENS, TEXT_ARCHITECTURES, make_source
 from tests.models.compiling import compile_model
 from tests.models.images import IMAGE_TEXT_FAMILIES
 from tests.suite.sampling import Sample, sample_of

@@ -175,10 +175,7 @@ def test_a_model_is_refused_for_a_task_that_it_cannot_have(
             {"architectures": None},
             "config.json names no architecture, so its task is not known; choose one with --task",
         ),
-        (
-            _is("BertModel", tags="splade"),
-            "makes sparse vectors, and BertModel has no head of a masked language model",
-        ),
+        (_is("BertModel", tags="splade"), "makes sparse vectors, and BertModel has no head of a masked language model"),
         (
             _is("BertModel", files={**_POOLING, "config_setfit.json": {}}),
             r"is a SetFit model, whose classifier \(model_head.pkl\) is a pickle and not read; --task",

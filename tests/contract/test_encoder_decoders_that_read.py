@@ -55,8 +55,7 @@ def _reference(source: Path) -> SentenceTransformer:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [*((name, "openvino") for name in ENCODER_DECODERS), ("BART", "torch"), ("T5", "torch")],
+    ("name", "backend"), [*((name, "openvino") for name in ENCODER_DECODERS), ("BART", "torch"), ("T5", "torch")]
 )
 async def test_logits_equal_those_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", name, "text_classification")

@@ -150,8 +150,7 @@ async def _assert_sides(bundle: Path, reference: SparseEncoder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("default_side", "backend"),
-    [("document", "openvino"), pytest.param("query", "torch", marks=pytest.mark.sampled)],
+    ("default_side", "backend"), [("document", "openvino"), pytest.param("query", "torch", marks=pytest.mark.sampled)]
 )
 async def test_queries_and_documents_of_a_router_equal_those_of_sentence_transformers(
     default_side: str, backend: str, tmp_path: Path

@@ -23,6 +23,7 @@ import transformers
 from neuronpipe.compiler import NO_BUCKETS, BucketRequest, CompileRequest, NeuronxOptions, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
+from tests.documentation.checkpoints import CHECKPOINTS, table
 from tests.models.architectures import ARCHITECTURES, MAX_TOKENS, make_source, tasks_of
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -132,10 +133,11 @@ def page(record: Record) -> str:
         backend: max(row.get("difference", 0) for row in rows if row["backend"] == backend) for backend in _BACKENDS
     }
     samples = max(row.get("samples", 0) for row in rows)
-    parts = [_HEAD.format(samples=samples, **record["versions"])]
+    parts = [_CHECKPOINTS.format(table=table(json.loads(CHECKPOINTS.read_text())))]
+    parts.append(_HEAD.format(samples=samples, **record["versions"]))
     for task, served in GRAPHS.items():
         tested = [name for name in dict.fromkeys(row["architecture"] for row in rows) if task in tasks_of(name)]
-        parts.append(f"\n## {', '.join(name.replace('_', '-') for name in served)}\n\n")
+        parts.append(f"\n### {', '.join(name.replace('_', '-') for name in served)}\n\n")
         backends = backends_of(task)
         parts.append(
             f"| Architecture | {' | '.join(_BACKENDS[backend] for backend in backends)} "
@@ -143,7 +145,7 @@ def page(record: Record) -> str:
         )
         parts += [f"| {name} | {' | '.join(cells[name, task, backend] for backend in backends)} |\n" for name in tested]
     if reasons:
-        parts.append("\n## What does not work\n\n")
+        parts.append("\n### What does not work\n\n")
         parts += [f"{number}. {reason}\n" for number, reason in enumerate(reasons, start=1)]
     bounds = ", ".join(f"{_BACKENDS[backend]} {difference:.0e}" for backend, difference in largest.items())
     parts.append(f"\nThe largest difference of each back end over all of them: {bounds}.\n")
@@ -160,7 +162,20 @@ def _cell(row: Record, reasons: Sequence[str]) -> str:
     )
 
 
-_HEAD = """# Supported models
+_CHECKPOINTS = """# Supported models
+
+Checkpoints that people know, as `neuronpipe compile CHECKPOINT` compiles them. In the last column:
+
+- *measured*: the published weights were compiled for OpenVINO. Number types have the largest difference to PyTorch
+  float32, the agreement (for vectors the smallest cosine), and the size of the bundle.
+- *by configuration*: a small model of this configuration, with random weights, is compared in the tests. The published
+  weights are not.
+- *refused*: `compile` names the reason.
+
+{table}
+"""
+
+_HEAD = """## Architectures
 
 Which architecture works for which task on which back end, with the largest absolute difference of an output to
 PyTorch float32 over up to {samples} sample inputs of all lengths. Measured on small models of each (two to four
@@ -171,7 +186,8 @@ Neuron is the contract double of its SDK, with buckets: no device was involved. 
 for each architecture is enough. That every architecture answers as transformers' pipelines do is what `tests/oracle/`
 shows.
 
-This page is made by `make fix-models` of docs/models.json, which it measures; never edit either.
+This page is made by `make fix-models` of docs/checkpoints.json, and of docs/models.json, which it measures; never edit
+the page.
 """
 
 _TAIL = """

@@ -2,14 +2,16 @@
 processes, or the one that --target names.
 """
 
+import io
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from demo.processes import ServiceProcess, four_processes
-from neuronpipe.client import AsyncClient, TlsFiles
+from neuronpipe.client import AsyncClient, Client, TlsFiles
 from tests.suite.constants import constants
 from tests.suite.shared_folder import shared_folder
 from tests.systems.http_server import HttpServer, running_http_server
@@ -98,6 +100,21 @@ def http_server(http_repository: Path) -> Iterator[HttpServer]:
     """One process that serves them over HTTP, too."""
     with running_http_server(http_repository, "--default-models", "minilm,classifier") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ours(http_server: HttpServer) -> Iterator[Client]:
+    """Our client of the same server, whose answers those of other clients are compared with."""
+    with Client(http_server.process.target) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def image() -> bytes:
+    """A PNG file of one colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (200, 30, 30)).save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.fixture(scope="session")

@@ -124,8 +124,8 @@ async def test_entities_are_passages_of_the_text_by_code_points(system: System) 
 
     entities = response.result.token_classification.entities
     assert len(entities) > 60
-    assert [text[found.start : found.end] for found in entities] == [found.text for found in entities]
-    assert [found.start for found in entities] == sorted({found.start for found in entities})
+    assert [text[entity.start : entity.end] for entity in entities] == [entity.text for entity in entities]
+    assert [entity.start for entity in entities] == sorted({entity.start for entity in entities})
     assert response.usage.tokens > 512, "the text should take several windows"
 
 

@@ -126,7 +126,7 @@ async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
     assert vector.dtype == np.float32
     assert vector.shape == (16,)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
-    assert [found.text in "The cat sat on the mat." for found in answers] == [True, True]
+    assert [answer.text in "The cat sat on the mat." for answer in answers] == [True, True]
     assert (entities[0].start, entities[-1].end) == (0, len("The cat sat."))
     assert {token.token for token in masks[0].tokens} == {"cat", "dog"}
 

@@ -56,7 +56,7 @@ def _run(*command: str | Path) -> "subprocess.CompletedProcess[str]":
 def _skip_unless_installed(language: str) -> None:
     """Looks for Debian's packages that the page names for `language`."""
     commands = re.findall(r"apt-get install ((?:[^\n]|\\\n)+)", (_EXAMPLES / "README.md").read_text())
-    (packages,) = [found.replace("\\", "").split() for found in commands if language in found]
+    (packages,) = [command.replace("\\", "").split() for command in commands if language in command]
     # Of a name that other packages merely mention, dpkg-query knows a status too.
     states = _run("dpkg-query", "-Wf", "${db:Status-Status} ", *packages) if shutil.which("dpkg-query") else None
     if states is None or states.stdout.split() != ["installed"] * len(packages):

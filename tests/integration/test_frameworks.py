@@ -31,12 +31,6 @@ _TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def ours(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def writer(writer_folder: Path) -> Iterator[HttpServer]:
     """A server of the model that writes."""
     with running_http_server(writer_folder / "repository") as server:

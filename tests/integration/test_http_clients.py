@@ -32,12 +32,6 @@ _TEXT = "Ann lives in a house in Paris."
 _TOLERANCE = 1e-6
 
 
-@pytest.fixture(scope="module")
-def ours(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as client:
-        yield client
-
-
 @pytest.fixture
 def openai_client(http_server: HttpServer) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as client:
@@ -48,13 +42,6 @@ def openai_client(http_server: HttpServer) -> Iterator[Any]:
 def hub(http_server: HttpServer) -> Callable[[str], Any]:
     """Hugging Face's client of a model."""
     return lambda model: huggingface_hub.InferenceClient(model=f"{http_server.url}/models/{model}")
-
-
-@pytest.fixture(scope="module")
-def image() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (200, 30, 30)).save(file, "PNG")
-    return file.getvalue()
 
 
 def _labels(scored: Any) -> dict[str, Any]:
@@ -142,14 +129,20 @@ def test_coheres_limits_of_documents(http_server: HttpServer, ours: Client) -> N
     asked: dict[str, Any] = {"model": "reranker", "query": "Who sat?", "documents": ["A cat sat on the mat.", "A dog."]}
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
         answer = client.rerank(**asked, max_tokens_per_doc=2)
-    ranked = ours.rerank("reranker", asked["query"], ["A cat", "A dog"])
-    assert {one.index: one.relevance_score for one in answer.results} == pytest.approx(
-        {one.index: one.score for one in ranked}, abs=_TOLERANCE
+    scores = {one.index: one.relevance_score for one in answer.results}
+    limited, whole = (
+        {
+            one.index: one.score
+            for one in ours.rerank("reranker", asked["query"], asked["documents"], max_text_tokens=most)
+        }
+        for most in (2, 0)
     )
+    assert scores == pytest.approx(limited, abs=_TOLERANCE)
+    assert scores != pytest.approx(whole, abs=_TOLERANCE)
     long = {**asked, "documents": ["words " * 600 + "A cat sat."]}
     with cohere.Client(api_key="none", base_url=http_server.url) as client:
-        (chunked,) = client.rerank(**long, max_chunks_per_doc=9).results
-    (expected,) = ours.rerank("reranker", asked["query"], long["documents"], max_chunks=9)
+        (chunked,) = client.rerank(**long, max_chunks_per_doc=99).results
+    (expected,) = ours.rerank("reranker", asked["query"], long["documents"], max_chunks=99)
     assert chunked.relevance_score == pytest.approx(expected.score, abs=_TOLERANCE)
 
 

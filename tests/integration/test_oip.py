@@ -1,16 +1,14 @@
 """tritonclient against the Open Inference Protocol: it reads out of our answers what our own client gets."""
 
-import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, ScoreFunction
 from neuronpipe.bundles.repository import read_repository
@@ -43,13 +41,6 @@ _MANY_ROWS = 64  # with vectors of 384 numbers more than 64 KiB, from which on a
 
 def _objects(*rows: Any) -> Any:
     return np.array(rows, object)
-
-
-@pytest.fixture(scope="module")
-def image() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (40, 30), (200, 30, 30)).save(file, "PNG")
-    return file.getvalue()
 
 
 def _encoded() -> dict[str, Any]:
@@ -119,12 +110,6 @@ def way(request: pytest.FixtureRequest) -> str:
 def answer(way: str, answers: dict[str, Any], cases: dict[str, Case]) -> Callable[[str], Any]:
     """The answer to a case, by its name."""
     return lambda name: answers[way][list(cases).index(name)]
-
-
-@pytest.fixture(scope="module")
-def ours(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as client:
-        yield client
 
 
 def _texts(array: Any) -> list[str]:

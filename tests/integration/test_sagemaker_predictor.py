@@ -2,7 +2,6 @@
 
 import http.client
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,19 +26,13 @@ def predictor(http_server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> SageM
     return SageMakerPredictor("classifier", lambda: None)
 
 
-@pytest.fixture
-def client(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as one:
-        yield one
-
-
-def test_its_methods_give_what_the_clients_give(predictor: SageMakerPredictor, client: Client) -> None:
-    [ours] = client.classify("classifier", "A fine day.")
+def test_its_methods_give_what_the_clients_give(predictor: SageMakerPredictor, ours: Client) -> None:
+    [label] = ours.classify("classifier", "A fine day.")
     [found] = predictor.classify("classifier", "A fine day.")
-    assert found.label == ours.label
-    assert found.score == pytest.approx(ours.score, abs=1e-6)
+    assert found.label == label.label
+    assert found.score == pytest.approx(label.score, abs=1e-6)
     vector = predictor.embed("minilm", "A fine day.")
-    assert np.allclose(vector, client.embed("minilm", "A fine day."), atol=1e-6)
+    assert np.allclose(vector, ours.embed("minilm", "A fine day."), atol=1e-6)
 
 
 @pytest.mark.parametrize(

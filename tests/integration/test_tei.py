@@ -54,12 +54,6 @@ def ask(http_server: HttpServer) -> Iterator[Ask]:
         yield ask
 
 
-@pytest.fixture(scope="module")
-def ours(http_server: HttpServer) -> Iterator[Client]:
-    with Client(http_server.process.target) as client:
-        yield client
-
-
 def _only(answer: dict[str, Any]) -> dict[str, Any]:
     assert "code" not in answer, answer
     (message,) = answer["messages"]

@@ -1,5 +1,6 @@
 """docs/alerts.yaml: when an alert fires and when it does not, as Prometheus itself evaluates it."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,18 @@ import yaml
 _RULES = Path(__file__).parents[2] / "docs" / "alerts.yaml"
 _TOKENIZER = 'job="tokenizer", instance="t:9464"'
 _GATEWAY = 'job="gateway", instance="g:9464"'
+
+# Alerts without a case here. A new alert has a case.
+_WITHOUT_CASE = {
+    "NeuronpipeLatency",
+    "NeuronpipeNoTraffic",
+    "NeuronpipeErrors",
+    "NeuronpipeSaturated",
+    "NeuronpipeCoreLost",
+    "NeuronpipeNeuronErrors",
+    "NeuronpipeSheddingLoad",
+    "NeuronpipeSpansLost",
+}
 
 
 def _check(tmp_path: Path, alert: str, series: dict[str, str], expected: list[dict[str, str]]) -> None:
@@ -114,3 +127,9 @@ def test_a_file_that_cannot_be_used_fires(tmp_path: Path, loaded: str, fires: bo
     labels = {"job": "gateway", "instance": "g:9464", "neuronpipe_file": "registry.json"}
     series = {f'neuronpipe_file_loaded{{{_GATEWAY}, neuronpipe_file="registry.json"}}': loaded}
     _check(tmp_path, "NeuronpipeFileRejected", series, [{"severity": "warning", **labels}] if fires else [])
+
+
+def test_a_new_alert_has_a_case() -> None:
+    alerts = {rule["alert"] for group in yaml.safe_load(_RULES.read_text())["groups"] for rule in group["rules"]}
+    with_case = set(re.findall(r'_check\(tmp_path, "(\w+)"', Path(__file__).read_text()))
+    assert alerts - with_case == _WITHOUT_CASE, "write a case of the alert in this file"

@@ -167,7 +167,7 @@ class ServedModels(Generic[ResourceT]):
         self._tell(unloaded=unloaded)
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Returns whether a model is being loaded; None for a model in memory."""
+        """Returns whether a model that is not in memory is being loaded; None for a model in memory."""
         return self.unloaded.get(key)
 
     def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:

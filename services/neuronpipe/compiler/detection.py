@@ -275,7 +275,7 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
 
 
 def _tasks_of_encoder_decoder(config: Any, architecture: str) -> tuple[str, ...] | None:
-    """The tasks of an encoder-decoder or its encoder: none if it is not supported. None for other models."""
+    """The tasks of an encoder-decoder or its encoder, empty if it is not supported; None for other models."""
     kind = config.model_type
     if not getattr(config, "is_encoder_decoder", False) and not architecture.endswith("EncoderModel"):
         return None

@@ -198,8 +198,8 @@ class ImagesAndTexts(torch.nn.Module):
 
     def _texts_of(self, input_ids: torch.Tensor) -> Any:
         if self._is_causal:
-            # Tokens after a text's end are not seen, nor is padding. transformers makes no mask if it knows the length,
-            # which a trace would keep for ever.
+            # A token sees the tokens before it, and thus no padding. transformers makes no mask for a length that it
+            # knows, and a trace would keep that for every length.
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
             is_seen = positions[:, None] >= positions[None, :]
             mask = added_to_scores(is_seen, next(self.model.parameters()).dtype)[None, None]

@@ -69,7 +69,7 @@ def write_document_side(source: Path, router: Router, folder: Path) -> None:
     ]
     ((_, query),) = router.modules[_QUERY]
     side = {"path": str(query.relative_to(source)), "default_side": router.default_side}
-    (folder / "modules.json").unlink()  # a link to a file of the source
+    (folder / "modules.json").unlink()  # a link: writing would change the file of the source
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / _QUERY_SIDE).write_text(json.dumps(side))
 

@@ -212,7 +212,7 @@ class _RunningStep:
         self.slots, self._texts, self._sources = step.slots, step.texts, step.sources()
         self._slot, self._copied = slot, copied
         in_chunk = before + torch.arange(step.chunk_tokens)
-        # Unused tokens also need positions that the model knows.
+        # Unused tokens also need positions within the limit of the model.
         self.positions = torch.cat([past, in_chunk])[None].clamp(0, step.slot_tokens - 1)
         self.scored = torch.cat([torch.arange(step.slots), step.slots + (count - 1).clamp(min=0)])
         self._gets_chunk = (torch.arange(step.slots) == slot) & (count > 0)

@@ -103,7 +103,7 @@ _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
     ),
 }
 
-# Classes of published code that is not run → where to find the model for transformers, or another model.
+# Class of published code that is not run → the port of its models to transformers, or a model of the same task.
 _PORTS = {
     "XLMRobertaLoRA": "compile jinaai/jina-embeddings-v3-hf, the same model for transformers",
     "XLMRobertaFlashConfig": "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1 for "

@@ -92,7 +92,7 @@ class Timeout:
             raise RuntimeError("a timeout needs a task")
         self._task, self._cancelling = task, task.cancelling()
         if self._deadline_s is not None:
-            # A running task cannot be cancelled and continue after uncancel (before Python 3.13).
+            # Before Python 3.13, a task that cancels itself stays cancelled after uncancel, so this raises at once.
             if self._deadline_s <= time.monotonic():
                 self._is_expired = True
                 raise self._error()

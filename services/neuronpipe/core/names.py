@@ -206,8 +206,6 @@ _BY_OUTCOME = (*_OF_MODEL, Attributes.OUTCOME)
 
 
 class Metrics:
-    """Metrics."""
-
     REQUEST_DURATION = _durations(
         "request.duration",
         "requests in the gateway, from decoded to answered, with any outcome",

@@ -71,7 +71,7 @@ class StageModels(Protocol):
         """Returns the problem of a process that should have a version and does not; empty if there is none."""
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Returns whether a version is being loaded into memory; None if it is in memory."""
+        """Returns whether a version that is not in memory is being loaded; None for a version in memory."""
 
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress in preparing a version."""

@@ -404,7 +404,7 @@ def cut_located(
     advice: str = "",
     mentions: Sequence[str] = (),
 ) -> LocatedText:
-    """Cuts a located text, or raises InvalidInput with `advice`, an alternative that names the fields `mentions`."""
+    """Cuts a located text, or raises InvalidInput with `advice`: what else to do, by the fields in `mentions`."""
     tokens = len(whole.token_ids)
     if tokens <= model.max_tokens:
         return whole

@@ -88,7 +88,7 @@ def traits(input: FeatureExtractionInput) -> tuple[str | int, ...]:
 
 
 def encode(input: FeatureExtractionInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns one sequence of the text or the pair. If chunks are requested, it has `_ANNOTATIONS`, int32 [chunks]."""
+    """Returns one sequence of the text or the pair, and for requested chunks the annotations `_ANNOTATIONS`."""
     if input.chunk_tokens or input.chunks:
         located = cut_located(tokenizer.locate(input.text), model, input.truncation)
         encoded = Encoded([sequence(located, model)], [_chunks(input, located)], located.truncated_tokens)

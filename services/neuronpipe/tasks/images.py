@@ -17,8 +17,8 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, ImageReader, ResultColumns, Task, check_image, encode_image, traits_of
-from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
+from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels, label_columns
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
 # The pipeline's default.
@@ -64,7 +64,7 @@ CLASSIFICATION = Task(
     ("top_k", "function"),
     ClassifierFacts,
     reads="images",
-    columns=ResultColumns(elements="labels", has_one=lambda task_input: task_input.top_k == 1),
+    columns=label_columns(_TOP_K),
 )
 EMBEDDING = Task(
     "image_embedding",

@@ -6,17 +6,8 @@ Equal to transformers' TextClassificationPipeline with `top_k` and `function_to_
 from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificationResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import (
-    Encoded,
-    ResultColumns,
-    Task,
-    TextTokenizer,
-    check_text,
-    check_truncation,
-    encode_text,
-    traits_of,
-)
-from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels, label_columns
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -40,13 +31,5 @@ def decode(
 
 
 traits = traits_of("text", "text_pair", "truncation")
-TASK = Task(
-    "text_classification",
-    check,
-    traits,
-    encode,
-    decode,
-    ("top_k", "function"),
-    ClassifierFacts,
-    columns=ResultColumns(elements="labels", has_one=lambda task_input: task_input.top_k <= 1),
-)
+_DECODED = ("top_k", "function")
+TASK = Task("text_classification", check, traits, encode, decode, _DECODED, ClassifierFacts, columns=label_columns(1))

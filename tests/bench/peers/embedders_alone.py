@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 MAX_TOKENS = 128
+# The name of a graph in the folder of a server with onnxruntime.
+ONNX_FILE = "model.onnx"
 # Graphs of the classifier that is exported beside the embedder, by dtype.
 ONNX_CLASSIFIERS = {"float32": "model.onnx", "int8": "model_int8.onnx"}
 HUB_MODEL, HUB_COMMIT = "sentence-transformers/all-MiniLM-L6-v2", "0" * 40

@@ -25,7 +25,9 @@ def running_llama_server(source: Path, dtype: str, *options: str) -> Iterator[in
         write_gguf(source, file, dtype)
         binary, port = Path(get_binary_path()), free_port()
         listen = ("--host", "127.0.0.1", "--port", str(port), "--no-webui", "--log-disable")
-        command: Sequence[str] = [str(binary), "--model", str(file), *options, *listen]
+        # Repacked for AMX, int8 ended the server with SIGILL on a machine whose CPU has AMX (2026-11-29).
+        packing = ("--no-repack",) if dtype == "int8" else ()
+        command: Sequence[str] = [str(binary), "--model", str(file), *packing, *options, *listen]
         environment = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent)}
         process = subprocess.Popen(command, env=environment)
         try:

@@ -17,11 +17,11 @@ import uvicorn
 from pydantic import BaseModel
 
 from tests.bench.peers.classifier import GRAPH_FILE, MAX_TOKENS
+from tests.bench.peers.embedders_alone import ONNX_FILE
 from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
 
 # What a worker process of uvicorn is told: the folder of the model, and the threads of a session.
 _SOURCE, _THREADS = "BENCH_SOURCE", "BENCH_THREADS"
-ONNX_FILE = "model.onnx"
 
 
 class Text(BaseModel):

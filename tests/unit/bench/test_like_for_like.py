@@ -34,12 +34,7 @@ def _turn(
 ) -> Measurement:
     latencies_ms = {"p50": median_ms, "p90": median_ms, "p99": median_ms}
     return Measurement(
-        section=section,
-        system=system,
-        callers=callers,
-        round=round,
-        throughput_per_s=rate,
-        latencies_ms=latencies_ms,
+        section=section, system=system, callers=callers, round=round, throughput_per_s=rate, latencies_ms=latencies_ms
     )
 
 

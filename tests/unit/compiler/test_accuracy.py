@@ -174,7 +174,11 @@ def test_of_many_texts_some_are_taken_from_the_whole_file(tmp_path: Path) -> Non
 def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_other_languages() -> None:
     read = built_in_calibration(of_images=False)
     assert MIN_TEXTS < len(set(read.texts)) == len(read.texts) == read.description.texts
-    others = [text for text in read.texts if any(str(text).startswith(tuple(one[::2])) for one in sentences().values())]
+    others = [
+        text
+        for text in read.texts
+        if any(str(text).startswith(tuple(sentence[::2])) for sentence in sentences().values())
+    ]
     assert 2 * len(others) >= len(read.texts)
     assert read.description.source == f"built-in sample text in {len(sentences()) + 1} languages"
     assert read.description.source_sha256 is None
@@ -183,11 +187,11 @@ def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_oth
 
 def test_every_language_has_the_same_sentences_of_its_own() -> None:
     assert len(sentences()) >= 15
-    assert {len(one) for one in sentences().values()} == {6}
+    assert {len(sentence) for sentence in sentences().values()} == {6}
     every = [sentence for one in sentences().values() for sentence in one]
     assert len(set(every)) == len(every)
     # The third and the last are the shortest and one of the longest, which calibration and comparison share.
-    assert all(len(one[2]) < len(one[0]) < len(one[5]) for one in sentences().values())
+    assert all(len(sentence[2]) < len(sentence[0]) < len(sentence[5]) for sentence in sentences().values())
 
 
 @pytest.mark.parametrize(

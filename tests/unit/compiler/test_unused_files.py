@@ -27,12 +27,7 @@ def _folder(folder: Path, *names: str, modules: tuple[str, ...] = ()) -> Path:
 
 
 def test_heads_beside_the_weights_are_named(tmp_path: Path) -> None:
-    heads = (
-        "sparse_linear.pt",
-        "head/model_head.pkl",
-        "other.safetensors",
-        "9_Dense/model.safetensors",
-    )
+    heads = ("sparse_linear.pt", "head/model_head.pkl", "other.safetensors", "9_Dense/model.safetensors")
     folder = _folder(tmp_path, *_WEIGHTS, *heads, "1_Pooling/config.json", modules=_MODULES[:2])
     assert unused_files(folder, "sentence_embedding") == sorted(heads)
 

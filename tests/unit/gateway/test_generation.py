@@ -110,10 +110,7 @@ class _System:
 
 @pytest.mark.parametrize(
     ("token_ids", "reason"),
-    [
-        ([*b"xyz"], FinishReason.FINISH_REASON_LENGTH),
-        ([*b"xy", _END], FinishReason.FINISH_REASON_END),
-    ],
+    [([*b"xyz"], FinishReason.FINISH_REASON_LENGTH), ([*b"xy", _END], FinishReason.FINISH_REASON_END)],
     ids=["length", "end"],
 )
 async def test_the_last_token_comes_with_the_reason_although_the_prediction_comes_later(

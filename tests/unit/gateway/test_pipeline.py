@@ -22,11 +22,7 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamResponse,
     Priority,
 )
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    TaskInput,
-    TaskResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import (
     DeadlineExceeded,

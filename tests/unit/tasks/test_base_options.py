@@ -81,7 +81,7 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
     "zero_shot_image_classification": (
         ZeroShotImageClassificationInput(image=_TEXT.encode(), hypothesis_template=_TEXT, candidate_labels=["a", "b"]),
         [],
-        [{"embedding": one} for one in _numbers(3, 4)],
+        [{"embedding": number} for number in _numbers(3, 4)],
     ),
     "sentence_embedding": (
         SentenceEmbeddingInput(text=_TEXT, dimensions=2, skip_normalize=True),
@@ -113,14 +113,14 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
     "rerank": (
         RerankInput(query=_TEXT, texts=[_TEXT] * 3, top_n=2, function=_NONE),
         [],
-        [{"logits": one} for one in _numbers(3, 1)],
+        [{"logits": number} for number in _numbers(3, 1)],
     ),
     "zero_shot_classification": (
         ZeroShotClassificationInput(
             text=_TEXT, hypothesis_template=_TEXT, candidate_labels=["a", "b"], multi_label=True
         ),
         [],
-        [{"logits": one} for one in _numbers(2, 3)],
+        [{"logits": number} for number in _numbers(2, 3)],
     ),
     "fill_mask": (FillMaskInput(text=_TEXT, targets=[_TEXT] * 2, top_k=1), [_MASK], [{"logits": _numbers(6)}]),
     "token_classification": (
@@ -153,7 +153,7 @@ def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
 
     def decoded(given: Any) -> Any:
         # Copies, as arrays of a stage are read once.
-        copies = [{key: array.copy() for key, array in one.items()} for one in outputs]
+        copies = [{key: array.copy() for key, array in output.items()} for output in outputs]
         letters = Detokenizer(lambda token_ids: "".join("abcde"[token_id] for token_id in token_ids))
         further = (letters,) if task.generates else ()
         return task.decode(given, model, annotations, copies, *further)

@@ -56,7 +56,7 @@ def test_a_short_text_may_overlap_as_it_likes_and_the_tokens_are_counted_as_they
     # 1 + (600 - 380) / 2 windows; 600 + 110 x 378 tokens of the context, and four more in each.
     input = QuestionAnsweringInput(question="q", context="a " * 600, window_stride_tokens=378)
     encoded = question_answering.encode(input, WordTokenizer(), _ANSWERER)
-    assert (len(encoded.sequences), sum(len(one["input_ids"]) for one in encoded.sequences)) == (111, 42_624)
+    assert (len(encoded.sequences), sum(len(sequence["input_ids"]) for sequence in encoded.sequences)) == (111, 42_624)
 
 
 def _check(tokens: int, overlap_tokens: int) -> None:

@@ -145,14 +145,14 @@ def test_chunks_are_means_of_so_many_tokens_without_the_special_ones() -> None:
     result = _chunked("one two  three four", _STATES, chunk_tokens=3)
     assert list(result.shape) == [2, 2]
     assert np.frombuffer(result.data, "<f4").reshape(2, 2).tolist() == [[3, 4], [7, 8]]
-    assert [(one.start, one.end) for one in result.chunks] == [(0, 14), (15, 19)]
+    assert [(chunk.start, chunk.end) for chunk in result.chunks] == [(0, 14), (15, 19)]
 
 
 def test_chunks_of_the_caller_have_the_tokens_that_end_in_them() -> None:
     result = _chunked("one two  three four", _STATES, chunks=_spans((0, 3), (2, 8), (5, 19)))
     # The second has no part of "three", and of "one" the end.
     assert np.frombuffer(result.data, "<f4").reshape(3, 2).tolist() == [[1, 2], [2, 3], [5, 6]]
-    assert [(one.start, one.end) for one in result.chunks] == [(0, 3), (0, 7), (4, 19)]
+    assert [(chunk.start, chunk.end) for chunk in result.chunks] == [(0, 3), (0, 7), (4, 19)]
 
 
 def test_int8_chunks_have_a_scale_each() -> None:
@@ -162,7 +162,7 @@ def test_int8_chunks_have_a_scale_each() -> None:
 
 def test_a_cut_text_has_the_chunks_of_what_is_left() -> None:
     result = _chunked("a b c d e", _STATES, chunk_tokens=3, truncation=Truncation.TRUNCATION_LEFT)
-    assert [(one.start, one.end) for one in result.chunks] == [(2, 7), (8, 9)]
+    assert [(chunk.start, chunk.end) for chunk in result.chunks] == [(2, 7), (8, 9)]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_chunks_beyond_the_tokens_are_refused_when_they_are_decoded(chunk: tuple
 def test_chunks_are_a_part_of_what_an_encoding_depends_on() -> None:
     options: list[Any] = [{}, {"chunk_tokens": 1}, {"chunk_tokens": 2}]
     options += [{"chunks": _spans((0, 1))}, {"chunks": _spans((0, 3))}]
-    assert len({TASK.traits(FeatureExtractionInput(text="a b", **one)) for one in options}) == len(options)
+    assert len({TASK.traits(FeatureExtractionInput(text="a b", **option)) for option in options}) == len(options)
 
 
 def test_an_encoding_does_not_depend_on_what_becomes_of_the_vectors() -> None:

@@ -25,9 +25,9 @@ def _tokenizer() -> WordTokenizer:
 
 def test_each_mask_is_a_sequence_of_the_whole_text() -> None:
     encoded = encode_checked(TASK, FillMaskInput(text="one [M] [M]"), _tokenizer(), _MODEL)
-    assert [one["input_ids"].tolist() for one in encoded.sequences] == [[CLS, 11, _MASK, _MASK, SEP]] * 2
-    assert [one["mask_position"].tolist() for one in encoded.sequences] == [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
-    assert [one["place"].tolist() for one in encoded.annotations] == [[4, 7], [8, 11]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == [[CLS, 11, _MASK, _MASK, SEP]] * 2
+    assert [sequence["mask_position"].tolist() for sequence in encoded.sequences] == [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
+    assert [annotation["place"].tolist() for annotation in encoded.annotations] == [[4, 7], [8, 11]]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def _annotation(*target_ids: int) -> Arrays:
 
 def _tokens(result: FillMaskResult) -> list[tuple[str, object, int]]:
     (mask,) = result.masks
-    return [(one.token, pytest.approx(one.score, abs=1e-6), one.token_id) for one in mask.tokens]
+    return [(token.token, pytest.approx(token.score, abs=1e-6), token.token_id) for token in mask.tokens]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_best_tokens_come_first_with_their_probabilities_among_all(
 
 def test_five_tokens_are_given_unless_asked() -> None:
     result = decode(FillMaskInput(), _MODEL, [_annotation()], [_WEIGHTS])
-    assert [one.token for one in result.masks[0].tokens[:2]] == ["v", "x"]
+    assert [token.token for token in result.masks[0].tokens[:2]] == ["v", "x"]
     assert len(result.masks[0].tokens) == 5
 
 

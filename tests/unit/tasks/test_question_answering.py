@@ -272,7 +272,7 @@ def test_a_blank_context_answers_nothing(allow_no_answer: bool, scores: list[flo
     encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
     tokens = len(encoded.sequences[0]["input_ids"])
     outputs = [{name: np.arange(tokens, dtype=np.float32) for name in ("start_logits", "end_logits")}]
-    assert [one.score for one in decode(input, _MODEL, encoded.annotations, outputs).answers] == scores
+    assert [answer.score for answer in decode(input, _MODEL, encoded.annotations, outputs).answers] == scores
 
 
 @pytest.mark.parametrize("changes", [{"top_k": 100}, {"max_answer_tokens": 512}], ids=str)

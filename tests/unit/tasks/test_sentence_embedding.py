@@ -40,7 +40,7 @@ def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubin
     vectors[0, :3] = 0
     precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}")
     input = SentenceEmbeddingInput(precision=precision)
-    ours = [decode(input, _MODEL, [], [{"sentence_embedding": one}]) for one in vectors]
+    ours = [decode(input, _MODEL, [], [{"sentence_embedding": vector}]) for vector in vectors]
     expected = quantize_embeddings(vectors, precision=name)
     assert [one.packed for one in ours] == [one.tobytes() for one in expected]
     assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
@@ -56,9 +56,11 @@ def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(
     model = model_spec("sentence_embedding", embedding_dimensions=4, **facts)
     input = SentenceEmbeddingInput(text="a", precision=EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{name.upper()}"))
     TASK.check(input, model)
-    floats = [decode(SentenceEmbeddingInput(), model, [], [{"sentence_embedding": one}]).embedding for one in vectors]
+    floats = [
+        decode(SentenceEmbeddingInput(), model, [], [{"sentence_embedding": vector}]).embedding for vector in vectors
+    ]
     expected = quantize_embeddings(np.array(floats, np.float32), precision=name, ranges=ranges)
-    ours = [decode(input, model, [], [{"sentence_embedding": one}]).packed for one in vectors]
+    ours = [decode(input, model, [], [{"sentence_embedding": vector}]).packed for vector in vectors]
     assert ours == [one.tobytes() for one in expected]
 
 
@@ -178,4 +180,4 @@ def test_token_ids_that_the_model_cannot_take_are_refused(token_ids: list[int], 
 def test_what_is_encoded_otherwise_has_other_traits() -> None:
     cut = {"token_ids": [1], "truncation": Truncation.TRUNCATION_LEFT}
     fields: list[Any] = [{"text": "1"}, {"token_ids": [1]}, {"token_ids": [1, 1]}, cut]
-    assert len({TASK.traits(SentenceEmbeddingInput(**one)) for one in fields}) == len(fields)
+    assert len({TASK.traits(SentenceEmbeddingInput(**field)) for field in fields}) == len(fields)

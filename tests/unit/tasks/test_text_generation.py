@@ -16,7 +16,7 @@ from neuronpipe.tasks.text_generation import TASK, decode, logprob_arrays, part_
 from tests.unit.model_specs import model_spec
 
 _MODEL = model_spec("text_generation", max_tokens=4, vocabulary_size=26)
-_LETTERS = Detokenizer(lambda ids: "".join(string.ascii_lowercase[one] for one in ids))
+_LETTERS = Detokenizer(lambda ids: "".join(string.ascii_lowercase[id] for id in ids))
 _INPUT = TextGenerationInput(options=GenerationOptions(top_logprobs=2, prompt_logprobs=True))
 _ONE = TokenLogprobs(-0.5, (3, 4), (-0.5, -1.5))
 _INT, _FLOAT = np.int32, np.float32
@@ -42,8 +42,8 @@ def test_what_an_executor_makes_is_decoded() -> None:
     assert (text.text, text.score, [*text.token_ids]) == ("ab", -2.5, [0, 1])
     assert text.finish_reason == FinishReason.FINISH_REASON_END
     expected = [("a", -0.5, ["d", "e"]), ("b", -0.5, ["d", "e"])]
-    assert [(one.text, one.logprob, [top.text for top in one.top]) for one in text.logprobs] == expected
-    assert [(one.text, one.logprob, len(one.top)) for one in text.prompt_logprobs] == [
+    assert [(logprob.text, logprob.logprob, [top.text for top in logprob.top]) for logprob in text.logprobs] == expected
+    assert [(logprob.text, logprob.logprob, len(logprob.top)) for logprob in text.prompt_logprobs] == [
         ("f", 0.0, 0),  # nothing is before it
         ("g", -0.5, 2),
         ("h", -0.5, 2),

@@ -52,7 +52,9 @@ def _entities(
 ) -> list[tuple[str, object, str, int]]:
     pairs = [_window(window) for window in windows]
     result = decode(input, model, [annotation for annotation, _ in pairs], [output for _, output in pairs])
-    return [(one.label, pytest.approx(one.score, abs=1e-6), one.text, one.start) for one in result.entities]
+    return [
+        (entity.label, pytest.approx(entity.score, abs=1e-6), entity.text, entity.start) for entity in result.entities
+    ]
 
 
 # "Ann Lee in Rome": Ann and Lee are one person, and Rome has two tokens.
@@ -111,13 +113,13 @@ def test_of_two_equally_sure_tokens_the_first_gives_the_word_its_label() -> None
 
 
 def test_ignored_labels_are_those_of_the_result() -> None:
-    assert [one[0] for one in _entities(_ask(ignore_labels=["PER"]), _TOKENS)] == ["O", "LOC"]
-    named = [one[0] for one in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)]
+    assert [entity[0] for entity in _entities(_ask(ignore_labels=["PER"]), _TOKENS)] == ["O", "LOC"]
+    named = [entity[0] for entity in _entities(_ask(_NONE, ignore_labels=["B-PER", "O"]), _TOKENS)]
     assert named == ["I-PER", "B-LOC", "I-PER"]
 
 
 def test_all_labels_are_kept_where_asked() -> None:
-    assert [one[0] for one in _entities(_ask(keep_all_labels=True), _TOKENS)] == ["PER", "O", "LOC", "PER"]
+    assert [entity[0] for entity in _entities(_ask(keep_all_labels=True), _TOKENS)] == ["PER", "O", "LOC", "PER"]
 
 
 def test_labels_without_b_and_i_are_grouped_and_named_by_what_is_behind_the_hyphen() -> None:
@@ -165,7 +167,9 @@ def test_a_long_text_is_cut_on_a_side_or_read_in_overlapping_windows(
     asked: dict[str, Any], starts: list[list[int]], cut: int
 ) -> None:
     encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, **asked), WordTokenizer(), _MODEL)
-    assert [one["char_start"].tolist() for one in encoded.annotations] == [[-1, *one, -1] for one in starts]
+    assert [annotation["char_start"].tolist() for annotation in encoded.annotations] == [
+        [-1, *start, -1] for start in starts
+    ]
     assert (len(encoded.sequences), encoded.truncated_tokens) == (len(starts), cut)
 
 
@@ -202,7 +206,7 @@ def test_bad_input_is_refused(changes: dict[str, Any], problem: str) -> None:
 def test_a_blank_text_has_no_entities(stride: int, aggregation: "Aggregation.ValueType") -> None:
     input = TokenClassificationInput(text=" \n", window_stride_tokens=stride, aggregation=aggregation)
     encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
-    outputs = [{"logits": np.ones((len(one["input_ids"]), 5), np.float32)} for one in encoded.sequences]
+    outputs = [{"logits": np.ones((len(sequence["input_ids"]), 5), np.float32)} for sequence in encoded.sequences]
     assert list(decode(input, _MODEL, encoded.annotations, outputs).entities) == []
 
 

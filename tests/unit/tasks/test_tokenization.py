@@ -32,7 +32,7 @@ def test_a_text_longer_than_the_model_takes_becomes_tokens_with_their_places() -
 
 def test_special_tokens_are_left_out_where_asked() -> None:
     tokens = _result(TOKENIZATION, TokenizationInput(text="a day", skip_special_tokens=True)).tokens
-    assert [(one.token_id, one.is_special) for one in tokens] == [(_A, False), (_DAY, False)]
+    assert [(token.token_id, token.is_special) for token in tokens] == [(_A, False), (_DAY, False)]
 
 
 @pytest.mark.parametrize(("skips", "text"), [(False, "[CLS] a day [SEP]"), (True, "a day")])

@@ -30,7 +30,7 @@ def test_each_label_is_a_pair_of_the_text_and_its_hypothesis() -> None:
     tokenizer = WordTokenizer("t", "This", "example", "is", "a.", "b.")
     t, this, example, is_, a, b = tokenizer.ids("t This example is a. b.")
     input = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"])
-    pairs = [one["input_ids"].tolist() for one in encode_checked(TASK, input, tokenizer, _MODEL).sequences]
+    pairs = [sequence["input_ids"].tolist() for sequence in encode_checked(TASK, input, tokenizer, _MODEL).sequences]
     assert pairs == [[CLS, t, SEP, this, example, is_, label, SEP] for label in (a, b)]
 
 

@@ -56,7 +56,7 @@ class WordTokenizer:
         """See TextTokenizer."""
         words = {CLS: "[CLS]", SEP: "[SEP]"} if special_tokens else {}
         words |= {token_id: word for word, token_id in self._ids.items()}
-        return " ".join(words[one] for one in token_ids if one in words)
+        return " ".join(words[id] for id in token_ids if id in words)
 
     def special_tokens(self, *, pair: bool) -> int:
         """See TextTokenizer."""
@@ -81,7 +81,7 @@ class WordTokenizer:
         continues: bool = False,
     ) -> EncodedText:
         """See TextTokenizer. The template has "role: content" for each message."""
-        return self.encode(" ".join(f"{one['role']}: {one['content']}" for one in messages))
+        return self.encode(" ".join(f"{message['role']}: {message['content']}" for message in messages))
 
     def encode_truncated(
         self,

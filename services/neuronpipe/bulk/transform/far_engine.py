@@ -23,7 +23,7 @@ from neuronpipe.core.errors import (
 from neuronpipe.core.status import from_status
 from neuronpipe.platform.tls import TlsFiles
 
-# Maximum number of windows in flight. Each is a stream, on which a gateway has 64 rows in flight
+# Maximum number of windows in flight. A window is a stream, of which a gateway computes 64 rows at once
 # (max_stream_in_flight).
 _WINDOWS = 4
 _WINDOW_ROWS = 256

@@ -1,4 +1,4 @@
-"""JSON Web Tokens (RFC 7519), checked with the keys of a local JWKS file. The one file that knows PyJWT."""
+"""JSON Web Tokens (RFC 7519), checked with the keys of a local JWKS file. The only file that imports PyJWT."""
 
 import json
 import time

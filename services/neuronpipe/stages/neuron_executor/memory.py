@@ -12,14 +12,13 @@ from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.stages.neuron_executor.backends import find_backend
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 
 _MIB = 1 << 20
-# Python and the runtime, without models.
-_PROCESS_BYTES = {"openvino": 160 * _MIB, "torch": 480 * _MIB, "neuronx": 480 * _MIB, "fake": 64 * _MIB}
 # A compiled graph on OpenVINO: the size of its copy of the weights relative to the file without word tables, and the
 # rest of the graph.
 _COPY_OF_WEIGHTS = {"int8": 2.4, "bfloat16": 1.0, "float32": 1.6}
@@ -79,7 +78,7 @@ def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPl
     # Weights for a device pass through the host, one model after the other.
     combine = sum if names <= {"openvino", "fake"} else max
     return MemoryPlan(
-        process=max((_PROCESS_BYTES.get(name, 0) for name in names), default=0),
+        process=max((find_backend(name).process_bytes for name in names), default=0),
         weights=combine([plan.weights for plan in fitting_plans] or [0]),
         graphs=sum(plan.graphs for plan in fitting_plans),
         shapes=sum(plan.shapes for plan in fitting_plans),

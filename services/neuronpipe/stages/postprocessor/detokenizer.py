@@ -14,7 +14,7 @@ _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _VISIBLE = (*range(33, 127), *range(161, 173), *range(174, 256))
 _HIDDEN = [byte for byte in range(256) if byte not in _VISIBLE]
 _BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + place): byte for place, byte in enumerate(_HIDDEN)}
-# The decoders of Llama 2 and Gemma. Strip changes only the first token of a text.
+# The decoders of Llama 2 and Gemma, which differ in Strip. It takes the space from the first token of a text.
 _SPACE = "\u2581"
 _WITH_FALLBACK = [
     {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},

@@ -169,10 +169,7 @@ async def test_the_answer_continues_the_last_message_of_the_assistant() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "schema"),
-    [
-        ({"type": "auto"}, ""),
-        ({"type": "tool", "name": "look"}, json.dumps(_TOOL["input_schema"])),
-    ],
+    [({"type": "auto"}, ""), ({"type": "tool", "name": "look"}, json.dumps(_TOOL["input_schema"]))],
     ids=str,
 )
 async def test_a_choice_may_force_a_call(choice: dict[str, str], schema: str) -> None:

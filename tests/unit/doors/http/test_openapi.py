@@ -85,7 +85,7 @@ def test_each_object_of_an_answer_has_its_name(document: dict[str, Any]) -> None
     while new:
         found |= new
         new = {inner for name in new for inner in _references(schemas[name])} - found
-    assert found == _ANSWERS
+    assert found == _ANSWERS, "a new answer's name belongs to _ANSWERS"
 
 
 @pytest.mark.parametrize(

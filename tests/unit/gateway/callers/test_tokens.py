@@ -153,8 +153,7 @@ def test_a_jwks_without_keys_for_signatures_is_told(issuer: Issuer) -> None:
 
 def test_keys_that_are_too_weak_or_secret_are_told(issuer: Issuer) -> None:
     weak = RSAAlgorithm.to_jwk(
-        rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key(),
-        as_dict=True,
+        rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key(), as_dict=True
     )
     shared = {"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"}
     private = RSAAlgorithm.to_jwk(issuer.keys["rsa"], as_dict=True)

@@ -201,9 +201,7 @@ def test_a_request_that_turns_out_larger_than_its_budget_is_refused(gates: list[
         assert control.level("a") == 0
 
 
-def test_a_request_that_turns_out_larger_than_what_its_tenant_may_have_in_flight_is_refused(
-    gates: list[_Gate],
-) -> None:
+def test_a_request_that_turns_out_larger_than_what_its_tenant_may_have_in_flight_is_refused(gates: list[_Gate]) -> None:
     control = _with(gates, a=Rights(max_tokens_in_flight=50))
     call = Call(caller=Caller("x", "a"))
     with control.control.admit(call, 40, model="m", shed=lambda: None) as admission:  # ten tokens

@@ -203,7 +203,7 @@ class _HangingWarm(FakeBackend):
 async def test_the_limit_is_a_setting_and_with_the_last_core_the_executor_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_HangingWarm"))
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_HangingWarm", 0))
     write_bundle(tmp_path, model=model_spec(name="m"), artifacts=(Artifact(backend="fake", dtype="float32"),))
     callers: list[asyncio.Task[object]] = []
 

@@ -49,7 +49,7 @@ class _OneDevice(FakeBackend):
 def device(monkeypatch: pytest.MonkeyPatch) -> type[_OneDevice]:
     for name in "running", "overlaps", "closed":
         monkeypatch.setattr(_OneDevice, name, [], raising=False)
-    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_OneDevice"))
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_OneDevice", 0))
     return _OneDevice
 
 

@@ -103,7 +103,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> type[_MenuBackend]:
         "changed": asyncio.Event(),
     }.items():
         monkeypatch.setattr(_MenuBackend, name, value, raising=False)
-    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_MenuBackend"))
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_MenuBackend", 0))
     monkeypatch.setattr(devices, "_IDLE_S", 0.002)
     monkeypatch.setattr(devices, "_FIRST_TOKENS", 0)
     return _MenuBackend

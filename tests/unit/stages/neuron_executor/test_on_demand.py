@@ -116,7 +116,7 @@ async def test_so_many_items_wait_for_a_model_and_more_are_refused(tmp_path: Pat
     settings = with_constants(EngineSettings, models_on_demand=True, max_queue_sequences=2)
     async with running_executor(read_repository(_repository(tmp_path, "a")), settings) as stage:
         outcomes = await asyncio.gather(*(_ask(stage, "a") for _ in range(3)), return_exceptions=True)
-        (refused,) = [one for one in outcomes if one]
+        (refused,) = [outcome for outcome in outcomes if outcome]
         assert isinstance(refused, Overloaded)
         expected = "2 items wait until model 'a' version 1 is loaded, the limit"
         assert refused.message == expected

@@ -201,11 +201,11 @@ async def test_no_batch_of_several_is_larger_than_its_limits_or_later_than_a_dea
         sizes.append(len(batch.members))
         assert batch.computed_tokens == rows * tokens
         assert rows == len(batch.members) == _MENU.rows_within(rows, tokens)
-        assert tokens == max(one.padded_tokens for one in batch.members)
+        assert tokens == max(member.padded_tokens for member in batch.members)
         assert rows <= limits.max_batch_size
         finish_s = clock.now_s + system.time.seconds(rows * tokens)
         if rows > 1:  # a sequence alone is computed to measure the time of a batch again
-            assert all(finish_s < one.deadline_s for one in batch.members)
+            assert all(finish_s < member.deadline_s for member in batch.members)
             assert rows * tokens <= limits.max_batch_tokens
             assert system.time.seconds(rows * tokens) <= limit_s
         clock.now_s += generator.choice([0.0, finish_s - clock.now_s])
@@ -227,7 +227,7 @@ async def test_images_and_texts_of_one_model_run_in_batches_of_their_own(
     planned = {(shape.rows, shape.tokens) for shape in menu.planned(1, _LIMITS.max_batch_size, 512)}
     found = []
     while batch := system.next_batch(1e9):
-        assert len({one.tokens > spec.max_tokens for one in batch.members}) == 1
+        assert len({member.tokens > spec.max_tokens for member in batch.members}) == 1
         assert (batch.rows, batch.padded_tokens) in planned
-        found += [one.tokens for one in batch.members]
+        found += [member.tokens for member in batch.members]
     assert sorted(found) == sorted(lengths)

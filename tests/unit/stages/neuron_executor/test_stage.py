@@ -185,7 +185,7 @@ class _PartlyDead(FakeBackend):
 
 def _some_dead(monkeypatch: pytest.MonkeyPatch, *dead: int) -> None:
     monkeypatch.setattr(_PartlyDead, "dead", frozenset(dead))
-    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_PartlyDead"))
+    monkeypatch.setitem(BACKENDS, "fake", BackendEntry(f"{__name__}:_PartlyDead", 0))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ class BackendEntry:
     """A back end and its abilities.
 
     - `path`: the module and the name of its Backend.
+    - `process_bytes`: the memory of Python and the runtime, without models.
     - `generates`: its module has a function `load_decoder`, which loads a model that generates text.
     - `has_parts`: it computes models in parts, each on a core of its own.
     - `is_one_in_flight`: its cores take one batch at a time, because they have no device for which a second batch could
@@ -25,6 +26,7 @@ class BackendEntry:
     """
 
     path: str
+    process_bytes: int
     generates: bool = False
     has_parts: bool = False
     is_one_in_flight: bool = False
@@ -42,11 +44,11 @@ class BackendEntry:
 _PACKAGE = "neuronpipe.stages.neuron_executor.backends"
 BACKENDS = {
     "openvino": BackendEntry(
-        f"{_PACKAGE}.openvino:OpenVinoBackend", generates=True, has_parts=True, is_one_in_flight=True
+        f"{_PACKAGE}.openvino:OpenVinoBackend", 160 << 20, generates=True, has_parts=True, is_one_in_flight=True
     ),
-    "fake": BackendEntry(f"{_PACKAGE}.fake:FakeBackend"),
-    "neuronx": BackendEntry(f"{_PACKAGE}.neuronx:NeuronxBackend", generates=True, has_parts=True),
-    "torch": BackendEntry(f"{_PACKAGE}.torch:TorchBackend", generates=True),
+    "fake": BackendEntry(f"{_PACKAGE}.fake:FakeBackend", 64 << 20),
+    "neuronx": BackendEntry(f"{_PACKAGE}.neuronx:NeuronxBackend", 480 << 20, generates=True, has_parts=True),
+    "torch": BackendEntry(f"{_PACKAGE}.torch:TorchBackend", 480 << 20, generates=True),
 }
 GENERATING = [name for name, entry in BACKENDS.items() if entry.generates]
 WITH_PARTS = [name for name, entry in BACKENDS.items() if entry.has_parts]

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, MODEL
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
 ResultT = TypeVar("ResultT")
@@ -78,14 +76,6 @@ class BackendRequest:
     pipeline_cores: int = 1
     buckets: tuple[Bucket, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-
-
-def decoder_file(request: BackendRequest, name: str) -> Path:
-    """Returns the file with the graph of a decoder's step. Raises SetupError if back end `name` finds none."""
-    for path in request.files:
-        if path.stem in (MODEL, GATHERED) and path.suffix != ".bin":
-            return path
-    raise SetupError(f"model {request.spec.name!r}: its {name} artefact names no file of a model; compile it again")
 
 
 class Backend(Protocol):

@@ -18,11 +18,10 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Prepare,
     ResultT,
     check_shapes,
-    decoder_file,
 )
 from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
-from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel
+from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel, decoder_file
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
 from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, read
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
@@ -176,7 +175,7 @@ def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) ->
     from neuronpipe.stages.neuron_executor.runtimes.decoders import GatheredModel
     from neuronpipe.stages.neuron_executor.runtimes.paged import OpenVinoGraph, PagedModel
 
-    file = decoder_file(request, "openvino")
+    file = decoder_file(request.spec.name, "openvino", request.files)
     properties = {**request.properties, "INFERENCE_NUM_THREADS": str(request.threads)}
 
     def load_graph() -> DecoderModel:

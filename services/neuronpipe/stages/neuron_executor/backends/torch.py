@@ -20,8 +20,8 @@ from neuronpipe.stages.neuron_executor.backends.base import (
     Prepare,
     ResultT,
     check_shapes,
-    decoder_file,
 )
+from neuronpipe.stages.neuron_executor.runtimes.decoder import decoder_file
 from neuronpipe.stages.neuron_executor.runtimes.decoders import GatheredModel
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads
 from neuronpipe.stages.neuron_executor.runtimes.torch import TorchGraph, is_lost, load_program
@@ -84,7 +84,8 @@ class TorchBackend:
 
 def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> GatheredModel:
     """Loads a model that generates; see `load_decoder` of the package."""
-    return GatheredModel(TorchGraph(decoder_file(request, "torch"), request.threads, max_tokens, max_bytes))
+    file = decoder_file(request.spec.name, "torch", request.files)
+    return GatheredModel(TorchGraph(file, request.threads, max_tokens, max_bytes))
 
 
 def _cores(kind: str, request: BackendRequest) -> int:

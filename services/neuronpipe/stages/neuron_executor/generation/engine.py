@@ -111,7 +111,7 @@ class Generator:
         observer.watch(
             running=lambda: len(self.planner.running),
             waiting=lambda: len(self.planner.waiting),
-            blocks=lambda: self.planner.blocks_in_use / model.blocks,
+            blocks=lambda: self.planner.blocks.in_use / model.blocks,
         )
 
     @property
@@ -218,7 +218,7 @@ class Generator:
         if stream and progress.tokens:
             stream.put(progress.tokens)
         elif progress.is_first and progress.ends_by is None:
-            _tell_wait(stream, True)  # a search has begun, which tells no tokens before its end
+            _tell_wait(stream, True)  # a beam search has begun; its tokens come at its end
         if isinstance(progress.ends_by, NeuronpipeError):
             future.set_exception(progress.ends_by)
         elif progress.ends_by is not None:
@@ -270,8 +270,9 @@ class Generator:
         if self._steps.is_closed:
             raise _stopping()
         is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
-        if is_too_long or not self.planner.could_hold(sequence):
-            limit = min(self.planner.most_tokens, self.spec.max_tokens) if is_too_long else self.planner.most_tokens
+        if is_too_long or not self.planner.blocks.could_hold(sequence):
+            most_tokens = self.planner.blocks.most_tokens
+            limit = min(most_tokens, self.spec.max_tokens) if is_too_long else most_tokens
             raise InvalidInput(
                 "options.max_new_tokens",
                 f"{sequence.input_tokens} tokens of the {'text' if sequence.source.token_ids else 'prompt'} and "

@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from hashlib import blake2b
 
-from neuronpipe.stages.neuron_executor.generation.beams import BeamStep
-from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool, block_digests
+from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
+from neuronpipe.stages.neuron_executor.generation.held_blocks import HeldBlocks
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
-from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, TextRow
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import DUE_TOKENS, PATIENCE_S, TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
@@ -60,14 +59,13 @@ class Planner:
 
         `spare_scores`: scores of prompts and drafts in a step, beyond the scores after one token of each text.
         """
-        self._pool = pool
+        self.blocks = HeldBlocks(pool)
         self._max_sequences = max_sequences
         self._step_tokens = max(step_tokens, max_sequences)
         self._spare_scores = spare_scores
         self.pace = pace
         # Number of texts that run side by side while others wait: fewer than the limit if they need the whole cache.
         self._places = max_sequences
-        self._copies: list[tuple[int, int]] = []
         # The waiting and the running sequences, both sorted by rank.
         self.waiting: list[GeneratedSequence] = []
         self.running: list[GeneratedSequence] = []
@@ -77,21 +75,6 @@ class Planner:
     def __iter__(self) -> Iterator[GeneratedSequence]:
         yield from self.running
         yield from self.waiting
-
-    @property
-    def most_tokens(self) -> int:
-        """The number of tokens that fit into the whole cache."""
-        return self._pool.count * self._pool.block_tokens
-
-    @property
-    def blocks_in_use(self) -> int:
-        """The number of blocks that sequences hold."""
-        return self._pool.count - self._pool.free
-
-    def could_hold(self, sequence: GeneratedSequence) -> bool:
-        """Whether the longest text of a sequence, and its source, fit into the empty cache."""
-        text_blocks = sequence.most_rows * self._blocks(sequence.most_tokens)
-        return text_blocks + self._blocks(len(sequence.source.token_ids)) <= self._pool.count
 
     def add(self, sequence: GeneratedSequence) -> None:
         """Adds a new sequence that the cache could hold."""
@@ -103,7 +86,7 @@ class Planner:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._give_back(sequence)
+        self.blocks.give_back(sequence)
 
     def plan(self) -> dict[GeneratedSequence, list[DecoderRun]]:
         """Plans the next step; empty if there is no sequence."""
@@ -143,22 +126,22 @@ class Planner:
         self._make_room(sequence, step)
         if not self._has_room_for(sequence):
             return False
-        self._share_blocks(sequence)
+        self.blocks.share(sequence)
         count = min(sequence.left_with(step.spare_scores), max(1, step.room // len(sequence.rows)))
         # A source is read as a whole, so a source may be longer than the step.
         if step.reads_source and sequence.source.unread > step.room - count * len(sequence.rows):
-            self._give_back(sequence)
+            self.blocks.give_back(sequence)
             return False
-        missing = self._missing(sequence, count)
+        missing = self.blocks.missing(sequence, count)
         self._make_room(sequence, step, missing)
-        if missing > self._pool.free:
-            self._give_back(sequence)
+        if missing > self.blocks.free:
+            self.blocks.give_back(sequence)
             self._places = max(1, self._rows)
             return False
         if self._preemptable(sequence) is _Preemptable.ALL:
             sequence.kept_tokens = sequence.generated + DUE_TOKENS
         self.waiting.remove(sequence)
-        self._take(sequence, count, missing)
+        self.blocks.take(sequence, count, missing)
         self._shares.add(sequence, sequence.most_rows, sequence.blocks_held)
         insort(self.running, sequence, key=_rank)
         step.add(sequence, count)
@@ -174,9 +157,9 @@ class Planner:
             if not drafts.lookup or not is_answered or max_tokens < 1:
                 continue
             draft = drafts.lookup.draft(sequence.token_ids, max_tokens)
-            missing = self._missing(sequence, 1 + len(draft))
-            if missing <= self._pool.free:
-                self._take(sequence, 1 + len(draft), missing)
+            missing = self.blocks.missing(sequence, 1 + len(draft))
+            if missing <= self.blocks.free:
+                self.blocks.take(sequence, 1 + len(draft), missing)
                 drafts.token_ids = draft
                 room -= len(draft)
 
@@ -209,36 +192,14 @@ class Planner:
             return None
         return max((waiting for waiting in new if waiting.tenant == busiest), key=_rank)
 
-    def take_copies(self) -> list[tuple[int, int]]:
-        """The blocks to copy before the planned step, as pairs (from, to)."""
-        copies, self._copies = self._copies, []
-        return copies
-
-    def fork(self, sequence: GeneratedSequence, steps: Sequence[BeamStep]) -> None:
-        """Replaces the texts of a sequence by continuations of them, each a former text with another token."""
-        before = sequence.rows
-        sequence.rows = [
-            TextRow([*before[step.parent].token_ids, step.token_id], [*before[step.parent].blocks]) for step in steps
-        ]
-        for row in sequence.rows:
-            self._pool.retain(row.blocks)
-        for row in before:
-            self._pool.release(row.blocks)
-
     def finish(self, sequence: GeneratedSequence, count: int) -> None:
         """Notes that `count` more tokens of a sequence are computed, and publishes the blocks that became full."""
         sequence.computed += count
         sequence.record.steps += 1
         if sequence.source.unread:
             sequence.source.is_read = True
-            for block, digest in zip(sequence.source.blocks, self._source_digests(sequence), strict=True):
-                self._pool.publish(block, digest)
-        full, prefix = sequence.computed // self._pool.block_tokens, sequence.prefix
-        if full > prefix.published and len(sequence.rows) == 1:
-            self._extend_digests(sequence, full * self._pool.block_tokens)
-            for index in range(prefix.published, full):
-                self._pool.publish(sequence.rows[0].blocks[index], prefix.digests[index])
-            prefix.published = full
+            self.blocks.publish_source(sequence)
+        self.blocks.publish(sequence)
 
     def _reading_parts(
         self, room: int, answered: Sequence[GeneratedSequence], reading: Sequence[GeneratedSequence]
@@ -274,7 +235,7 @@ class Planner:
         if not self._shares.are_several:
             return None
         # The whole text: texts larger than their shares would preempt each other before they have a token.
-        blocks = sequence.blocks_held + self._missing(sequence, len(sequence.token_ids) - sequence.computed)
+        blocks = sequence.blocks_held + self.blocks.missing(sequence, len(sequence.token_ids) - sequence.computed)
         if self._shares.fits(sequence, sequence.most_rows, blocks):
             return _Preemptable.OVER_SHARE
         is_due = time.monotonic() - sequence.waits_since_s > PATIENCE_S
@@ -294,62 +255,24 @@ class Planner:
 
     def _make_room(self, sequence: GeneratedSequence, step: _Step, missing: int = 0) -> None:
         """Preempts sequences until a waiting sequence has rows and its missing blocks, or none may be preempted."""
-        while missing > self._pool.free or not self._has_room_for(sequence):
+        while missing > self.blocks.free or not self._has_room_for(sequence):
             tenants = self._preemptable(sequence)
             if not tenants or not (victim := self._victim(sequence, tenants)):
                 break
             self._preempt(victim, step)
-
-    def _share_blocks(self, sequence: GeneratedSequence) -> None:
-        """Gives a sequence the published blocks of its source and of its first tokens.
-
-        The last token is always computed again.
-        """
-        self._share_source(sequence)
-        if len(sequence.rows) > 1 or sequence.prompt_scores:
-            return
-        row, source, tokens = sequence.rows[0], sequence.source, len(sequence.token_ids) - 1
-        self._extend_digests(sequence, tokens)
-        row.blocks = self._pool.share(sequence.prefix.digests[: tokens // self._pool.block_tokens])
-        sequence.prefix.published = len(row.blocks)
-        sequence.computed = len(row.blocks) * self._pool.block_tokens
-        if not sequence.record.preempted_ns:
-            sequence.record.cached_tokens = sequence.computed + len(source.token_ids) - source.unread
-
-    def _share_source(self, sequence: GeneratedSequence) -> None:
-        """Gives a sequence the published blocks of its source, if all of them exist."""
-        source, digests = sequence.source, self._source_digests(sequence)
-        source.blocks = self._pool.share(digests)
-        source.is_read = len(source.blocks) == len(digests)
-        if not source.is_read:
-            self._pool.release(source.blocks)
-            source.blocks = []
-
-    def _source_digests(self, sequence: GeneratedSequence) -> list[bytes]:
-        """One digest per block of a source. It hashes the scope and the block's number, because the scope identifies
-        the source.
-        """
-        count = self._blocks(len(sequence.source.token_ids))
-        return [blake2b(f"{sequence.prefix.scope} source {place}".encode()).digest() for place in range(count)]
-
-    def _extend_digests(self, sequence: GeneratedSequence, tokens: int) -> None:
-        """Computes missing digests of the first `tokens` tokens. A waiting prompt is looked at in every step."""
-        size, prefix = self._pool.block_tokens, sequence.prefix
-        if tokens // size > len(prefix.digests):
-            prefix.digests = block_digests(sequence.token_ids[:tokens], size, prefix.scope, prefix.digests)
 
     def _hold(self, sequence: GeneratedSequence, count: int, step: _Step) -> bool:
         """Gets blocks for `count` more tokens, if needed from younger sequences, and at last preempts the sequence.
 
         Returns whether the sequence still runs.
         """
-        while (missing := self._missing(sequence, count)) > self._pool.free:
+        while (missing := self.blocks.missing(sequence, count)) > self.blocks.free:
             youngest = max(self.running, key=self._superfluity) if self._shares.are_several else self.running[-1]
             self._preempt(youngest, step)
             if youngest is sequence:
                 return False
         if missing:
-            self._take(sequence, count, missing)
+            self.blocks.take(sequence, count, missing)
             self._shares.add(sequence, 0, missing)
         return True
 
@@ -361,22 +284,11 @@ class Planner:
         step.remove(sequence)
         self.running.remove(sequence)
         self._shares.add(sequence, -sequence.most_rows, -sequence.blocks_held)
-        self._give_back(sequence)
+        self.blocks.give_back(sequence)
         sequence.waits_since_s = time.monotonic()
         sequence.record.preempted_ns.append(time.monotonic_ns())
         self.preemptions += 1
         insort(self.waiting, sequence, key=_rank)
-
-    def _give_back(self, sequence: GeneratedSequence) -> None:
-        self._pool.release(sequence.source.blocks)
-        for row in sequence.rows:
-            self._pool.release(row.blocks)
-            row.blocks = []
-        sequence.prefix.published = sequence.computed = 0
-        sequence.source.blocks, sequence.source.is_read = [], False
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self._pool.block_tokens)
 
     @property
     def _rows(self) -> int:
@@ -401,39 +313,8 @@ class Planner:
         if not self._shares.are_several or self._preemptable(sequence):
             return True
         kept_rows, kept_blocks = self._shares.kept_for_others(sequence.tenant)
-        blocks = self._missing(sequence, sequence.left)
-        return rows + kept_rows <= self._max_sequences and blocks + kept_blocks <= self._pool.free
-
-    def _missing(self, sequence: GeneratedSequence, count: int) -> int:
-        held, missing = self._blocks(sequence.computed + count), 0
-        for row in sequence.rows:
-            missing += max(0, held - len(row.blocks))
-        if sequence.source.token_ids:
-            missing += self._blocks(len(sequence.source.token_ids)) - len(sequence.source.blocks)
-        return missing + (self._shared_ends(sequence) if len(sequence.rows) > 1 else 0)
-
-    def _shared_ends(self, sequence: GeneratedSequence) -> int:
-        """The number of rows that would write to a block to which another row also writes."""
-        if not sequence.computed % self._pool.block_tokens:
-            return 0
-        return len(sequence.rows) - len({row.blocks[-1] for row in sequence.rows})
-
-    def _take(self, sequence: GeneratedSequence, count: int, missing: int) -> None:
-        taken = self._pool.take(missing)
-        if len(sequence.rows) > 1 and self._shared_ends(sequence):
-            written: set[int] = set()
-            for row in sequence.rows:
-                if row.blocks[-1] in written:
-                    copy = taken.pop()
-                    self._copies.append((row.blocks[-1], copy))
-                    self._pool.release(row.blocks[-1:])
-                    row.blocks[-1] = copy
-                written.add(row.blocks[-1])
-        while len(sequence.source.blocks) < self._blocks(len(sequence.source.token_ids)):
-            sequence.source.blocks.append(taken.pop())
-        for row in sequence.rows:
-            while len(row.blocks) < self._blocks(sequence.computed + count):
-                row.blocks.append(taken.pop())
+        blocks = self.blocks.missing(sequence, sequence.left)
+        return rows + kept_rows <= self._max_sequences and blocks + kept_blocks <= self.blocks.free
 
     @staticmethod
     def _runs(sequence: GeneratedSequence, count: int) -> list[DecoderRun]:

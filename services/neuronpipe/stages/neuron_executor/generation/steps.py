@@ -142,7 +142,7 @@ class StepLoop:
 
         Raises DecoderLost, and the error of a step that failed as a whole.
         """
-        self._model.copy(self._planner.take_copies())
+        self._model.copy(self._planner.blocks.take_copies())
         chosen: dict[GeneratedSequence, _Chosen] = {}
         for sequence, runs in planned.items():
             if sequence.source.unread:
@@ -213,7 +213,7 @@ class StepLoop:
         """Adds the next token to all texts of a search. Returns the reason why the text ends there, or None."""
         if isinstance(choice, list):
             if choice:
-                self._planner.fork(sequence, choice)
+                self._planner.blocks.fork(sequence, choice)
                 return None
             assert isinstance(sequence.chooser, BeamSearch)  # noqa: S101 (only a search chooses steps)
             return sequence.chooser.best[0].finish_reason

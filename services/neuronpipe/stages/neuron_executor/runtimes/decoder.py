@@ -40,6 +40,14 @@ def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: 
     return blocks
 
 
+def decoder_file(model: str, backend: str, files: Sequence[Path]) -> Path:
+    """Returns the file of an artefact with the graph of a decoder's step. Raises SetupError if there is none."""
+    for path in files:
+        if path.stem in (MODEL, GATHERED) and path.suffix != ".bin":
+            return path
+    raise SetupError(f"model {model!r}: its {backend} artefact names no file of a model; compile it again")
+
+
 class DecoderRun(NamedTuple):
     """Consecutive tokens of one sequence in a step. `past`: number of its tokens that are already in `blocks`.
 
@@ -99,7 +107,7 @@ class DecoderModel(Protocol):
 
     @property
     def part_tokens(self) -> int:
-        """The least tokens of a prompt that are worth a step; fewer tokens hardly cost less."""
+        """The fewest tokens of a prompt that are worth a step; a step of fewer takes nearly as long."""
 
     def read(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
         """Fills blocks with the cross keys and values of a source. Needs an encoder. Raises the errors of `compute`."""

@@ -101,7 +101,7 @@ async def test_searches_that_join_and_leave_do_not_change_others() -> None:
             assert found in (None, expected)
         while generator.planner.running or generator.planner.waiting:
             await asyncio.sleep(0)
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
     assert max(sum(len(run.token_ids) for run in step) for step in decoder.steps) <= 8
 
 

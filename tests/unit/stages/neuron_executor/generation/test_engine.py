@@ -81,7 +81,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
             assert found in (None, greedy(prompt, count))
 
         await asyncio.gather(*(ask(number) for number in range(60)))
-        await happens(lambda: not generator.planner.blocks_in_use)
+        await happens(lambda: not generator.planner.blocks.in_use)
     assert generator.planner.preemptions > 0, "the cache was never too small"
     assert max(map(len, decoder.steps)) <= 4
 
@@ -151,7 +151,7 @@ async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None
         await asyncio.gather(leaving, return_exceptions=True)
         steps = len(decoder.steps)
         await generator.generate(_item([1, 2], 1))
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
     later = decoder.steps[steps + 1 :]
     assert all(run.token_ids == [1, 2] for step in later for run in step)
 
@@ -321,7 +321,7 @@ async def test_a_deadline_ends_a_text_and_frees_its_blocks() -> None:
     async with _generator(WrittenDecoder(32)) as generator:
         with pytest.raises(DeadlineExceeded):
             await generator.generate(_item([1] * 8, 40, call=Call(deadline_s=time.monotonic())))
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
 
 
 async def test_scores_that_are_not_finite_fail_one_text_alone() -> None:
@@ -376,7 +376,7 @@ async def _copied(
     settings |= {"telemetry": telemetry, "max_queue_sequences": 128}
     async with _generator(_CopyingDecoder(24), **settings) as generator:
         predictions = await _together(generator, *items, streams=streams)
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
         assert options or generator.planner.preemptions, "the cache was never too small"
     arrays = [{name: array.tolist() for name, array in one.outputs.arrays[0].items()} for one in predictions]
     metrics = Metrics.GENERATED, Metrics.DRAFT_TOKENS, Metrics.ACCEPTED_TOKENS
@@ -483,7 +483,7 @@ async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
         with pytest.raises(InternalError, match="not chosen"):
             await generator.generate(item)
         assert tokens_of(await beside) == greedy([1, 2], 8)
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
     assert [record.message for record in caplog.records] == ["a token could not be chosen"]
 
 
@@ -492,7 +492,7 @@ async def test_a_step_that_fails_ends_its_texts_and_the_next_ones_are_right() ->
         with pytest.raises(InternalError, match="could not compute"):
             await generator.generate(_item([_UNUSED], 8))
         assert tokens_of(await generator.generate(_item([1, 2], 8))) == greedy([1, 2], 8)
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
 
 
 class _HangingDecoder(WrittenDecoder):

@@ -55,7 +55,7 @@ async def test_texts_that_join_and_leave_do_not_change_others() -> None:
             assert found in (None, greedy(_START, count, source))
 
         await asyncio.gather(*(ask(number) for number in range(60)))
-        await happens(lambda: not generator.planner.blocks_in_use)
+        await happens(lambda: not generator.planner.blocks.in_use)
     assert generator.planner.preemptions > 0, "the cache was never too small"
 
 
@@ -88,7 +88,7 @@ async def test_a_source_that_cannot_be_read_fails_its_text_alone(caplog: pytest.
             with pytest.raises(InternalError, match="could not compute"):
                 await generator.generate(_item([*_UnreadableDecoder.unreadable]))
             assert tokens_of(await first) == greedy(_START, 8, [5, 6])
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
     assert [record.message for record in caplog.records] == ["a source could not be read"] * 2
 
 
@@ -116,7 +116,7 @@ async def test_a_source_is_read_once_for_all_texts_of_a_scope() -> None:
     async with _generator(decoder) as generator:
         texts = [await generator.generate(_item(source, 8, call)) for call in calls]
         search = await generator.generate(_item(source, 8, calls[0], num_beams=2))
-        assert generator.planner.blocks_in_use == 0
+        assert generator.planner.blocks.in_use == 0
     assert [tokens_of(one) for one in texts] == [greedy(_START, 8, source)] * 3
     assert decoder.read_sources == [source, source], "once for each scope"
     assert [one.generation and one.generation.cached_tokens for one in (*texts, search)] == [0, 0, 6, 6]

@@ -101,7 +101,7 @@ def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> Execu
 async def _texts(generator: Generator, item: ExecuteItem) -> list[tuple[str, int]]:
     """The texts, and why each ended."""
     outputs = (await generator.generate(item)).outputs.arrays
-    texts = [_TOKENIZER.decode(one["token_ids"].tolist(), skip_special_tokens=True) for one in outputs]
+    texts = [_TOKENIZER.decode(output["token_ids"].tolist(), skip_special_tokens=True) for output in outputs]
     return [(text, int(one["finish_reason"])) for text, one in zip(texts, outputs, strict=True)]
 
 
@@ -111,7 +111,7 @@ async def test_a_text_that_ends_has_its_form(form: str, manner: dict[str, Any]) 
     options, has_form = _FORMS[form]
     async with _generator() as generator:
         items = [_item([5, 9 + number], **options, **manner) for number in range(12)]
-        found = [text for texts in await asyncio.gather(*(_texts(generator, one) for one in items)) for text in texts]
+        found = [text for texts in await asyncio.gather(*(_texts(generator, item) for item in items)) for text in texts]
     assert {reason for _, reason in found} <= {_END, _LENGTH}
     ended = [text for text, reason in found if reason == _END]
     assert [text for text in ended if not has_form(text)] == []
@@ -125,7 +125,7 @@ async def test_texts_with_forms_leave_others_as_they_are_also_where_blocks_run_o
     async with _generator(blocks=12) as generator:
         items = [_item([7, number], 40) for number in range(4)]
         items += [_item([8, number], 40, **_FORMS["json_schema"][0]) for number in range(4)]
-        assert await asyncio.gather(*(_texts(generator, one) for one in items)) == [*alone, *formed]
+        assert await asyncio.gather(*(_texts(generator, item) for item in items)) == [*alone, *formed]
         assert generator.planner.preemptions
 
 

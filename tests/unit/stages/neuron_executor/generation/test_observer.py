@@ -30,7 +30,7 @@ def _run_steps(observer: GenerationObserver, sequences: list[GeneratedSequence])
     """Every sequence gets a token in every step; the first step has the prompts."""
     for step in range(_STEPS):
         tokens = [1] if step else [1, 2, 3]
-        planned = {one: [DecoderRun(tokens, 0, [0], 1)] for one in sequences}
+        planned = {sequence: [DecoderRun(tokens, 0, [0], 1)] for sequence in sequences}
         observer.step(StepRecord.of(planned, 1_000 * step).ended(1_000 * step + 500))
         for one in sequences:
             one.record.started_ns = one.record.started_ns or one.record.arrived_ns

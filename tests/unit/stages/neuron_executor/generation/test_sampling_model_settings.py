@@ -89,11 +89,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
     "encoder_no_repeat_ngram_size of 2": {"encoder_no_repeat_ngram_size": 2},
     "sequence_bias": {
-        "sequence_bias": [[[one], 9.0 - one] for one in range(3, 20)] + [[[one, 8], 30.0] for one in range(3, 20)],
+        "sequence_bias": [[[number], 9.0 - number] for number in range(3, 20)]
+        + [[[number, 8], 30.0] for number in range(3, 20)],
         "repetition_penalty": 1.4,
     },
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.5)},
-    "renormalize_logits": {"renormalize_logits": True, "bad_words_ids": [[one] for one in range(5, 30)]},
+    "renormalize_logits": {"renormalize_logits": True, "bad_words_ids": [[number] for number in range(5, 30)]},
     "renormalize_logits of the best": {"renormalize_logits": True, "bad_words_ids": [[5], [6], [7]]},
 }
 
@@ -107,7 +108,7 @@ _SUBTLE = ("nothing", "renormalize_logits of the best")
 def test_settings_of_a_model_have_the_effect_that_they_have_in_generate(model: Any, name: str) -> None:
     chosen, different = np.random.default_rng(len(name)), 0
     for length, num_beams in itertools.product((1, 2, 400), (1, 3)):
-        prompt = [int(one) for one in chosen.integers(3, _VOCABULARY, length)]
+        prompt = [int(integer) for integer in chosen.integers(3, _VOCABULARY, length)]
         found = _generated(model, _SETTINGS[name], prompt, num_beams, 14)
         given = torch.tensor([prompt])
         with torch.inference_mode():

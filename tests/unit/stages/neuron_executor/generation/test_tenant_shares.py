@@ -120,14 +120,14 @@ async def test_a_short_text_begins_at_once_beside_large_ones_of_another_tenant_w
         most = 6 if form == "one search" else 3
         assert generator.planner.preemptions <= most, "room was kept for the next text"
         assert await asyncio.gather(*large) == alone
-        await happens(lambda: generator.planner.blocks_in_use == 0)
+        await happens(lambda: generator.planner.blocks.in_use == 0)
 
 
 async def test_a_short_text_begins_at_once_where_another_tenant_has_all_blocks() -> None:
     async with _generator(blocks=64) as (generator, decoder):
         prompts = [[number] * 30 for number in range(8)]
         large = [asyncio.create_task(_tokens(generator, _item("mallory", one, 60))) for one in prompts]
-        await happens(lambda: generator.planner.blocks_in_use > 55)
+        await happens(lambda: generator.planner.blocks.in_use > 55)
         assert max([await _steps_before(generator, decoder, number) for number in range(6)]) <= 1
         texts = await asyncio.gather(*large)
         assert generator.planner.preemptions

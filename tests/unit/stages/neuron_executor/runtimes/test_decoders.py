@@ -48,7 +48,7 @@ def test_parts_of_texts_are_written_behind_each_other() -> None:
     assert _sums(model, DecoderRun(ids[:20], 0, [5], 0)) == []
     assert _sums(model, DecoderRun(ids[20:69], 20, [5, 2, 7], 0), DecoderRun([9], 0, [1], 1)) == [9]
     assert _sums(model, DecoderRun(ids[69:], 69, [5, 2, 7], 1), DecoderRun([4], 1, [1], 1)) == [sum(ids), 13]
-    assert [one["input_ids"].shape for one in graph.steps] == [(1, 20), (1, 49), (1, 1), (2, 1)]
+    assert [step["input_ids"].shape for step in graph.steps] == [(1, 20), (1, 49), (1, 1), (2, 1)]
     assert graph.steps[-1]["blocks"].tolist() == [[5, 2, 7], [1, 1, 1]], "filled up with its own block"
 
 

@@ -90,9 +90,9 @@ def _computed(graph: openvino.Model, *, has_fixed_shape: bool) -> tuple[Array, A
     vectors = generator.standard_normal((*_SHAPE, _WIDTH)).astype(np.float32)
     outputs = compiled({"ids": generator.integers(0, _ROWS, _SHAPE), "vectors": vectors})
     nodes = compiled.get_runtime_model().get_ops()
-    constants = (one.output(0) for one in nodes if one.get_rt_info()["layerType"].astype(str) == "Const")
-    tables = (one for one in constants if list(one.get_shape()) == [_ROWS, _WIDTH])
-    held = {one.get_element_type().get_type_name() for one in tables}
+    constants = (node.output(0) for node in nodes if node.get_rt_info()["layerType"].astype(str) == "Const")
+    tables = (constant for constant in constants if list(constant.get_shape()) == [_ROWS, _WIDTH])
+    held = {table.get_element_type().get_type_name() for table in tables}
     return outputs["sums"].copy(), outputs["scores"].copy(), held
 
 
