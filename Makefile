@@ -7,6 +7,7 @@
 # verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
+# swagger-ui  the files of the page at /docs of the HTTP door, from npm
 # docs      the site of docs/, in .cache/site; it needs no server and no network
 # check     verify, verify-package and test
 # fuzz      a million random sequences through the scheduler, and a million messages to every method of real servers, or
@@ -43,7 +44,7 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 NODE := tests/integration/node
-CONSOLE := services/neuronpipe/doors/http/console/static
+CONSOLE := services/neuronpipe/doors/http/console
 FRAMEWORKS := tests/integration/frameworks/requirements.txt
 SOURCES := services tests demo examples docker
 PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
@@ -400,7 +401,9 @@ verify-package: .venv/.dev
 	  "$$package/venv/bin/python" -m pytest --quiet --override-ini filterwarnings=error \
 	    --confcutdir=tests/unit/client tests/unit/client
 	  "$$package/venv/bin/python" -m neuronpipe.api.protos --out "$$package/protos"
-	  diff --recursive $(CONSOLE) "$$package"/venv/lib/python3*/site-packages/$(CONSOLE:services/%=%)
+	  for folder in static docs; do
+	    diff --recursive $(CONSOLE)/$$folder "$$package"/venv/lib/python3*/site-packages/$(CONSOLE:services/%=%)/$$folder
+	  done
 	done
 
 .venv/.docs: pyproject.toml constraints.txt
@@ -427,6 +430,19 @@ $(SITE_SCRIPTS)/$(MERMAID)-$(IFRAME_WORKER):
 	sha256sum --check --quiet <<< "$$site_script_sums"
 	rm *.tgz
 	touch $(@F)
+
+# Files of the page at /docs of the HTTP door, as they are in the package of npm.
+SWAGGER_UI := 5.35.0
+.PHONY: swagger-ui
+swagger-ui:
+	command -v npm >/dev/null || $(call install,nodejs npm)
+	package=$$(mktemp -d)
+	trap 'rm -rf "$$package"' EXIT
+	(cd "$$package" && npm pack --silent swagger-ui-dist@$(SWAGGER_UI) && tar -xzf *.tgz)
+	cd "$$package/package"
+	cp swagger-ui-bundle.js swagger-ui-bundle.js.LICENSE.txt swagger-ui.css $(CURDIR)/$(CONSOLE)/docs
+	cp LICENSE $(CURDIR)/$(CONSOLE)/docs/LICENSE.txt
+	cp NOTICE $(CURDIR)/$(CONSOLE)/docs/NOTICE.txt
 
 # The variable silences the theme's notice of what comes after it.
 .PHONY: docs

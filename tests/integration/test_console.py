@@ -552,3 +552,52 @@ async def test_the_table_of_models_follows_the_registry(
                 re.compile(r"version 2.*ready.*canary.*25\.0 % of requests.*copies of 10\.0 %"), timeout=30_000
             )
             await expect(rows.nth(1)).to_contain_text("75.0 % of requests")
+
+
+async def test_the_page_of_the_api_lists_every_operation_tries_one_and_asks_no_other_host(
+    chromium: Browser, fake_repository: Path
+) -> None:
+    requested: set[str] = set()
+    complaints: list[str] = []
+    context = await chromium.new_context()
+    page = await context.new_page()
+    page.set_default_timeout(2000 * _RUN_LIMIT_S)  # the page resolves the schemas of an operation when it is opened
+    page.on("request", lambda request: requested.add(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    with running_http_server(fake_repository) as server:
+        await page.goto(f"{server.url}/docs")
+        shown = page.locator(".opblock-summary-path")
+        await expect(shown.first).to_be_visible(timeout=2000 * _RUN_LIMIT_S)
+        paths = (await (await context.request.get(f"{server.url}/openapi.json")).json())["paths"]
+        assert await shown.count() == sum(len(operations) for operations in paths.values())
+        named = page.locator(".opblock-summary-path", has_text=re.compile(r"^/\u200b?v1/\u200b?models$"))
+        operation = page.locator(".opblock-get").filter(has=named)
+        await operation.locator("button.opblock-summary-control").click()
+        await operation.get_by_role("button", name="Try it out").click()
+        await operation.get_by_role("button", name="Execute").click()
+        await expect(operation.locator(".live-responses-table .response-col_status").last).to_contain_text(
+            "200", timeout=2000 * _RUN_LIMIT_S
+        )
+        await expect(operation.locator(".live-responses-table")).to_contain_text("classifier")
+    await context.close()
+    assert {url for url in requested if not url.startswith((server.url, "data:"))} == set()
+    assert complaints == []
+
+
+async def test_the_page_of_the_api_asks_for_the_key_of_a_server_that_knows_its_callers(
+    chromium: Browser, fake_repository: Path, tmp_path: Path
+) -> None:
+    files = make_files(tmp_path / "files")
+    context = await chromium.new_context()
+    with guarded_server(fake_repository, files) as guarded:
+        page = await context.new_page()
+        await page.goto(f"{guarded.server.url}/docs")
+        await page.get_by_label("API key or token").fill("np_wrong")
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.get_by_role("status")).to_have_text("not accepted")
+        await page.get_by_label("API key or token").fill(files.labels)
+        await page.get_by_role("button", name="Show").click()
+        await expect(page.locator(".opblock-summary-path").first).to_be_visible(timeout=2000 * _RUN_LIMIT_S)
+        assert files.labels not in await page.content()
+    await context.close()

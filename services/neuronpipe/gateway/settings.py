@@ -153,7 +153,7 @@ class HttpSettings(Settings):
     )
 
     console: Literal["auto", "on", "off"] = Field(
-        "auto", description="the console, a page at / of the HTTP port; auto: where that listens on a loopback address"
+        "auto", description="the console at / and the API as a page at /docs; auto: where HTTP is on a loopback address"
     )
 
     @property

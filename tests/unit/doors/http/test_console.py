@@ -63,6 +63,21 @@ async def test_every_file_is_served_under_a_policy_that_lets_nothing_else_run(br
     assert (status, problem["detail"]) == (404, "the console has no such file")
 
 
+async def test_the_page_of_the_api_runs_its_own_files_alone_and_has_their_licences(browser: Browser) -> None:
+    folder = _STATIC.parent / "docs"
+    names = {file.name for file in folder.iterdir()}
+    assert {"LICENSE.txt", "NOTICE.txt", "swagger-ui-bundle.js.LICENSE.txt"} <= names
+    for path in ("/docs", *(f"/docs/{name}" for name in names)):
+        status, _ = await browser.get(path)
+        assert status == 200, path
+        policy = dict(one.strip().split(" ", 1) for one in browser.headers["content-security-policy"].split(";"))
+        assert (policy["default-src"], policy["script-src"], policy["connect-src"]) == ("'none'", "'self'", "'self'")
+        assert (policy["style-src"], policy["img-src"]) == ("'self'", "'self' data:")
+    html = (folder / "index.html").read_text()
+    assert set(re.findall(r'"docs/([^"]+)"', html)) <= names
+    assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)|https?:", html)
+
+
 def test_the_page_has_no_script_or_style_of_its_own_and_loads_nothing_from_elsewhere() -> None:
     html = (_STATIC / "index.html").read_text()
     assert not re.search(r"<style|\bstyle=|\bon\w+=|<script(?![^>]*\bsrc=)", html)

@@ -1,4 +1,4 @@
-"""The console's routes: its files, the state of the server, kept traces, and the stream of live figures."""
+"""The console's routes: its files and the API's page, the state of the server, kept traces, and live figures."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.core.tracing import status_name
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import EVENTS, event
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import RequestRefused
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.tenants.tenants import Shares
@@ -32,6 +32,8 @@ _get = partial(Route, "GET", is_counted=False)
 # The files are open as health is: without them the page cannot ask for a key.
 PAGE = _get("/", "the console", service="health")
 FILE = _get("/console/{file}", "a file of the console", service="health")
+API = _get("/docs", "the API as a page, to read and to try", service="health")
+API_FILE = _get("/docs/{file}", "a file of that page", service="health")
 STATE = _get("/console/state", "the state of the server for the console")
 TRACE = _get("/console/traces/{id}", "a kept trace as OTLP JSON")
 LIVE = _get("/console/live", "live figures as server-sent events; ?model= of one model", service="metrics")
@@ -42,12 +44,15 @@ _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
 # The page runs its own files, asks its own server, shows pictures from memory (blob:), and no page may show it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
+# Swagger UI puts HTML that it has cleaned into its page, and has its icons as data.
+_API_POLICY = _POLICY.replace("; require-trusted-types-for 'script'", "").replace("blob:", "data:")
 _HEADERS = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -69,17 +74,8 @@ def console_handlers(
     `grpc_port`: the port of the gateway's gRPC, for examples of calls. `get_trace`: finds a trace if the server keeps
     traces.
     """
-    responses = {
-        file.name: HttpResponse(file.read_bytes(), _MEDIA_TYPES[f".{file.name.rpartition('.')[2]}"], _HEADERS)
-        for file in (files(__package__) / "static").iterdir()
-    }
     live = LiveFigures(meters)
-
-    async def file(request: HttpRequest) -> HttpResponse:
-        name = request.names.get("file", _PAGE_FILE)
-        if name not in responses:
-            raise RequestRefused(404, "not_found", "the console has no such file")
-        return responses[name]
+    file, api_file = _files("static", _POLICY), _files("docs", _API_POLICY)
 
     async def state(request: HttpRequest) -> HttpResponse:
         models = MessageToDict(
@@ -97,7 +93,25 @@ def console_handlers(
     async def stream(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"", EVENTS, _HEADERS, stream=live.listen(request.parameter("model")), is_endless=True)
 
-    return [(PAGE, file), (FILE, file), (STATE, state), (TRACE, trace), (LIVE, stream)]
+    pages = [(PAGE, file), (FILE, file), (API, api_file), (API_FILE, api_file)]
+    return [*pages, (STATE, state), (TRACE, trace), (LIVE, stream)]
+
+
+def _files(folder: str, policy: str) -> HttpHandler:
+    """Returns the handler of a folder of files, which shows its page where a request names no file."""
+    headers = ((b"content-security-policy", policy.encode()), *_HEADERS[1:])
+    responses = {
+        file.name: HttpResponse(file.read_bytes(), _MEDIA_TYPES[f".{file.name.rpartition('.')[2]}"], headers)
+        for file in (files(__package__) / folder).iterdir()
+    }
+
+    async def answer(request: HttpRequest) -> HttpResponse:
+        name = request.names.get("file", _PAGE_FILE)
+        if name not in responses:
+            raise RequestRefused(404, "not_found", "the console has no such file")
+        return responses[name]
+
+    return answer
 
 
 _INTERVAL_S = 1.0
