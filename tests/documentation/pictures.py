@@ -96,6 +96,7 @@ def draw_trace(repository: str) -> None:
             shares_batch = any(len(trace.mates(batch)) > 1 for batch in trace.batches)
             if shares_batch and trace.root.duration_ns <= MAX_REQUEST_MS * 1e6:
                 break
+    assert trace
     (ROOT / "docs" / "trace.svg").write_text("\n".join(_svg(trace)) + "\n")
     note("trace.svg", trace.root.duration_ns / 1e6)
 
