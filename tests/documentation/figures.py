@@ -264,7 +264,7 @@ _PARTS = {
     "accuracy": _accuracy,
 }
 _PART = re.compile(r"(?<=<!-- )([\w ]+)(: made by tests/documentation/figures\.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_PAGES = tuple(ROOT / "docs" / name for name in ("comparison.md", "limits.md", "performance.md"))
+_PAGES = tuple(ROOT / "docs" / name for name in ("comparison.md", "limits.md"))
 
 _WIDTH, _HEIGHT, _TOP, _BASE = 380, 300, 66, 236
 _COLOURS = ("ours", "first", "second")
