@@ -193,6 +193,25 @@ def _generated_texts() -> Iterator[str]:
     yield from markdown_table(["Tokens/s, by callers", *heading], rows)
 
 
+def _accuracy() -> Iterator[str]:
+    """The table of the agreement of each model in each dtype."""
+    results = json.loads((_BENCHMARKS / "accuracy.json").read_text())
+    machine = results["machine"]
+    yield f"{machine['CPU']}, {machine['instructions']}; {machine['date'][:10]}:"
+    yield ""
+    rows = [
+        [
+            row["model"],
+            row["dtype"],
+            f"{row['agreement']:.4f}",
+            row["meaning"],
+            f"{row['largest_difference']:.2g}",
+        ]
+        for row in results["rows"]
+    ]
+    yield from markdown_table(["Model", "dtype", "Agreement", "Meaning", "Largest difference"], rows)
+
+
 def _missed() -> Iterator[str]:
     """The table of all targets that any machine missed."""
     folders = (_AMX, _VNNI, _OLD)
@@ -242,9 +261,10 @@ _PARTS = {
     "as people write": _as_people_write,
     "generated texts": _generated_texts,
     "missed targets": _missed,
+    "accuracy": _accuracy,
 }
 _PART = re.compile(r"(?<=<!-- )([\w ]+)(: made by tests/documentation/figures\.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_PAGES = (ROOT / "docs" / "comparison.md", ROOT / "docs" / "limits.md")
+_PAGES = tuple(ROOT / "docs" / name for name in ("comparison.md", "limits.md"))
 
 _WIDTH, _HEIGHT, _TOP, _BASE = 380, 300, 66, 236
 _COLOURS = ("ours", "first", "second")
