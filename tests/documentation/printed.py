@@ -23,6 +23,7 @@ _ANY = (
     (re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b"), "SMALL"),
     (re.compile(r"\b[\d,]+(?:\.\d+)? ?(?:ns|µs|ms|s|min|%|[kKMG]?i?B|requests/s|texts/s|tokens/s)(?!\w)"), "TIME"),
     (re.compile(r'(_ns"?: "?)\d+'), r"\1TIME"),
+    (re.compile(r'("(?:batch_size|bucket_tokens|padded_tokens)": )\d+'), r"\1COUNT"),  # by how sequences met
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w]|\.\d)")
 

@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ that show the Python client: their snippets run as they are."""
+"""The pages of docs/ that show the Python client: their snippets run as they are."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.unit.client.fake_gateway import fake_gateway
 
 _ROOT = Path(__file__).parents[3]
-_PAGES = ("README.md", "docs/quick-start.md", "docs/clients.md")
+_PAGES = ("docs/quick-start.md", "docs/clients.md")
 
 
 def _snippets(page: str) -> list[str]:

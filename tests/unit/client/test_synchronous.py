@@ -70,10 +70,17 @@ def test_closing_again_does_nothing(gateway: FakeGateway) -> None:
         client.close()
 
 
+def _client_threads() -> set[threading.Thread]:
+    """The threads of open clients; other tests of this process may have some."""
+    return {thread for thread in threading.enumerate() if thread.name == "neuronpipe-client"}
+
+
 def test_closing_ends_the_thread(gateway: FakeGateway) -> None:
+    before = _client_threads()
     client = Client(gateway.target)
+    assert len(_client_threads() - before) == 1
     client.close()
-    assert "neuronpipe-client" not in {thread.name for thread in threading.enumerate()}
+    assert _client_threads() <= before
 
 
 @pytest.mark.parametrize(
@@ -155,9 +162,10 @@ def test_what_reading_the_requests_raises_is_the_callers(gateway: FakeGateway) -
 
 
 def test_a_client_that_cannot_be_made_raises_and_leaves_no_thread() -> None:
+    before = _client_threads()
     with pytest.raises(UnicodeEncodeError):
         Client("\ud83d")
-    assert "neuronpipe-client" not in {thread.name for thread in threading.enumerate()}
+    assert _client_threads() <= before
 
 
 def test_a_program_that_closes_nothing_ends(gateway: FakeGateway) -> None:
