@@ -39,7 +39,7 @@ _MAX_ABANDONED = 128
 
 
 class Coalescer:
-    """One stage with all of its endpoints, which `serve` adds. The instance and `generate` are stage functions."""
+    """One stage with all of its endpoints, which `serve` adds. `send` and `generate` are stage functions."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Coalescer:
     def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
         """Yields the tokens of one text as they come, and in the end the item's value. Raises as a call does."""
         stream = TokenStream(is_urgent=item.is_urgent)
-        return stream.read(self(item, stream))
+        return stream.read(self.send(item, stream))
 
-    async def __call__(self, item: StageItem, stream: TokenSink | None = None) -> Any:
+    async def send(self, item: StageItem, stream: TokenSink | None = None) -> Any:
         """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,
         the item is also cancelled.
 

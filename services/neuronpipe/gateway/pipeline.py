@@ -26,9 +26,10 @@ from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.background import Places
 
-# The number of requests of batches and streams that begin in a turn of the event loop, which thousands would hold up;
-# and the number of turns that each request takes where other tenants also call.
-_BEGINNINGS, _SHARED_TURNS = 4, 4
+# The number of requests of batches and streams that begin in a turn of the event loop, which thousands would hold up.
+_BEGINNINGS = 4
+# The number of turns that each such request takes where other tenants also call.
+_SHARED_TURNS = 4
 
 
 class Pipeline:

@@ -71,7 +71,7 @@ async def running_stages(
         if far:
             running_far = running_far_stages(far, telemetry.meters, report, tls, held_items)
             far_stages = await stack.enter_async_context(running_far)
-            functions |= far_stages
+            functions |= {name: stage.send for name, stage in far_stages.items()}
         if "neuron-executor" in far_stages:
             generate = far_stages["neuron-executor"].generate
         stages = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"], generate)

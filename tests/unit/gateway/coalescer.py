@@ -172,7 +172,7 @@ class System:
 
     async def ask_for(self, model: ModelKey, *names: str, **context: Any) -> list["asyncio.Task[Any]"]:
         """Brings items for a model."""
-        tasks = [asyncio.create_task(self.coalescer(item(name, model=model, **context))) for name in names]
+        tasks = [asyncio.create_task(self.coalescer.send(item(name, model=model, **context))) for name in names]
         self.tasks += tasks
         await settled()
         return tasks

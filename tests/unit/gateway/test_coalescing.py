@@ -70,7 +70,7 @@ async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(
     await system.ask("first")
     # 600 bytes each: the second passes the limit. The last but one is larger than the limit by itself.
     for name, size_bytes in {"a": 600, "b": 600, "c": 600, "d": 5000, "e": 0}.items():
-        system.tasks.append(asyncio.create_task(system.coalescer(item(name, b"x" * size_bytes))))
+        system.tasks.append(asyncio.create_task(system.coalescer.send(item(name, b"x" * size_bytes))))
     await settled()
     for _ in range(3):
         await wire.say()
@@ -208,7 +208,7 @@ async def test_an_item_whose_caller_left_leaves_the_queue_at_once_with_its_input
     await system.ask("occupies the endpoint")
     tasks = [
         asyncio.create_task(
-            system.coalescer(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode())))
+            system.coalescer.send(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode())))
         )
         for name, priority in {"interactive": Priority.PRIORITY_INTERACTIVE, "bulk": BULK}.items()
     ]

@@ -129,7 +129,7 @@ async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_a
     first, told = await system.connect(), list[NewTokens]()
     stream: Any = SimpleNamespace(put=told.append)
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
-    task = asyncio.create_task(system.coalescer(text, stream))
+    task = asyncio.create_task(system.coalescer.send(text, stream))
     system.tasks.append(task)
     await settled()
     await first.say((first.id_of("a"), NewTokens((), GenerationFigures(), is_waiting=True)))
@@ -280,7 +280,7 @@ async def test_an_item_whose_caller_left_is_not_sent_again(system: System) -> No
 
 async def test_without_an_endpoint_an_item_fails_at_once_by_the_services_name(system: System) -> None:
     with pytest.raises(Unavailable, match=UNREACHABLE):
-        await asyncio.wait_for(system.coalescer(item("a")), LIMIT_S)
+        await asyncio.wait_for(system.coalescer.send(item("a")), LIMIT_S)
 
 
 async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: System, wire: Wire) -> None:
@@ -292,7 +292,7 @@ async def test_when_the_last_endpoint_goes_whoever_waits_fails_at_once(system: S
         with pytest.raises(Unavailable, match=UNREACHABLE):
             await asyncio.wait_for(task, LIMIT_S)
     with pytest.raises(Unavailable, match=UNREACHABLE):
-        await asyncio.wait_for(system.coalescer(item("later")), LIMIT_S)
+        await asyncio.wait_for(system.coalescer.send(item("later")), LIMIT_S)
 
 
 async def test_a_caller_who_left_does_not_keep_the_others_from_failing_with_the_last_endpoint(
@@ -482,7 +482,7 @@ async def test_an_endpoint_that_announces_nothing_gets_items_of_every_model(syst
 async def test_a_model_that_no_endpoint_has_fails_at_once_by_its_name_and_version(system: System) -> None:
     await system.connect(_ONE)
     with pytest.raises(Unavailable, match=_NO_TWO):
-        await asyncio.wait_for(system.coalescer(item("a", model=_TWO)), LIMIT_S)
+        await asyncio.wait_for(system.coalescer.send(item("a", model=_TWO)), LIMIT_S)
 
 
 @pytest.mark.parametrize("ending", ["goes", "drops the model", "drains", "is retired"])
@@ -504,7 +504,7 @@ async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fai
     with pytest.raises(Unavailable, match=_NO_TWO):
         await asyncio.wait_for(waiting, LIMIT_S)
     with pytest.raises(Unavailable, match=_NO_TWO):
-        await asyncio.wait_for(system.coalescer(item("later", model=_TWO)), LIMIT_S)
+        await asyncio.wait_for(system.coalescer.send(item("later", model=_TWO)), LIMIT_S)
     if ending != "goes":
         await both.answer("occupies it")
         assert await first == value("occupies it")

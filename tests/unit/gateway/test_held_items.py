@@ -75,7 +75,7 @@ async def test_items_that_are_held_again_count_for_their_own_tenants_and_request
 
     async def ask(tenant: str, name: str) -> object:
         records[name] = held_items.new_time()
-        return await system.coalescer(item(name, caller=Caller(tenant, tenant), held=records[name]))
+        return await system.coalescer.send(item(name, caller=Caller(tenant, tenant), held=records[name]))
 
     wire = await system.connect(MODEL)
     await system.ask("occupies it")
@@ -121,7 +121,7 @@ async def test_the_item_that_is_one_too_many_is_refused_and_a_place_is_free_when
     first, _ = await held.ask("a", "b")
     problem = r"^2 requests are held .* the limit is 2 \(the gateway's max_held_requests\)$"
     with pytest.raises(Overloaded, match=problem) as refused:
-        await held.coalescer(item("c"))
+        await held.coalescer.send(item("c"))
     assert refused.value.retry_after_s > 0
     first.cancel()
     await settled()
@@ -133,10 +133,10 @@ async def test_the_item_that_is_one_too_many_is_refused_and_a_place_is_free_when
 
 
 async def test_items_are_held_up_to_a_number_of_bytes_and_a_single_one_of_any_size(held: System) -> None:
-    large = asyncio.create_task(held.coalescer(item("large", b"x" * 150)))
+    large = asyncio.create_task(held.coalescer.send(item("large", b"x" * 150)))
     await settled()
     with pytest.raises(Overloaded, match=r"^150 bytes are held .* the limit is 100$"):
-        await held.coalescer(item("small", b"x"))
+        await held.coalescer.send(item("small", b"x"))
     large.cancel()
 
 
@@ -156,12 +156,12 @@ async def test_draining_ends_what_is_held_and_holds_no_more(held: System, held_i
     with pytest.raises(Unavailable, match="the gateway is stopping"):
         await task
     with pytest.raises(Unavailable, match="the gateway is stopping"):
-        await held.coalescer(item("b"))
+        await held.coalescer.send(item("b"))
 
 
 async def test_nothing_is_held_without_a_limit(system: System) -> None:
     with pytest.raises(Unavailable, match=UNREACHABLE):
-        await system.coalescer(item("a"))
+        await system.coalescer.send(item("a"))
 
 
 async def test_metrics_and_the_span_tell_how_long_an_item_was_held_and_how_that_ended(system: System) -> None:

@@ -708,7 +708,7 @@ async def test_deadlines_that_pass_while_requests_are_held_are_no_overload(is_th
     held_items, wire = HeldItems(100, 1 << 20), Wire()
     execute = Coalescer("neuron-executor", report, held_items=held_items)
     models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
-    pipeline = Pipeline(models, Stages(_tokenize, execute, _postprocess), settings, held_items=held_items)
+    pipeline = Pipeline(models, Stages(_tokenize, execute.send, _postprocess), settings, held_items=held_items)
     door = Door(NativeDoor(pipeline, Catalog(models), settings))
 
     def ask(seconds: float, count: int) -> list[asyncio.Task[Any]]:

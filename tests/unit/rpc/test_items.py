@@ -838,7 +838,7 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     following = asyncio.create_task(follow_endpoints(TOKENIZE, f"127.0.0.1:{door.port}", gateway.serve))
     await happens(lambda: reports == [True])
     items = [TokenizeItem(Call(f"id-{number}"), ModelKey("m", 1), Packed(TaskInput, data=b"")) for number in (1, 2)]
-    left, asked = [asyncio.create_task(gateway(item)) for item in items]
+    left, asked = [asyncio.create_task(gateway.send(item)) for item in items]
     await happens(lambda: stage.began == [1, 2])
     draining = asyncio.create_task(life.drain(_LIMIT_S))
     await happens(lambda: reports == [True, False])
