@@ -13,6 +13,7 @@ from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.oip.task_model import TaskModel
 from neuronpipe.doors.oip.tensors import TensorSpec
 from neuronpipe.tasks import TASKS
+from tests.reference.answers import answer_json, result_json
 from tests.reference.markdown import code, table, text
 
 _KINDS = {
@@ -59,13 +60,14 @@ def _tensor(spec: TensorSpec) -> str:
 
 
 def _sample(task: str) -> list[str]:
-    """The input that `neuronpipe infer --example` prints, and what each interface calls it."""
-    lines = ["", "```json", example_of(task), "```", ""]
+    """The input that `neuronpipe infer --example` prints, its result, and what each interface calls it."""
+    lines = ["", "```json", example_of(task), "```", "", "The result:", "", "```json", result_json(task), "```", ""]
     words = "Python: " + ", ".join(map(code, _methods(task))) + "."
     if task not in TASKS:
         return [*lines, words]
     request = first_request("NAME", task, "127.0.0.1:8080").replace(" -d ", " \\\n  -d ", 1)
-    lines += ["```text", request, "```", ""]  # tests/unit/cli/test_run.py tries each
+    answers = [answer] if (answer := answer_json(task)) else []
+    lines += ["```text", request, *answers, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)
     tensors = [
         ", ".join(code(one.name) + "?" * one.is_optional for one in ones) for ones in (model.inputs, model.outputs)
