@@ -3641,7 +3641,7 @@ type GenerationOptions struct {
 	// The most tokens to generate. Default: 256, or what there is room for if that is less. Limit: prompt and new tokens
 	// together are at most Model.max_tokens; with an encoder and a decoder, what the decoder has positions for.
 	MaxNewTokens *uint32 `protobuf:"varint,1,opt,name=max_new_tokens,json=maxNewTokens,proto3,oneof" json:"max_new_tokens,omitempty"`
-	// So many tokens are generated before one may end the text. Default: 0.
+	// The number of tokens that are generated before one may end the text. Default: 0.
 	MinNewTokens *uint32 `protobuf:"varint,2,opt,name=min_new_tokens,json=minNewTokens,proto3,oneof" json:"min_new_tokens,omitempty"`
 	// True: each token is drawn at random, by its probability. False: it is the most probable one (greedy), and the
 	// fields temperature, top_k, top_p, min_p and seed must not be set. With num_beams, the continuations of the texts
@@ -3665,7 +3665,7 @@ type GenerationOptions struct {
 	StopStrings []string `protobuf:"bytes,10,rep,name=stop_strings,json=stopStrings,proto3" json:"stop_strings,omitempty"`
 	// Tokens that end the text, in addition to those of the model. At most 64. Default: none.
 	StopTokenIds []uint32 `protobuf:"varint,11,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
-	// So many texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
+	// The number of texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
 	// and fewer where it finds fewer. Without, more than 1 need do_sample; each draws numbers of its own, and the first
 	// text is the one that the seed gives alone. Default: 1.
 	NumReturnSequences *uint32 `protobuf:"varint,12,opt,name=num_return_sequences,json=numReturnSequences,proto3,oneof" json:"num_return_sequences,omitempty"`
@@ -3697,7 +3697,7 @@ type GenerationOptions struct {
 	ForcedBosTokenId *uint32 `protobuf:"varint,22,opt,name=forced_bos_token_id,json=forcedBosTokenId,proto3,oneof" json:"forced_bos_token_id,omitempty"`
 	// The last token of a text that reaches max_new_tokens. Default: none.
 	ForcedEosTokenId *uint32 `protobuf:"varint,23,opt,name=forced_eos_token_id,json=forcedEosTokenId,proto3,oneof" json:"forced_eos_token_id,omitempty"`
-	// So many texts are searched side by side for the one with the best score (beam search): 1 to 16. The text of more
+	// The number of texts that a beam search keeps, of which the one with the best score wins: 1 to 16. The text of more
 	// than 1 comes as a whole, also in a stream. More than 1 cannot be combined with stop_strings, since the search knows
 	// tokens and no text. Default: 1; of summarization and translation 4. With stop_strings the default is 1 in any case.
 	NumBeams *uint32 `protobuf:"varint,24,opt,name=num_beams,json=numBeams,proto3,oneof" json:"num_beams,omitempty"`

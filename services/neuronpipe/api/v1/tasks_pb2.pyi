@@ -1797,7 +1797,7 @@ class GenerationOptions(_message.Message):
     together are at most Model.max_tokens; with an encoder and a decoder, what the decoder has positions for.
     """
     min_new_tokens: _builtins.int
-    """So many tokens are generated before one may end the text. Default: 0."""
+    """The number of tokens that are generated before one may end the text. Default: 0."""
     do_sample: _builtins.bool
     """True: each token is drawn at random, by its probability. False: it is the most probable one (greedy), and the
     fields temperature, top_k, top_p, min_p and seed must not be set. With num_beams, the continuations of the texts
@@ -1820,7 +1820,7 @@ class GenerationOptions(_message.Message):
     0.01 to 100. Default: 1.
     """
     num_return_sequences: _builtins.int
-    """So many texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
+    """The number of texts for one prompt: 1 to 16. With num_beams, the best ones of the search, best first: at most num_beams,
     and fewer where it finds fewer. Without, more than 1 need do_sample; each draws numbers of its own, and the first
     text is the one that the seed gives alone. Default: 1.
     """
@@ -1853,7 +1853,7 @@ class GenerationOptions(_message.Message):
     forced_eos_token_id: _builtins.int
     """The last token of a text that reaches max_new_tokens. Default: none."""
     num_beams: _builtins.int
-    """So many texts are searched side by side for the one with the best score (beam search): 1 to 16. The text of more
+    """The number of texts that a beam search keeps, of which the one with the best score wins: 1 to 16. The text of more
     than 1 comes as a whole, also in a stream. More than 1 cannot be combined with stop_strings, since the search knows
     tokens and no text. Default: 1; of summarization and translation 4. With stop_strings the default is 1 in any case.
     """
