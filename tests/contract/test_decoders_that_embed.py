@@ -216,7 +216,7 @@ async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_
     np.testing.assert_allclose(_scores(result), expected, rtol=0, atol=_TOLERANCE)
     query = TaskInput(rerank=RerankInput(query="word " * 188, texts=["a text"], truncation=_RIGHT))
     with pytest.raises(
-        InvalidInput, match=r"query: \d+ tokens in the model's template: the query leaves no room .* 192"
+        InvalidInput, match=r"^query: \d+ tokens around the text leave no room for it, the limit is 192"
     ):
         await infer_all(bundle.folder, [query])
 
