@@ -230,6 +230,7 @@ def test_what_is_no_reranker_is_refused_with_what_to_do(tmp_path: Path) -> None:
     refused(_writer(tmp_path / "trimming", trimming), "its chat template changes the texts that are written into it")
     words = _writer(tmp_path / "words", None)
     tokenizer = byte_level_bpe(max_tokens=192)
+    tokenizer.chat_template = _CHAT
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (words / name).unlink()
     tokenizer.save_pretrained(words)
