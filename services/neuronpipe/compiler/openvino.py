@@ -138,7 +138,8 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
     paths = [conversion.folder / name for name in artifact.files if name.endswith(".xml")]
     with refusing(f"OpenVINO {openvino.__version__} cannot compile {conversion.module.architecture}"):
         models = [with_stacks(engine().read_model(path), path) for path in paths]
-        parts = [engine().compile_model(model, "CPU", computable(artifact.properties)) for model in models]
+        properties = computable(artifact.properties, models)
+        parts = [engine().compile_model(model, "CPU", properties) for model in models]
     outputs: list[Outputs] = []
     for batch in batches:
         values = dict(batch)

@@ -23,7 +23,14 @@ from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel, decoder_file
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
-from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, has_bfloat16, openvino, read
+from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    PRECISION,
+    computable,
+    engine,
+    has_bfloat16,
+    openvino,
+    read,
+)
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -31,8 +38,6 @@ from neuronpipe.tasks.inputs.kind import input_kind
 # Limit of a batch's tokens for each thread of a stream. Batches of 256 to 512 tokens were the fastest
 # (docs/benchmarks/README.md).
 _MOST_TOKENS = 512
-
-_PRECISION = "INFERENCE_PRECISION_HINT"
 
 
 class OpenVinoBackend:
@@ -116,7 +121,9 @@ class OpenVinoBackend:
             # Otherwise each part would pin its threads to the same CPUs: 99 texts per second instead of 140 (MiniLM,
             # two CPUs, measured 2026-11-24).
             config["ENABLE_CPU_PINNING"] = "NO"
-        return [engine().compile_model(model, "CPU", computable(config)) for model in models or self._models]
+        models = models or self._models
+        config = computable(config, models)
+        return [engine().compile_model(model, "CPU", config) for model in models]
 
     @property
     def part_ns(self) -> Sequence[int]:
@@ -165,7 +172,7 @@ class OpenVinoBackend:
         del self._requests, self._wide_requests, self._models
 
     def _warn_of_precision(self, request: BackendRequest) -> None:
-        asked = request.properties.get(_PRECISION, "f32")
+        asked = request.properties.get(PRECISION, "f32")
         if asked == "bf16" and not has_bfloat16():
             log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)
 

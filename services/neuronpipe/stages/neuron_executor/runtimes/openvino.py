@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ from openvino._offline_transformations import (  # noqa: E402
     paged_attention_transformation,
 )
 
+from neuronpipe.core.logs import log_warning  # noqa: E402
+from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus  # noqa: E402
+
 __all__ = [
+    "PRECISION",
     "STACKS_FILE",
     "apply_make_stateful_transformation",
     "compute",
@@ -34,6 +38,10 @@ __all__ = [
     "traced",
     "with_stacks",
 ]
+
+
+# The property with the data type in which a graph computes.
+PRECISION = "INFERENCE_PRECISION_HINT"
 
 
 @functools.cache
@@ -170,11 +178,46 @@ def has_bfloat16() -> bool:
     return "BF16" in engine().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def computable(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties of a model, with float32 instead of bfloat16 if this CPU does not compute in bfloat16.
+def computable(properties: Mapping[str, str], models: Iterable[openvino.Model]) -> dict[str, str]:
+    """The properties with which this CPU can compute graphs that are compiled with these.
 
-    With AVX-512, OpenVINO 2026.4 would emulate bfloat16, which took 20 times as long as float32 (MiniLM, one text).
+    - Without bfloat16 instructions, graphs compute in float32. With AVX-512, OpenVINO 2026.4 would emulate bfloat16,
+      which took 20 times as long as float32 (MiniLM, one text).
+    - With AMX, OpenVINO 2026.4 divides a gated layer in bfloat16 between pairs of threads. With one thread it divides
+      by zero, which ends the process. So a stream gets two threads; with one thread, graphs compute in float32.
     """
-    if has_bfloat16():
-        return dict(properties)
+    made = dict(properties)
+    if not has_bfloat16():
+        return _in_float32(made)
+    if made.get(PRECISION) == "bf16" and _has_amx() and any(map(_has_gated_layer, models)):
+        threads = int(made.get("INFERENCE_NUM_THREADS", 0)) or available_cpus()
+        if threads < 2:
+            _warn_of_one_thread()
+            return _in_float32(made)
+        if int(made.get("NUM_STREAMS", 1)) > threads // 2:
+            made["NUM_STREAMS"] = str(threads // 2)
+    return made
+
+
+def _in_float32(properties: Mapping[str, str]) -> dict[str, str]:
     return {name: "f32" if value == "bf16" else value for name, value in properties.items()}
+
+
+@functools.cache
+def _has_amx() -> bool:
+    try:
+        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return False
+
+
+def _has_gated_layer(model: openvino.Model) -> bool:
+    """Whether an activation is multiplied with another output, as in SwiGLU and GeGLU."""
+    activations = (node for node in model.get_ops() if node.get_type_name() in ("Swish", "Gelu"))
+    users = (port.get_node() for node in activations for port in node.output(0).get_target_inputs())
+    return any(user.get_type_name() == "Multiply" for user in users)
+
+
+@functools.cache
+def _warn_of_one_thread() -> None:
+    log_warning("OpenVINO cannot compute gated layers in bfloat16 with one thread; such models compute in float32")

@@ -47,12 +47,12 @@ class _OpenVinoStep:
         self, model_file: Path, properties: Mapping[str, str], change: Callable[["openvino.Model"], None]
     ) -> None:
         """`change`: changes the graph before it is compiled. Raises SetupError if the graph cannot be loaded."""
-        compile_properties = {**computable(properties), "NUM_STREAMS": "1"}
         encoder_file = model_file.with_name(f"{ENCODER}.xml")
         try:
             graph = engine().read_model(model_file)
             change(graph)
             _add_scores(graph)
+            compile_properties = {**computable(properties, [graph]), "NUM_STREAMS": "1"}
             self._compiled = engine().compile_model(graph, "CPU", compile_properties)
             self._encoder = _encoder_request(encoder_file, compile_properties) if encoder_file.exists() else None
         except RuntimeError as error:

@@ -10,7 +10,8 @@ import pytest
 from openvino import opset13 as opset
 
 from neuronpipe.core.tensors import Array
-from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, look_up_first, read
+from neuronpipe.stages.neuron_executor.runtimes import openvino as module
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, look_up_first, read
 
 _THREADS_BEGIN = """
 import sys, threading
@@ -36,6 +37,57 @@ def test_threads_whose_first_batches_come_at_once_do_not_wait_for_each_other_for
     # Without the engine's care six in ten processes hang.
     for _ in range(4):
         subprocess.run([sys.executable, "-c", _THREADS_BEGIN], check=True, timeout=60)
+
+
+def _gated(activation: str) -> openvino.Model:
+    """A layer as in decoders and ModernBERT, or one without a gate where the activation is Relu."""
+    tokens = opset.parameter([-1, -1, 256], np.float32)
+    weights = np.random.default_rng(1).standard_normal((3, 256, 256), np.float32) / 16
+    gate, up = (opset.matmul(tokens, opset.constant(weights[number]), False, True) for number in (0, 1))
+    active = (opset.swish if activation == "Swish" else opset.relu)(gate)
+    return openvino.Model([opset.matmul(opset.multiply(active, up), opset.constant(weights[2]), False, True)], [tokens])
+
+
+_BFLOAT16 = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("activation", "has_amx", "streams", "threads", "expected"),
+    [
+        ("Swish", True, "2", "2", {"NUM_STREAMS": "1"}),
+        ("Swish", True, "3", "4", {"NUM_STREAMS": "2"}),
+        ("Swish", True, "1", "2", {}),
+        ("Swish", True, "1", "1", {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}),
+        ("Swish", False, "2", "2", {}),
+        ("Relu", True, "2", "2", {}),
+    ],
+)
+def test_a_stream_of_gated_layers_in_bfloat16_has_two_threads(
+    activation: str,
+    has_amx: bool,
+    streams: str,
+    threads: str,
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(module, "_has_amx", lambda: has_amx)
+    given = {**_BFLOAT16, "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads}
+    assert computable(given, [_gated(activation)]) == given | expected
+
+
+@pytest.mark.parametrize("streams", ["1", "2"])
+def test_gated_layers_are_computed_with_any_threads(streams: str) -> None:
+    # With AMX and one thread, OpenVINO would end the process.
+    model = _gated("Swish")
+    tokens = np.random.default_rng(2).standard_normal((1, 3, 256), np.float32)
+    for threads in ("1", "2"):
+        if int(streams) > int(threads):
+            continue
+        given = {**_BFLOAT16, "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads}
+        found = engine().compile_model(model, "CPU", computable(given, [model]))(tokens)[0]
+        exact = engine().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(tokens)[0]
+        np.testing.assert_allclose(found, exact, rtol=0, atol=0.05 * float(np.abs(exact).max()))
 
 
 _ROWS, _WIDTH, _SHAPE = 600, 64, (3, 9)
