@@ -208,7 +208,9 @@ async def test_an_item_whose_caller_left_leaves_the_queue_at_once_with_its_input
     await system.ask("occupies the endpoint")
     tasks = [
         asyncio.create_task(
-            system.coalescer.send(TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode())))
+            system.coalescer.send(
+                TokenizeItem(Call(name, priority=priority), MODEL, Input(TaskInput, data=name.encode()))
+            )
         )
         for name, priority in {"interactive": Priority.PRIORITY_INTERACTIVE, "bulk": BULK}.items()
     ]
