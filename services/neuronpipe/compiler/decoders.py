@@ -39,12 +39,12 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
     largest_logit,
     token_agreement,
 )
-from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import PRECISION, has_bfloat16, openvino
 
 # Back end → the data types in which it generates.
 DTYPES = {"openvino": ("float32", "bfloat16", "int8-weights"), "torch": tuple(TORCH_DTYPES), "neuronx": neuronx.DTYPES}
 # On some CPUs the cache is in 8 bits by default: then 6 of 24 texts were the same (measured 2026-11-22).
-_PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
+_PRECISIONS = (PRECISION, "KV_CACHE_PRECISION")
 _PROMPT_WORDS = (1, 3, 8, 20, 50, 120)
 # Another prompt is as long as the model takes, up to this number of tokens, because long texts show faults of length.
 # For a model with a sliding window it is longer than the window, up to the second limit.

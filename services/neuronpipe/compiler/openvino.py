@@ -27,10 +27,10 @@ from neuronpipe.compiler.saved_files import cause_of, refusing
 from neuronpipe.compiler.stacked_adapters import TakingStacks, stacks_of
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    PRECISION,
     STACKS_FILE,
     computable,
     engine,
-    has_bfloat16,
     openvino,
     traced,
     with_stacks,
@@ -66,7 +66,7 @@ def convert(conversion: Conversion) -> Artifact:
         backend="openvino",
         dtype=dtype,
         files=tuple(files),
-        properties={"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]},
+        properties={PRECISION: _PRECISIONS[dtype]},
         pipeline_cores=conversion.parts,
         versions={
             "openvino": openvino.__version__,
@@ -147,4 +147,5 @@ def run(conversion: Conversion, artifact: Artifact, batches: Sequence[SampleBatc
             result = part({port.any_name: values[port.any_name] for port in part.inputs})
             values |= {port.any_name: result[port].copy() for port in part.outputs}
         outputs.append({name: values[name] for name in conversion.module.outputs})
-    return Ran(outputs, artifact.dtype if artifact.dtype != "bfloat16" or has_bfloat16() else "float32")
+    is_as_asked = properties[PRECISION] == artifact.properties[PRECISION]
+    return Ran(outputs, artifact.dtype if is_as_asked else "float32")
