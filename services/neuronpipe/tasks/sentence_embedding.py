@@ -68,6 +68,8 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
     """Returns a sequence for each chunk: text behind the prompt of the input or of the model, or token ids alone."""
     encoded = _encode_chunks(input, tokenizer, model)
+    if not (input.return_sparse or input.return_multi_vector):  # the usual case
+        return encoded
     ids = [sequence["input_ids"] for sequence in encoded.sequences]
     if input.return_multi_vector:
         check_vectors_size(sum(map(len, ids)), MultiVectorFacts.of(model).embedding_dimensions)
