@@ -58,4 +58,5 @@ _EXAMPLES = (
 
 def example_of(program: str) -> str:
     """Returns the command that shows a program such as `neuronpipe key create`; empty if no example begins so."""
-    return next((f"neuronpipe {one}" for one in _EXAMPLES if f"neuronpipe {one} ".startswith(f"{program} ")), "")
+    commands = (f"neuronpipe {example}" for example in _EXAMPLES)
+    return next((command for command in commands if f"{command} ".startswith(f"{program} ")), "")
