@@ -26,9 +26,11 @@ from types import MappingProxyType
 
 import pytest
 import yaml
+from google.protobuf import json_format
 
 from demo.model import find_minilm
 from demo.processes import ServiceProcess
+from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.cli.task_json import read_task_input
 from neuronpipe.core.task_inputs import SAMPLES
 from tests.callers.metrics import series_of
@@ -291,9 +293,13 @@ def _run_js(content: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def _read_json(content: str) -> None:
-    """Parses it, and the input of a task as the command line does."""
+    """Parses it, the input of a task as the command line does, and the result of a task as its message."""
     value = json.loads(content)
-    if isinstance(value, dict) and SAMPLES.keys() >= value.keys():
+    if not isinstance(value, dict) or not SAMPLES.keys() >= value.keys():
+        return
+    try:
+        json_format.ParseDict(value, TaskResult())
+    except json_format.ParseError:
         read_task_input(content)
 
 
