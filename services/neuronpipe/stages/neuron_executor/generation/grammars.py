@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _COMPILE_LIMIT_S = 5.0
 _LOOKS_S = 0.1
-# A waiting request that needs longer than this lets others run in its place.
+# A request that waits longer than this lets others run in its place, and a compilation that takes longer gives way.
 _SOON_S = 0.02
 # Grammars that are compiled at the same time, each of another tenant.
 _PLACES = 4
@@ -256,6 +256,7 @@ class Grammars:
                 ended = asyncio.wrap_future(thread.submit(partial(self._run, job)))
                 ended.add_done_callback(partial(self._end, tenant, job))
                 thread.close()
+                _give_way_later(job)
 
     def _end(self, tenant: str, job: _GrammarJob, ended: "asyncio.Future[LLMatcher | NeuronpipeError]") -> None:
         self._compiling.remove(tenant)
@@ -307,6 +308,14 @@ class Grammars:
             return LLTokenizer("" if model == "Unigram" else written.decode(), eos_token=ends), special_ids
         except ValueError as error:
             raise ValueError(f"{kind} is not supported") from error
+
+
+def _give_way_later(job: _GrammarJob) -> None:
+    """Gives a compilation the lowest priority once it takes long, so that the steps of all texts go before it."""
+    if job.spent_s() > _SOON_S:
+        give_way(job.thread_id)
+    elif not job.compiled.done():
+        asyncio.get_running_loop().call_later(_SOON_S, _give_way_later, job)
 
 
 async def _wait_for(job: _GrammarJob) -> None:
