@@ -135,7 +135,7 @@ async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_a
     await first.say((first.id_of("a"), NewTokens((), GenerationFigures(), is_waiting=True)))
     second = await system.connect()
     await first.die()
-    assert [one.is_waiting for one in told] == [True, False]
+    assert [tokens.is_waiting for tokens in told] == [True, False]
     await second.answer("a")
     assert await values([task]) == [value("a")]
 
@@ -444,23 +444,23 @@ _NO_TWO = r"^no process of the tokenizer service has model 'two' version 7$"
 
 
 async def test_an_item_goes_only_to_endpoints_that_have_its_model(system: System) -> None:
-    one, both, two = await system.connect(_ONE), await system.connect(_ONE, _TWO), await system.connect(_TWO)
+    of_one, both, two = await system.connect(_ONE), await system.connect(_ONE, _TWO), await system.connect(_TWO)
     for name, model in {"a": _ONE, "b": _TWO, "c": _ONE, "d": _TWO}.items():
         await system.ask_for(model, name)
-    assert {name for names in one.names for name in names} <= {"a", "c"}
+    assert {name for names in of_one.names for name in names} <= {"a", "c"}
     assert {name for names in two.names for name in names} <= {"b", "d"}
     for _ in range(2):
-        for wire in (one, both, two):
+        for wire in (of_one, both, two):
             await wire.say()
-    assert sorted(itertools.chain(*one.names, *both.names, *two.names)) == ["a", "b", "c", "d"]
+    assert sorted(itertools.chain(*of_one.names, *both.names, *two.names)) == ["a", "b", "c", "d"]
 
 
 async def test_an_item_whose_model_is_busy_does_not_hold_up_those_of_other_models(system: System) -> None:
-    one, two = await system.connect(_ONE), await system.connect(_TWO)
+    of_one, two = await system.connect(_ONE), await system.connect(_TWO)
     await system.ask_for(_ONE, "occupies it")
     await system.ask_for(_ONE, "waits")
     await system.ask_for(_TWO, "passes")
-    assert (one.names, two.names) == ([["occupies it"]], [["passes"]])
+    assert (of_one.names, two.names) == ([["occupies it"]], [["passes"]])
 
 
 async def test_an_endpoint_takes_its_share_only_of_models_that_it_has(system: System) -> None:
@@ -489,7 +489,7 @@ async def test_a_model_that_no_endpoint_has_fails_at_once_by_its_name_and_versio
 async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fails_and_the_others_do_not(
     system: System, ending: str
 ) -> None:
-    one, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
+    of_one, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
     (first,) = await system.ask_for(_TWO, "occupies it")
     (waiting,) = await system.ask_for(_TWO, "waits")
     (other,) = await system.ask_for(_ONE, "of the other model")
@@ -508,7 +508,7 @@ async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fai
     if ending != "goes":
         await both.answer("occupies it")
         assert await first == value("occupies it")
-    await one.answer("of the other model")
+    await of_one.answer("of the other model")
     assert await other == value("of the other model")
 
 
