@@ -116,7 +116,7 @@ def test_files_of_no_version_are_deleted_and_no_others(bucket: _Bucket) -> None:
     left = [f".blobs/sha256/{name}" for name in ("a" * 64, "b" * 64)]
     for deletes in (False, True):
         found = bucket.repository.collect_garbage(3600, deletes=deletes)
-        assert [(one.name, one.size) for one in found] == [(name, 4) for name in left]
+        assert [(blob.name, blob.size) for blob in found] == [(name, 4) for name in left]
     assert bucket.objects == before | {"models/other": b"not ours", "another/.blobs/sha256/c": b"not ours"}
     del bucket.objects["models/m/1/manifest.json"]
     assert bucket.repository.collect_garbage(0, deletes=True) == []  # version 2 has the same files
@@ -146,7 +146,7 @@ def test_a_push_beside_a_collector_loses_no_file(bucket: _Bucket, monkeypatch: p
     def push_when_about_to_delete(method: str, key: str) -> None:
         if method == "DELETE" and key.startswith("models/.blobs/sha256/") and not pushing.ident:
             pushing.start()
-            while not any(one.startswith("waits") for one in told):
+            while not any(line.startswith("waits") for line in told):
                 time.sleep(0.01)
 
     bucket.look_on = push_when_about_to_delete
@@ -247,7 +247,8 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
     third = read_bundle(_write_larger(tmp_path / "compiled"))
     bucket.repository.push(third, lambda line: None)
     sizes = [
-        sum(path.stat().st_size for path in one.folder.rglob("*") if path.is_file()) for one in (*bucket.bundles, third)
+        sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
+        for bundle in (*bucket.bundles, third)
     ]
     room = sizes[0] + sizes[2] + 100
     cache = bucket.open_cache(max_bytes=room)
@@ -502,9 +503,9 @@ def test_a_registry_that_cannot_be_read_changes_nothing_here_or_for_a_process_th
     assert (begun.registry.revision, bool(begun.problem)) == (source.registry.revision, True)
     bucket.breaks = set()
     bucket.objects["models/registry.json"] = written
-    for one in (source, begun):
-        one.look()
-        assert one.problem == ""
+    for follower in (source, begun):
+        follower.look()
+        assert follower.problem == ""
 
 
 def test_a_bucket_without_a_registry_is_not_served(bucket: _Bucket) -> None:

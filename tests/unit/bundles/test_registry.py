@@ -85,7 +85,7 @@ def test_an_unloaded_model_keeps_names_and_shares_for_when_it_is_loaded_again(
     assert unloaded.reject(bundles[1], _SIGNED).models["m"].is_unloaded
     for loaded in unloaded.load("m", _SIGNED), unloaded.roll_back("m", None, _SIGNED):
         assert loaded.models["m"] == canary.models["m"]
-    assert [one.action for one in unloaded.load("m", _SIGNED).history[-2:]] == ["unload", "load"]
+    assert [change.action for change in unloaded.load("m", _SIGNED).history[-2:]] == ["unload", "load"]
 
 
 def test_a_model_that_nobody_has_approved_is_not_loaded(bundles: list[Bundle]) -> None:

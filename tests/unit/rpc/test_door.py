@@ -595,8 +595,8 @@ async def _double(number: int, context: Context) -> int:
 
 
 async def _count(number: int, context: Context) -> AsyncIterator[int]:
-    for one in range(number):
-        yield one
+    for counted in range(number):
+        yield counted
 
 
 async def _sum(numbers: AsyncIterator[int], context: Context) -> int:
@@ -650,11 +650,11 @@ async def test_all_four_kinds_of_rpcs_are_answered_at_every_door_of_a_process(ca
         async with grpc.aio.insecure_channel(address) as opened:
             channel: Any = opened
             assert await channel.unary_unary("/test.Numbers/Double")(b"21", timeout=_LIMIT_S) == b"42"
-            found = [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)]
+            found = [message async for message in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)]
             assert found == [b"0", b"1", b"2"]
             assert await channel.stream_unary("/test.Numbers/Sum")(iter([b"1", b"2"]), timeout=_LIMIT_S) == b"3"
             sums = channel.stream_stream("/test.Numbers/RunningSum")(iter([b"1", b"2"]), timeout=_LIMIT_S)
-            assert [one async for one in sums] == [b"1", b"3"]
+            assert [message async for message in sums] == [b"1", b"3"]
     await life.stop()
 
 

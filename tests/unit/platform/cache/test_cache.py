@@ -135,7 +135,7 @@ async def test_one_who_leaves_does_not_take_the_value_along(
     asking.pop(leaving).cancel()
     await asyncio.sleep(0)
     work.may_end.set()
-    assert [await one for one in asking] == [(b"value %d" % begun, outcome) for outcome in (_MISS, _HIT)]
+    assert [await task for task in asking] == [(b"value %d" % begun, outcome) for outcome in (_MISS, _HIT)]
 
 
 @pytest.mark.parametrize(

@@ -276,13 +276,13 @@ async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> Non
         await call.send(b"")
 
     async with serving(note, max_connection_calls=1000) as system:
-        many, one = await system.connect(), await system.connect()
-        for caller in many, one:
+        many, single = await system.connect(), await system.connect()
+        for caller in many, single:
             assert await caller.code(caller.call(b"a")) == "OK"
         of_one = begun.pop()
         begun.clear()
         numbers = [many.call(b"a") for _ in range(500)]
-        assert await one.code(one.call(b"a")) == "OK"
+        assert await single.code(single.call(b"a")) == "OK"
         assert begun.index(of_one) < 100
         for number in numbers:
             assert await many.code(number) == "OK"
@@ -637,7 +637,7 @@ async def _narrow_socket(system: System) -> socket.socket:
 
 async def _narrow_end(system: System) -> Any:
     """The server's end of the only connection, once a call is open; its socket holds little, too."""
-    await happens(lambda: any(one.streams for one in system.server.connections))
+    await happens(lambda: any(connection.streams for connection in system.server.connections))
     (connection,) = system.server.connections
     connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
     return connection
