@@ -47,12 +47,12 @@ def finished(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_measures_its_cells_and_says_why_one_has_no_figures(finished: Path) -> None:
     results = read_results(finished)
-    assert [(one.cell.batch, one.cell.length) for one in results.measured] == [(1, 8), (1, 16), (2, 16)]
-    for one in results.measured:
-        assert one.tokens == one.cell.length
-        assert one.preprocess_ms + one.predict_ms + one.postprocess_ms == pytest.approx(one.mean_ms, rel=1e-3)
-        assert min(one.preprocess_ms, one.predict_ms, one.postprocess_ms) > 0
-        assert len(one.latency_ms) >= 3
+    assert [(timed.cell.batch, timed.cell.length) for timed in results.measured] == [(1, 8), (1, 16), (2, 16)]
+    for timed in results.measured:
+        assert timed.tokens == timed.cell.length
+        assert timed.preprocess_ms + timed.predict_ms + timed.postprocess_ms == pytest.approx(timed.mean_ms, rel=1e-3)
+        assert min(timed.preprocess_ms, timed.predict_ms, timed.postprocess_ms) > 0
+        assert len(timed.latency_ms) >= 3
     (refused,) = (cell for cell in results.cells if cell.reason)
     assert refused.cell.length == 9000
     assert "9000" in refused.reason

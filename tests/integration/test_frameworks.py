@@ -151,14 +151,15 @@ def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> No
     _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])
     assert found["decode"] == [TEXTS[0].lower()]
     labels = [ours.classify("classifier", text, top_k=4) for text in TEXTS]
-    assert [[one[0] for one in answer] for answer in found["classify"]] == [
-        [one.label for one in some] for some in labels
+    assert [[pair[0] for pair in answer] for answer in found["classify"]] == [
+        [label.label for label in some] for some in labels
     ]
     _check(
-        [[one[1] for one in answer] for answer in found["classify"]], [[one.score for one in some] for some in labels]
+        [[pair[1] for pair in answer] for answer in found["classify"]],
+        [[label.score for label in some] for some in labels],
     )
     ranked = ours.rerank("reranker", QUERY, DOCUMENTS)
-    _check(found["rerank"], [[one.index, one.score] for one in ranked])
+    _check(found["rerank"], [[rank.index, rank.score] for rank in ranked])
 
 
 def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[int], str], tmp_path: Path) -> None:
@@ -186,13 +187,13 @@ def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
     found = _ask("sagemaker", http_server, tmp_path)
     labels = [
-        {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in ours.classify("classifier", text, top_k=4)}
+        {top.label: pytest.approx(top.score, abs=_TOLERANCE) for top in ours.classify("classifier", text, top_k=4)}
         for text in TEXTS
     ]
     for what in ("csv", "lines"):
-        assert [{one["label"]: one["score"] for one in answer} for answer in found[what]] == labels
+        assert [{label["label"]: label["score"] for label in answer} for answer in found[what]] == labels
     [answer] = found["json"]
-    assert {one["label"]: one["score"] for one in answer} == labels[0]
+    assert {label["label"]: label["score"] for label in answer} == labels[0]
     _check(np.squeeze(found["target model"]), ours.embed("minilm", TEXTS[0]))
     # Asynchronous invocations are jobs, which this server has no Redis for.
     assert (found["refused"], found["stream"], found["async"]) == (400, 404, 501)

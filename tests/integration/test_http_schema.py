@@ -42,7 +42,7 @@ _WORDS = {
 def _narrowed(document: Any) -> Any:
     """The document with words that lead to a model, and deadlines that can be met."""
     if isinstance(document, list):
-        return [_narrowed(one) for one in document]
+        return [_narrowed(item) for item in document]
     if not isinstance(document, dict):
         return document
     if "in" in document and document.get("name") in _WORDS:

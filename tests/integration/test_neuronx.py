@@ -93,8 +93,8 @@ async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is
                 )
             elif result.WhichOneof("task") == "text_classification":
                 scores = [
-                    {label.label: label.score for label in each.text_classification.labels}
-                    for each in (result, expected)
+                    {label.label: label.score for label in answer.text_classification.labels}
+                    for answer in (result, expected)
                 ]
                 assert scores[0] == pytest.approx(scores[1], abs=_TOLERANCE)
             else:

@@ -86,10 +86,10 @@ async def test_what_is_stored_ends_some_day(server: RedisServer) -> None:
 
 
 async def test_deployments_with_prefixes_of_their_own_do_not_see_each_other(server: RedisServer) -> None:
-    async with _cache(server.url, redis_prefix="one") as one, _cache(server.url, redis_prefix="two") as two:
-        await _connected(one)
+    async with _cache(server.url, redis_prefix="one") as first, _cache(server.url, redis_prefix="two") as two:
+        await _connected(first)
         await _connected(two)
-        await _stored(one, b"key")
+        await _stored(first, b"key")
         assert await _get(two, b"key") == _MISS
         assert all(name.startswith((b"one:tokens:", b"two:tokens:")) for name in server.stored_keys())
 

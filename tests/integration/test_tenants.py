@@ -174,7 +174,7 @@ def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:
         process.wait_for("budgets are not shared: Redis does not answer")
     spent = [_spend(client) for client in gateways.clients]
     # Half of 600 each, what comes back meanwhile, and a last request that may make a debt.
-    assert all(100 < one < 500 + came_back for one, came_back in spent), spent
+    assert all(100 < taken < 500 + came_back for taken, came_back in spent), spent
     gateways.redis.send(signal.SIGCONT)
     for process in gateways.processes:
         process.wait_for("budgets are shared again")
