@@ -260,7 +260,7 @@ _PAIRS = (
 _NOT_FOUND = errors.ModelNotFound(_UNICODE)
 _INVALID = errors.InvalidInput("text", "is empty")
 _OVERLOADED = errors.Overloaded("full", 1.5)
-_RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({one}) for one in ("raw", "at once", "cancel", "gzip"))
+_RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({feature}) for feature in ("raw", "at once", "cancel", "gzip"))
 
 
 def _raw(path: str, body: bytes, *metadata: tuple[str, str]) -> Call:
