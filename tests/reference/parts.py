@@ -70,7 +70,8 @@ def _sample(task: str) -> list[str]:
     lines += ["```text", request, *answers, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)
     tensors = [
-        ", ".join(code(one.name) + "?" * one.is_optional for one in ones) for ones in (model.inputs, model.outputs)
+        ", ".join(code(tensor.name) + "?" * tensor.is_optional for tensor in side)
+        for side in (model.inputs, model.outputs)
     ]
     return [*lines, f"{words} [OIP](oip.md#tensors-of-tasks): {' → '.join(tensors)}."]
 

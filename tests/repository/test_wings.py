@@ -37,7 +37,7 @@ def _beyond(wing: str, arrows: Arrows) -> set[str]:
     next_ones = set(arrows.get(wing, ()))
     while next_ones:
         found |= next_ones
-        next_ones = {beyond for one in next_ones for beyond in arrows.get(one, ())} - found
+        next_ones = {beyond for importer in next_ones for beyond in arrows.get(importer, ())} - found
     return found
 
 
