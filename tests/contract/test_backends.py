@@ -184,16 +184,16 @@ async def test_batch_mates_do_not_change_a_sequences_outputs(loaded: _Loaded) ->
 
 
 async def test_different_sequences_have_different_outputs(loaded: _Loaded) -> None:
-    first, other = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
-    assert all(np.abs(first[name] - other[name]).max() > 10 * loaded.tolerance for name in first)
+    first, second = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
+    assert all(np.abs(first[name] - second[name]).max() > 10 * loaded.tolerance for name in first)
 
 
 async def test_every_input_of_the_model_counts(loaded: _Loaded) -> None:
     if loaded.name == "fake":
         pytest.skip("the fake looks at its token ids only")
     sequence = loaded.sequence(8)
-    whole, other = await loaded.run(sequence, {"input_ids": sequence["input_ids"]})
-    assert all(np.abs(whole[name] - other[name]).max() > 10 * loaded.tolerance for name in whole)
+    whole, partial = await loaded.run(sequence, {"input_ids": sequence["input_ids"]})
+    assert all(np.abs(whole[name] - partial[name]).max() > 10 * loaded.tolerance for name in whole)
 
 
 async def test_the_same_batch_has_the_same_outputs_to_the_last_bit(loaded: _Loaded) -> None:

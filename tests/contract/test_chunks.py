@@ -162,8 +162,8 @@ async def test_late_interaction_takes_the_best_chunk(tmp_path: Path) -> None:
     asked = np.asarray(reference.encode_query(query))
     documents = [np.asarray(reference.encode_document(tokenizer.decode(part))) for part in parts]
     best = max(float((asked @ document.T).max(axis=1).sum()) for document in documents)
-    other = float((asked @ np.asarray(reference.encode_document("ok")).T).max(axis=1).sum())
-    np.testing.assert_allclose(_scores(result), [best, other], rtol=0, atol=_TOLERANCE * len(asked))
+    short = float((asked @ np.asarray(reference.encode_document("ok")).T).max(axis=1).sum())
+    np.testing.assert_allclose(_scores(result), [best, short], rtol=0, atol=_TOLERANCE * len(asked))
 
 
 async def test_the_tokens_of_a_text_that_are_read_can_be_limited(tmp_path: Path) -> None:

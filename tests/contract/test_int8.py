@@ -181,8 +181,8 @@ def _computed(
 
 def _inputs(tables: set[tuple[int, ...]]) -> Arrays:
     ids = np.random.default_rng(20261128).integers(5, max(tables)[0], (3, 9))
-    ones = np.ones_like(ids)
-    return {"input_ids": ids, "attention_mask": ones, "mask_position": ones, "token_type_ids": np.zeros_like(ids)}
+    mask = np.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": mask, "mask_position": mask, "token_type_ids": np.zeros_like(ids)}
 
 
 async def test_a_bundle_whose_tables_are_dequantized_as_a_whole_is_served_with_the_same_outputs(

@@ -381,10 +381,10 @@ def test_a_state_stays_on_its_core_and_is_no_output(
     sdk: Any, summed: Callable[..., Any], tmp_path: Path, flags: str
 ) -> None:
     torch.jit.save(summed(flags=flags), tmp_path / "model.pt")
-    first, other = (torch.jit.load(tmp_path / "model.pt") for _ in range(2))
-    for model in (first, other):
+    first, second = (torch.jit.load(tmp_path / "model.pt") for _ in range(2))
+    for model in (first, second):
         sdk.move_trace_to_device(model, 0)
-    found = [first(_IDS)[1][0].item(), first(_IDS)[1][0].item(), other(_IDS)[1][0].item()]
+    found = [first(_IDS)[1][0].item(), first(_IDS)[1][0].item(), second(_IDS)[1][0].item()]
     assert found == [3, 6, 3], "each model has a state of its own"
     assert [output.dtype for output in first(_IDS)] == [torch.int32, torch.float32, torch.float32]
 

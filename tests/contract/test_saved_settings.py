@@ -233,12 +233,12 @@ def test_texts_begin_and_end_as_the_settings_of_their_tokenizer_say(ends: dict[s
     trained.save_pretrained(tmp_path)
     _written(tmp_path, "tokenizer_config.json", **ends)
     first = [trained.bos_token_id] if "add_bos_token" in ends else []
-    text_ids, other = (trained(text, add_special_tokens=False)["input_ids"] for text in ("one text", "another"))
+    text_ids, pair_ids = (trained(text, add_special_tokens=False)["input_ids"] for text in ("one text", "another"))
     served = JsonTokenizer(load_tokenizer(tmp_path).json.encode())
     single = [*first, *text_ids, trained.eos_token_id]
     assert served.encode("one text").token_ids.tolist() == single
     pair = served.encode("one text", "another")
-    assert pair.token_ids.tolist() == [*single, *first, *other, trained.eos_token_id]
+    assert pair.token_ids.tolist() == [*single, *first, *pair_ids, trained.eos_token_id]
     assert pair.token_type_ids.tolist() == [0] * len(single) + [1] * (len(pair.token_ids) - len(single))
     assert served.tokens("one text", special_tokens=True).char_start.tolist()[-1] == -1
     # What is continued has no end.

@@ -50,7 +50,7 @@ def _readers(module: SourceModule) -> set[str]:
         kept = parameter.clone()
         # Noise, as no attention changes where the same is added to all keys.
         parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        if not all(torch.equal(output, other) for output, other in zip(_outputs(module), expected, strict=True)):
+        if not all(torch.equal(output, wanted) for output, wanted in zip(_outputs(module), expected, strict=True)):
             found.add(name)
         parameter.copy_(kept)
     return found
@@ -115,7 +115,7 @@ def test_a_pooler_that_the_graph_does_not_read_may_be_missing_and_leaves_no_trac
     expected = _outputs(_load(source, "sentence_embedding"))
     _drop(source, "pooler")
     module = _load(source, "sentence_embedding")
-    assert all(torch.equal(output, other) for output, other in zip(_outputs(module), expected, strict=True))
+    assert all(torch.equal(output, wanted) for output, wanted in zip(_outputs(module), expected, strict=True))
     assert not any(tensor.any() for name, tensor in module.module.state_dict().items() if "pooler" in name)
     assert not any(parameter.requires_grad for parameter in module.module.parameters())
 

@@ -157,9 +157,9 @@ def _places(
             yield from _places(part, schemas, depth)
     for name, inner in schema.get("properties", {}).items():
         others = [
-            b'"%s":%s,' % (other.encode(), _some(what, schemas))
-            for other, what in schema["properties"].items()
-            if other in schema.get("required", ()) and other != name
+            b'"%s":%s,' % (key.encode(), _some(of_key, schemas))
+            for key, of_key in schema["properties"].items()
+            if key in schema.get("required", ()) and key != name
         ]
         around = b"{" + b"".join(others) + b'"%s":' % name.encode(), b"}"
         yield name, repr({word: value for word, value in inner.items() if word not in _TEXTS}), around

@@ -186,10 +186,10 @@ def test_a_caller_that_does_not_read_loses_its_call_and_no_other_of_the_connecti
         stream = caller.open_call(path)
         caller.send_message(stream, message, ends=False)
         assert caller.status(stream) == "reset"
-        other = caller.open_call(_CHECK)
-        caller.frames.increment_flow_control_window(1 << 16, other)
-        caller.send_message(other, b"")
-        assert caller.status(other) == "0"
+        check = caller.open_call(_CHECK)
+        caller.frames.increment_flow_control_window(1 << 16, check)
+        caller.send_message(check, b"")
+        assert caller.status(check) == "0"
     assert _metric(server, "neuronpipe_call_ended_total", "max_send_s") > ended
     assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") == connections
 

@@ -83,9 +83,9 @@ def test_a_run_that_is_interrupted_goes_on(bundle: Path, tmp_path: Path) -> None
     whole = read_results(tmp_path)
     assert whole.is_complete
     assert whole.cells[: len(first.cells)] == first.cells
-    other = run(*command, "--precision", "0.2")
-    assert other.returncode == 2
-    assert "another time or precision; give --fresh" in other.stderr
+    refused = run(*command, "--precision", "0.2")
+    assert refused.returncode == 2
+    assert "another time or precision; give --fresh" in refused.stderr
 
 
 def test_what_takes_too_long_is_refused_with_an_estimate_before_it_starts(bundle: Path, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_two_runs_are_compared_and_what_is_worse_ends_with_1(finished: Path, tmp
     assert worse.returncode == 1
     assert worse.stdout.count("REGRESSION") == 3
     (tmp_path / "results.json").write_text(json.dumps(slower | {"schema_version": 9}))
-    other = run(*compare, str(finished), str(tmp_path))
-    assert other.returncode == 2
-    assert "schema version 9, this neuronpipe reads 1" in other.stderr
+    refused = run(*compare, str(finished), str(tmp_path))
+    assert refused.returncode == 2
+    assert "schema version 9, this neuronpipe reads 1" in refused.stderr
 
 
 def test_a_variant_that_cannot_be_loaded_says_why_in_each_cell(bundle: Path, tmp_path: Path) -> None:

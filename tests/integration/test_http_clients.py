@@ -181,10 +181,10 @@ def test_vectors_of_images_by_the_protocols_of_texts(family: str, image: bytes, 
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             answer = client.embeddings.create(model="matcher", input=[{"image": encoded}, {"image": url}, content[0]])
             chat = client.embeddings.create(model="matcher", input="", extra_body=messages)
-        with cohere.ClientV2(api_key="none", base_url=server.url) as other:
+        with cohere.ClientV2(api_key="none", base_url=server.url) as cohere_client:
             asked = {"model": "matcher", "input_type": "image", "embedding_types": ["float"]}
-            vectors = other.embed(**asked, images=[url]).embeddings.float_
-            vectors += other.embed(**asked, inputs=[{"content": content}]).embeddings.float_
+            vectors = cohere_client.embed(**asked, images=[url]).embeddings.float_
+            vectors += cohere_client.embed(**asked, inputs=[{"content": content}]).embeddings.float_
     for vector in (*(entry.embedding for entry in (*answer.data, *chat.data)), *vectors):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
@@ -247,8 +247,8 @@ def test_hub_question_answering(hub: Callable[[str], Any], ours: Client) -> None
     expected = ours.answer("answerer", "Who?", _TEXT, top_k=2)
     best = hub("answerer").question_answering(question="Who?", context=_TEXT)
     assert (best.answer, best.start, best.end) == (expected[0].text, expected[0].start, expected[0].end)
-    two = hub("answerer").question_answering(question="Who?", context=_TEXT, top_k=2)
-    assert [answer.answer for answer in two] == [answer.text for answer in expected]
+    found = hub("answerer").question_answering(question="Who?", context=_TEXT, top_k=2)
+    assert [answer.answer for answer in found] == [answer.text for answer in expected]
 
 
 def test_hub_feature_extraction(hub: Callable[[str], Any], ours: Client) -> None:

@@ -180,10 +180,10 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
     # Three models share the core.
     options = ("--repository", str(three_models))
     executor = ("--cores", "1", "--in-flight", in_flight)
-    other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
+    elsewhere = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
     with (
         four_processes(three_models, stage_options={"neuron-executor": executor}, environment=machine) as processes,
-        ServiceProcess("neuron-executor", *options, *executor, environment=other) as second,
+        ServiceProcess("neuron-executor", *options, *executor, environment=elsewhere) as second,
     ):
         second.wait_until_ready()
         targets = [

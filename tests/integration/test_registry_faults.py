@@ -223,10 +223,10 @@ def clock(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def _set(file: Path, content: bytes, time_s: float) -> None:
     """Replaces a file by one that was changed at a time."""
-    other = file.with_name(f".{file.name}.new")
-    other.write_bytes(content)
-    os.utime(other, (time_s, time_s))
-    other.replace(file)
+    written = file.with_name(f".{file.name}.new")
+    written.write_bytes(content)
+    os.utime(written, (time_s, time_s))
+    written.replace(file)
 
 
 @pytest.mark.parametrize("jump_s", [-_YEAR_S, _YEAR_S])

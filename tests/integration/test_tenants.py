@@ -98,9 +98,9 @@ def _retry_delay(trailers: dict[str, Any]) -> Any:
 def test_no_tenant_gets_what_another_left_in_a_cache(guarded: Guarded) -> None:
     with _client(guarded.target, guarded.files.search) as ours, _client(guarded.target, guarded.files.labels) as theirs:
         first, again = ours.infer(embed("a secret")).usage, ours.infer(embed("a secret")).usage
-        other = theirs.infer(embed("a secret")).usage
-        assert (first.result_cache, again.result_cache, other.result_cache) == (_MISS, _HIT, _MISS)
-        assert other.token_cache == _MISS
+        usage = theirs.infer(embed("a secret")).usage
+        assert (first.result_cache, again.result_cache, usage.result_cache) == (_MISS, _HIT, _MISS)
+        assert usage.token_cache == _MISS
         ours.infer(classify("a secret"))
         assert ours.infer(classify("a secret")).usage.token_cache == _HIT
         assert theirs.infer(classify("a secret")).usage.token_cache == _MISS

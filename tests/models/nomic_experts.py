@@ -130,8 +130,8 @@ def _turned(heads: torch.Tensor) -> torch.Tensor:
     width = heads.shape[-1]
     speeds = _BASE ** (-torch.arange(0, width, 2) / width)
     angles = torch.arange(heads.shape[1])[:, None] * speeds
-    left, other = heads.chunk(2, dim=-1)
-    return torch.cat([left * angles.cos() - other * angles.sin(), other * angles.cos() + left * angles.sin()], -1)
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat([left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()], -1)
 
 
 def _feed_forward(vectors: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:

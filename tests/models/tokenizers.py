@@ -185,8 +185,8 @@ def marian(*, max_tokens: int, languages: Sequence[str] = ()) -> Any:
     """
     with tempfile.TemporaryDirectory() as written:
         folder, pieces = Path(written), [*_ROBERTA_TOKENS]
-        other = [sentence for of_language in sentences().values() for sentence in of_language]
-        for name, lines in (("source.spm", _corpus()), ("target.spm", other)):
+        translated = [sentence for of_language in sentences().values() for sentence in of_language]
+        for name, lines in (("source.spm", _corpus()), ("target.spm", translated)):
             with (folder / name).open("wb") as file:
                 sentencepiece.SentencePieceTrainer.train(
                     sentence_iterator=iter(lines),

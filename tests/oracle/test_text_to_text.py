@@ -198,14 +198,14 @@ async def test_the_languages_of_a_translation_are_the_tokens_that_the_model_has_
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     async with serving(tmp_path / "repository", {family: ("translation", source)}) as served:
         reference, client = _Reference(source), served.client
-        for text, (language, other) in zip(texts, pairs, strict=False):
+        for text, (language, target) in zip(texts, pairs, strict=False):
             reference.tokenizer.src_lang = language
-            forced = tokenizer.convert_tokens_to_ids(other)
+            forced = tokenizer.convert_tokens_to_ids(target)
             (wanted,) = reference.generate(text, max_new_tokens=12, forced_bos_token_id=forced)
             ours = await client.translate(
-                family, text, source_language=language, target_language=other, num_beams=1, max_new_tokens=12
+                family, text, source_language=language, target_language=target, num_beams=1, max_new_tokens=12
             )
-            compared.compare((text, language, other), list(ours.token_ids), wanted["token_ids"])
+            compared.compare((text, language, target), list(ours.token_ids), wanted["token_ids"])
         with pytest.raises(InvalidInput, match=f"target_language: is missing; model '{family}' knows: {known}"):
             await client.translate(family, texts[0])
     compared.check(at_least=len(texts))

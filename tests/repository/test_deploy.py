@@ -79,9 +79,9 @@ def _drop_mount(found: _Set) -> None:
 
 
 def _second_autoscaler(found: _Set) -> None:
-    other = copy.deepcopy(found["ScaledObject/tokenizer"])
-    other["metadata"]["name"] = "other"
-    found.manifests.append(other)
+    second = copy.deepcopy(found["ScaledObject/tokenizer"])
+    second["metadata"]["name"] = "other"
+    found.manifests.append(second)
 
 
 # What each rule sees in a set, once it is broken.

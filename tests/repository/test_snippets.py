@@ -126,8 +126,8 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         _PARSERS[fence.language](fence.content)
         return
     if fence.language not in _RUNNERS:
-        what = fence.language or "no language"
-        pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
+        language = fence.language or "no language"
+        pytest.fail(f"{fence}: a block of {language} cannot be run; put <!-- not run here: REASON --> before it")
     gateway: ServiceProcess = request.getfixturevalue("gateway")
     (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)

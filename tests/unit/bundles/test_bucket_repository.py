@@ -83,9 +83,9 @@ def test_what_versions_share_is_in_the_bucket_once(bucket: _Bucket) -> None:
 
 def test_a_version_that_is_pushed_twice_is_there_once_and_none_takes_its_place(bucket: _Bucket, tmp_path: Path) -> None:
     bucket.repository.push(bucket.bundles[0], lambda line: None)
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
     with pytest.raises(SetupError, match="m/1: is there with another content; versions do not change"):
-        bucket.repository.push(other, lambda line: None)
+        bucket.repository.push(changed, lambda line: None)
     assert bucket.repository.bundle(_M1).digest == bucket.bundles[0].digest
 
 
@@ -387,38 +387,38 @@ def test_a_version_is_not_used_while_another_process_deletes_it(bucket: _Bucket)
 
 def _replaced(bucket: _Bucket, tmp_path: Path) -> Bundle:
     """Version 1 with another content, which takes its place in the bucket."""
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
-    bucket.objects["models/m/1/manifest.json"] = (other.folder / MANIFEST_FILE).read_bytes()
-    return other
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    bucket.objects["models/m/1/manifest.json"] = (changed.folder / MANIFEST_FILE).read_bytes()
+    return changed
 
 
 def test_a_version_that_is_approved_with_another_content_takes_the_place_of_the_old_one(
     bucket: _Bucket, tmp_path: Path
 ) -> None:
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
-    other = _replaced(bucket, tmp_path)
-    bundle = bucket.open_cache().hold(_M1, other.digest)
+    changed = _replaced(bucket, tmp_path)
+    bundle = bucket.open_cache().hold(_M1, changed.digest)
     bundle.files.check()
-    assert (bundle.digest, bundle.manifest.cache_results) == (other.digest, True)
+    assert (bundle.digest, bundle.manifest.cache_results) == (changed.digest, True)
 
 
 def test_a_version_that_another_process_has_replaced_meanwhile_is_not_deleted(
     bucket: _Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
-    other = _replaced(bucket, tmp_path)
+    changed = _replaced(bucket, tmp_path)
     first, second = bucket.open_cache(), bucket.open_cache()
     locked = second._locked
 
     @contextlib.contextmanager
     def locked_later() -> Iterator[None]:
         monkeypatch.setattr(second, "_locked", locked)
-        first.hold(_M1, other.digest)
+        first.hold(_M1, changed.digest)
         with locked():
             yield
 
     monkeypatch.setattr(second, "_locked", locked_later)
-    bundle = second.hold(_M1, other.digest)
+    bundle = second.hold(_M1, changed.digest)
     second.release(_M1)
     bundle.files.check()
     assert not bundle_cache._delete_unused(bundle.folder), "the first process has it no more"

@@ -149,9 +149,9 @@ def test_an_answer_of_no_passage_has_empty_columns() -> None:
 
 def test_rows_travel_to_other_processes() -> None:
     rows = _classifier(top_k=2)
-    other = pickle.loads(pickle.dumps(rows))
-    assert other.columns == rows.columns
-    assert other.inputs({"review": "x"}) == rows.inputs({"review": "x"})
+    copied = pickle.loads(pickle.dumps(rows))
+    assert copied.columns == rows.columns
+    assert copied.inputs({"review": "x"}) == rows.inputs({"review": "x"})
 
 
 def _openai(**changes: Any) -> dict[str, Any]:
