@@ -232,10 +232,6 @@ async def test_model_without_modules_is_pooled_as_sentence_transformers_pools_it
     await _assert_same_as_encode(folder, tmp_path / "repository")
 
 
-def _sentence_transformer(folder: Path) -> SentenceTransformer:
-    return SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
-
-
 def _embedding(text: str, **options: Any) -> TaskInput:
     return TaskInput(
         sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT, **options)
@@ -263,4 +259,5 @@ async def _assert_same_as_sentence_transformers(
 async def _assert_same_as_encode(folder: Path, repository: Path) -> None:
     bundle = compile_model(folder, repository, "sentence_embedding", name="model")
     results = await infer_all(bundle.folder, [_embedding(text, skip_normalize=True) for text in _TEXTS])
-    _assert_same_vectors(results, _sentence_transformer(folder).encode(_TEXTS))
+    reference = SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
+    _assert_same_vectors(results, reference.encode(_TEXTS))

@@ -150,17 +150,13 @@ def gateways(http_repository: Path, files: Files) -> Iterator[_Gateways]:
         yield _Gateways(http_repository, files, redis, stack)
 
 
-def _is_refused(client: Client) -> bool:
-    return fails_with(Overloaded, lambda: client.infer(classify("a " * 40)))
-
-
 def test_gateways_share_a_budget(gateways: _Gateways) -> None:
     first, second = gateways.clients
     second.infer(classify("a"))  # so that it asks for the tenant's budget
     until(lambda: gateways.known == 1)
     _spend(first)
     until(lambda: gateways.known == 2)
-    until(lambda: _is_refused(second))
+    until(lambda: fails_with(Overloaded, lambda: second.infer(classify("a " * 40))))
 
 
 def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:

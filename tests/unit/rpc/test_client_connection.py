@@ -70,13 +70,10 @@ async def connection(
     monkeypatch.setattr(rpc_client, "LOOK_EVERY_S", 0)
     replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
     _AUTHORITY.issue("first.example").write(tmp_path / "client")
-    opened = ServiceConnection(server.target, _Stubs, tls=_files(tmp_path))
+    files = TlsFiles(tmp_path / "client" / "tls.crt", tmp_path / "client" / "tls.key", tmp_path / "ca.crt")
+    opened = ServiceConnection(server.target, _Stubs, tls=files)
     yield opened
     await opened.close()
-
-
-def _files(folder: Path) -> TlsFiles:
-    return TlsFiles(folder / "client" / "tls.crt", folder / "client" / "tls.key", folder / "ca.crt")
 
 
 async def _tell(connection: ServiceConnection[_Stubs]) -> bytes:
