@@ -253,14 +253,14 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
     room = sizes[0] + sizes[2] + 100
     cache = bucket.open_cache(max_bytes=room)
     cache.hold(_M1, bucket.bundles[0].digest)
-    other = bucket.open_cache(max_bytes=room)
-    other.hold(_M2, bucket.bundles[1].digest)
+    second = bucket.open_cache(max_bytes=room)
+    second.hold(_M2, bucket.bundles[1].digest)
     problem = r"bytes to fetch beside .* in use are more than .* the limit \(--repository-c"
     with pytest.raises(SetupError, match=problem):
         bucket.open_cache(max_bytes=sizes[2]).hold(ModelKey("m", 3), third.digest)
     assert {path.name for path in (bucket.cache / "m").iterdir()} >= {"1", "2"}
     cache.release(_M1)
-    other.release(_M2)
+    second.release(_M2)
     os.utime(bucket.cache / "m" / "1")  # the older one is used again
     bucket.open_cache(max_bytes=room).hold(ModelKey("m", 3), third.digest).files.check()
     assert {path.name for path in (bucket.cache / "m").iterdir()} == {"1", "3"}
@@ -278,8 +278,8 @@ def _write_larger(repository: Path, size: int = 3000) -> Path:
 
 
 def test_who_waits_for_another_process_or_fetches_gives_up_when_the_process_ends(bucket: _Bucket) -> None:
-    cache, other = bucket.open_cache(), bucket.open_cache()
-    with other._locked():
+    cache, holder = bucket.open_cache(), bucket.open_cache()
+    with holder._locked():
         threading.Timer(0.2, cache.end).start()
         with pytest.raises(SetupError, match="as the process ends"):
             cache.hold(_M1, bucket.bundles[0].digest)
@@ -441,12 +441,12 @@ def test_a_process_that_ends_leaves_what_it_has_fetched_to_the_next(
 
 def test_parts_that_nothing_wants_any_more_make_room(bucket: _Bucket, tmp_path: Path) -> None:
     bucket.open_cache()
-    left, other = bucket.cache / ".fetching" / ("a" * 64), bucket.cache / ".fetching" / "not-ours"
+    left, foreign = bucket.cache / ".fetching" / ("a" * 64), bucket.cache / ".fetching" / "not-ours"
     left.write_bytes(b"x" * 4000)
-    other.write_bytes(b"x")
+    foreign.write_bytes(b"x")
     sizes = sum(path.stat().st_size for path in bucket.bundles[0].folder.rglob("*") if path.is_file())
     bucket.open_cache(max_bytes=sizes + 100).hold(_M1, bucket.bundles[0].digest).files.check()
-    assert [left.exists(), other.exists()] == [False, True]
+    assert [left.exists(), foreign.exists()] == [False, True]
 
 
 def test_the_signature_of_a_version_that_is_here_already_is_fetched_where_it_is_wanted(

@@ -131,9 +131,9 @@ def test_the_stable_version_is_not_rejected(registry: Registry, bundles: list[Bu
 
 
 def test_a_version_does_not_change_its_content(registry: Registry, tmp_path: Path) -> None:
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
     with pytest.raises(SetupError, match="versions do not change: compile another one"):
-        registry.approve(other, _SIGNED)
+        registry.approve(changed, _SIGNED)
 
 
 def test_a_rollback_restores_aliases_and_route_and_is_itself_in_the_history(registry: Registry) -> None:

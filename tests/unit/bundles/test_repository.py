@@ -176,8 +176,8 @@ def test_a_back_end_without_an_artefact_is_told_which_there_are(tmp_path: Path) 
 
 
 def test_equal_bundles_have_equal_digests(tmp_path: Path) -> None:
-    first, other = (read_bundle(write_bundle(tmp_path / place)) for place in ("one", "other"))
-    assert first.digest == other.digest
+    first, second = (read_bundle(write_bundle(tmp_path / place)) for place in ("one", "other"))
+    assert first.digest == second.digest
 
 
 def test_a_bundle_with_another_file_has_another_digest(tmp_path: Path) -> None:

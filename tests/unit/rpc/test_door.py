@@ -668,8 +668,8 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
     async def halve(number: int, context: Context) -> int:
         return number // 2
 
-    other = replace(_rpc("Double"), path="/test.Others/Double")
-    handlers: RpcHandlers = [(_rpc("Double"), _double), (other, halve)]
+    renamed = replace(_rpc("Double"), path="/test.Others/Double")
+    handlers: RpcHandlers = [(_rpc("Double"), _double), (renamed, halve)]
     async with _channel_to(caplog, ["test.Numbers", "test.Others"], handlers) as channel:
         answers = [
             await channel.unary_unary(f"/test.{service}/Double")(b"8", timeout=_LIMIT_S)
@@ -700,8 +700,8 @@ async def test_one_connection_does_not_take_all_calls_of_a_process(caplog: pytes
         held = [asyncio.create_task(_infer(system)) for _ in range(5)]
         await began.wait()
         assert system.life.in_flight.count <= 2
-        async with grpc.aio.insecure_channel(system.address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
-            stream = InferenceServiceStub(other).InferStream(iter([InferStreamRequest()]), timeout=_LIMIT_S)
+        async with grpc.aio.insecure_channel(system.address, options=[("grpc.use_local_subchannel_pool", 1)]) as fresh:
+            stream = InferenceServiceStub(fresh).InferStream(iter([InferStreamRequest()]), timeout=_LIMIT_S)
             assert [answer async for answer in stream] == [InferStreamResponse()]
         assert system.life.in_flight.count <= 2
         released.set()

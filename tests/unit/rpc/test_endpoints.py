@@ -753,12 +753,12 @@ async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
 
 
 async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> None:
-    first, two = ModelKey("one", 1), ModelKey("two", 12)
+    first, second = ModelKey("one", 1), ModelKey("two", 12)
     async with _conversation(
         _announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()
     ) as (stream, _):
         assert stream.models == frozenset({first})
-        assert (await stream.receive()).models == frozenset({first, two})
+        assert (await stream.receive()).models == frozenset({first, second})
         assert (await stream.receive()).models == frozenset()
 
 

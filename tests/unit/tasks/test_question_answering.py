@@ -94,20 +94,20 @@ def test_an_answer_has_at_most_fifteen_tokens_unless_asked() -> None:
 def test_equal_passages_of_two_windows_add_up() -> None:
     # Both windows see "cd" alone at the same place: 0.5 x 0.8 and 0.4 x 0.5.
     first = (_window([0, 3]), _logits([1, 4, 5], [1, 1, 8]))
-    other = (_window([3, 6]), _logits([5, 4, 1], [4, 5, 1]))
-    assert _answers(_ask(), first, other) == [("cd", 0.40 + 0.20, 3, 5)]
+    second = (_window([3, 6]), _logits([5, 4, 1], [4, 5, 1]))
+    assert _answers(_ask(), first, second) == [("cd", 0.40 + 0.20, 3, 5)]
 
 
 def test_passages_that_differ_in_case_only_are_one_answer_at_the_first_ones_place() -> None:
     first = (_window([0]), _logits([1, 3], [2, 2]))  # 3/4 x 1/2
-    other = (_window([3]), _logits([1, 1], [1, 3]))  # 1/2 x 3/4
-    assert _answers(_ask(context="Cd cD", top_k=2), first, other) == [("Cd", 0.75, 0, 2)]
+    second = (_window([3]), _logits([1, 1], [1, 3]))  # 1/2 x 3/4
+    assert _answers(_ask(context="Cd cD", top_k=2), first, second) == [("Cd", 0.75, 0, 2)]
 
 
 def test_windows_compete() -> None:
     first = (_window([0]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
-    other = (_window([3]), _logits([1, 9], [1, 9]))  # 9/10 x 9/10
-    assert _answers(_ask(top_k=2), first, other) == [("cd", 0.81, 3, 5), ("ab", 0.25, 0, 2)]
+    second = (_window([3]), _logits([1, 9], [1, 9]))  # 9/10 x 9/10
+    assert _answers(_ask(top_k=2), first, second) == [("cd", 0.81, 3, 5), ("ab", 0.25, 0, 2)]
 
 
 @pytest.mark.parametrize(
