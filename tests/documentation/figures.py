@@ -102,8 +102,8 @@ def _speeds(folder: str, section: str, callers: int) -> dict[str, _Speed]:
             rounds.setdefault(measured["system"], []).append(measured)
     return {
         system: _Speed(
-            statistics.median(each["throughput_per_s"] for each in turns),
-            statistics.median((each["latencies_ms"] or {}).get("p50", 0.0) for each in turns),
+            statistics.median(turn["throughput_per_s"] for turn in turns),
+            statistics.median((turn["latencies_ms"] or {}).get("p50", 0.0) for turn in turns),
         )
         for system, turns in rounds.items()
     }

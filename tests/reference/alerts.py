@@ -34,20 +34,22 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    rows = [[f"[{one['alert']}](#{one['alert'].lower()})", one["labels"]["severity"], _meaning(one)] for one in rules()]
+    rows = [
+        [f"[{rule['alert']}](#{rule['alert'].lower()})", rule["labels"]["severity"], _meaning(rule)] for rule in rules()
+    ]
     yield from table(["Alert", "Severity", "Meaning"], rows)
-    for one in rules():
+    for rule in rules():
         yield from (
             "",
-            f"## {one['alert']}",
+            f"## {rule['alert']}",
             "",
-            f"“{_meaning(one)}”. {_linked(one['annotations']['description'])}",
+            f"“{_meaning(rule)}”. {_linked(rule['annotations']['description'])}",
             "",
         )
-        yield f"- **Look at**: {_linked(one['annotations']['look'])}"
-        yield f"- **Do**: {_linked(one['annotations']['do'])}"
-        yield f"- **Fires**: for {code(one['for'])}" if "for" in one else "- **Fires**: at once"
-        yield from ("", "```text", *textwrap.wrap(one["expr"], 116, break_on_hyphens=False), "```")
+        yield f"- **Look at**: {_linked(rule['annotations']['look'])}"
+        yield f"- **Do**: {_linked(rule['annotations']['do'])}"
+        yield f"- **Fires**: for {code(rule['for'])}" if "for" in rule else "- **Fires**: at once"
+        yield from ("", "```text", *textwrap.wrap(rule["expr"], 116, break_on_hyphens=False), "```")
 
 
 def _meaning(rule: Mapping[str, Any]) -> str:

@@ -46,11 +46,11 @@ def _check(tmp_path: Path, alert: str, series: dict[str, str], expected: list[di
         for rule in group["rules"]
         if rule["alert"] == alert
     ]
-    for one, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
+    for fired, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
         texts: dict[str, str] = dict(rule["annotations"])
         for label, value in labels.items():
             texts = {name: text.replace(f"{{{{ $labels.{label} }}}}", value) for name, text in texts.items()}
-        one["exp_annotations"] = texts
+        fired["exp_annotations"] = texts
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(_RULES)], "evaluation_interval": "1m", "tests": [case]}))
     result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
@@ -111,7 +111,7 @@ def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
     tmp_path: Path, seconds: str, fires: bool
 ) -> None:
     where = 'job="worker", neuronpipe_job_priority="normal"'
-    series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{one}:9464"}}': seconds for one in ("v", "w")}
+    series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{pod}:9464"}}': seconds for pod in ("v", "w")}
     labels = {"severity": "warning", "neuronpipe_job_priority": "normal"}
     _check(tmp_path, "NeuronpipeJobBacklog", series, [labels] if fires else [])
 

@@ -66,7 +66,7 @@ async def test_options_are_named_in_the_signatures_of_both_clients(
         assert parameters == inspect.signature(getattr(asynchronous, method)).parameters
     assert next(iter(parameters)) == "model"
     # Unpack gives each option of generation its name and type.
-    named = [name for name, one in parameters.items() if (name, one.kind) != ("options", one.VAR_KEYWORD)]
+    named = [name for name, value in parameters.items() if (name, value.kind) != ("options", value.VAR_KEYWORD)]
     assert named[-1] == "version"
     assert not [name for name in named if parameters[name].kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)]
     assert getattr(client, method).__doc__

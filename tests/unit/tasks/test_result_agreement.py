@@ -82,7 +82,7 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("result", "other", "expected"),
     [
         (_labels("a", "b"), _labels("a", "c"), 1.0),
         (_labels("a", "b"), _labels("b", "a"), 0.0),
@@ -114,11 +114,11 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
         (TaskResult(), TaskResult(), 0.0),
     ],
 )
-def test_agreement_is_what_the_task_compares(one: TaskResult, other: TaskResult, expected: float) -> None:
-    task = one.WhichOneof("task") or "text_classification"
+def test_agreement_is_what_the_task_compares(result: TaskResult, other: TaskResult, expected: float) -> None:
+    task = result.WhichOneof("task") or "text_classification"
     model = model_spec(task if task in ("text_classification", "summarization") else "text_classification")
-    assert result_agreement(TaskInput(), model, one, other) == pytest.approx(expected)
-    assert result_agreement(TaskInput(), model, other, one) == pytest.approx(expected)
+    assert result_agreement(TaskInput(), model, result, other) == pytest.approx(expected)
+    assert result_agreement(TaskInput(), model, other, result) == pytest.approx(expected)
 
 
 def test_every_task_has_a_measure() -> None:

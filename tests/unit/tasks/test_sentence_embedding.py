@@ -42,8 +42,8 @@ def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubin
     input = SentenceEmbeddingInput(precision=precision)
     ours = [decode(input, _MODEL, [], [{"sentence_embedding": vector}]) for vector in vectors]
     expected = quantize_embeddings(vectors, precision=name)
-    assert [one.packed for one in ours] == [one.tobytes() for one in expected]
-    assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
+    assert [vector.packed for vector in ours] == [vector.tobytes() for vector in expected]
+    assert {(vector.precision, len(vector.embedding)) for vector in ours} == {(precision, 0)}
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8"])
@@ -61,7 +61,7 @@ def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(
     ]
     expected = quantize_embeddings(np.array(floats, np.float32), precision=name, ranges=ranges)
     ours = [decode(input, model, [], [{"sentence_embedding": vector}]).packed for vector in vectors]
-    assert ours == [one.tobytes() for one in expected]
+    assert ours == [vector.tobytes() for vector in expected]
 
 
 def test_bytes_are_refused_without_ranges_and_for_vectors_that_have_others() -> None:

@@ -94,7 +94,7 @@ class WordTokenizer:
         prompt: str = "",
     ) -> EncodedText:
         """See TextTokenizer."""
-        texts = [one.split() for one in (prompt + text, text_pair) if one is not None]
+        texts = [part.split() for part in (prompt + text, text_pair) if part is not None]
         dropped = 0
         while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
             if only_first and len(texts[0]) == 1:
