@@ -121,7 +121,7 @@ def _best(folder: str, section: str, server: str, dtype: str = "") -> tuple[floa
 
 
 def _ratio(server: str, dtype: str) -> str:
-    """Our throughput relative to the best settings of a server, in the rounds that both have: median, least and most."""
+    """Our throughput relative to the best settings of a server, in the rounds of both: median, least and most."""
     rates: dict[str, dict[int, float]] = {}
     for measured in _results(_AMX)["measurements"]:
         if (measured["section"], measured["callers"]) == (_LIKE_FOR_LIKE, _MANY):

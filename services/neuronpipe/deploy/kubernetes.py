@@ -86,9 +86,10 @@ class KubernetesTarget:
 
     def call(self) -> str:
         """Returns the commands of a call; KEY stands for a key that is made later, or was made by another call."""
+        key, model = self.api_key or "KEY", model_name(self._endpoint)
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
-            f"NEURONPIPE_API_KEY={self.api_key or 'KEY'} neuronpipe infer --target 127.0.0.1:50050 --model {model_name(self._endpoint)} --text TEXT"
+            f"NEURONPIPE_API_KEY={key} neuronpipe infer --target 127.0.0.1:50050 --model {model} --text TEXT"
         )
 
     @contextmanager
