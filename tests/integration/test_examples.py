@@ -231,6 +231,11 @@ def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     refused = _run(*program, "none", _TEXT)
     assert refused.returncode == 1
     assert "NotFound: model 'none' is not served" in refused.stderr
+    vector = _output(tmp_path / "classify", "-target", gateway, "-model", "minilm", "-embed", _TEXT)
+    with Client(gateway) as client:
+        expected = client.embed("minilm", _TEXT)
+    assert [float(number) for number in vector.strip(" []\n").split()] == pytest.approx(expected, abs=1e-5)
+    assert _run(tmp_path / "classify").returncode == 2
 
 
 def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
@@ -241,6 +246,8 @@ def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     refused = _run(*program, "none", "3", _TEXT)
     assert refused.returncode == 1
     assert "NOT_FOUND: model 'none' is not served" in refused.stderr
+    without = _run(*program)
+    assert (without.returncode, without.stderr) == (2, "usage: Classify HOST:PORT MODEL LABELS TEXT\n")
 
 
 def test_node_client_gets_the_same_labels(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:

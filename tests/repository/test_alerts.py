@@ -12,6 +12,7 @@ import yaml
 _RULES = Path(__file__).parents[2] / "docs" / "alerts.yaml"
 _TOKENIZER = 'job="tokenizer", instance="t:9464"'
 _GATEWAY = 'job="gateway", instance="g:9464"'
+_OTHER = 'job="gateway", instance="h:9464"'
 
 # Alerts without a case here. A new alert has a case.
 _WITHOUT_CASE = {
@@ -127,6 +128,23 @@ def test_a_file_that_cannot_be_used_fires(tmp_path: Path, loaded: str, fires: bo
     labels = {"job": "gateway", "instance": "g:9464", "neuronpipe_file": "registry.json"}
     series = {f'neuronpipe_file_loaded{{{_GATEWAY}, neuronpipe_file="registry.json"}}': loaded}
     _check(tmp_path, "NeuronpipeFileRejected", series, [{"severity": "warning", **labels}] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [({}, True), ({_GATEWAY: "0x10"}, False), ({_GATEWAY: "3x2"}, True), ({_GATEWAY: "3x2", _OTHER: "0x10"}, False)],
+    ids=["no gateway ever", "an idle gateway", "the last gateway stops", "one of two gateways stops"],
+)
+def test_gateways_that_are_all_gone_fire(tmp_path: Path, series: dict[str, str], fires: bool) -> None:
+    named = {f"neuronpipe_request_in_flight{{{where}}}": values for where, values in series.items()}
+    _check(tmp_path, "NeuronpipeGone", named, [{"severity": "critical"}] if fires else [])
+
+
+def test_the_texts_of_alerts_name_no_files_of_this_repository() -> None:
+    """Who is woken by one has no checkout."""
+    groups = yaml.safe_load(_RULES.read_text())["groups"]
+    annotations = [rule["annotations"] for group in groups for rule in group["rules"]]
+    assert [text for texts in annotations for text in texts.values() if re.search(r"(?<!example/)\bdocs/", text)] == []
 
 
 def test_a_new_alert_has_a_case() -> None:

@@ -392,6 +392,22 @@ def test_one_line_puts_every_image_behind_a_registry(name: str, tmp_path: Path) 
     assert "image-prefix" not in objects.of_kind("ConfigMap")
 
 
+def test_one_line_names_the_host_of_every_runbook(tmp_path: Path) -> None:
+    copied = shutil.copytree(DEPLOY, tmp_path / "deploy")
+    place = copied / "components/prometheus-operator/runbooks.yaml"
+    place.write_text(place.read_text().replace("  host: neuronpipe.example\n", "  host: pages.example.com/models\n"))
+    folder = tmp_path / "overlay"
+    folder.mkdir()
+    parts = [f"../deploy/components/{one}" for one in ("cpu", "observability", "prometheus-operator")]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../deploy/base"], "components": parts}))
+    objects = Objects(rendered(folder, kustomize()))
+    rules = objects.of_kind("PrometheusRule")["neuronpipe"]["spec"]["groups"][0]["rules"]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
+    page = "https://pages.example.com/models/docs/reference/alerts.html"
+    assert links == {alert: f"{page}#{alert.lower()}" for alert in links}
+    assert "runbooks" not in objects.of_kind("ConfigMap")
+
+
 def test_every_component_is_in_some_combination() -> None:
     components = {path.parent.name for path in (DEPLOY / "components").glob("*/kustomization.yaml")}
     assert {name for parts in combinations(every=False) for name in parts} == components
