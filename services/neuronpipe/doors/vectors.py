@@ -1,7 +1,7 @@
 """Parts of inputs and results that several protocols share: texts or token ids, vectors, and the places of tokens."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.tensors import float_bytes
+from neuronpipe.core.packed import Packed, pack_result
+from neuronpipe.core.tensors import float_bytes, write_floats
+from neuronpipe.tasks.many_texts import MAX_TEXTS
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS
 
 _NO_PLACE = (None, None)
+# The characters of the texts that are one input together, whose tokens are far fewer than an input may have.
+_MOST_CHARACTERS = 64 << 10
 # The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
 _QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
 _DOCUMENT = ("document", "passage", "corpus")
@@ -68,6 +72,46 @@ def embedding_input(value: str | list[int] | bytes, **options: Any) -> tasks.Tas
         of_vectors = {name: options[name] for name in VECTOR_OPTIONS if name in options}
         return tasks.TaskInput(image_embedding=tasks.ImageEmbeddingInput(image=value, **of_vectors))
     return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=value, **options))
+
+
+def lists_of_texts(inputs: Sequence[tasks.TaskInput]) -> list[list[tasks.TaskInput]]:
+    """Divides inputs, in their order, into lists of texts to embed with the same options, and other inputs alone."""
+    lists, options, size = list[list[tasks.TaskInput]](), tasks.SentenceEmbeddingInput(), 0
+    for input in inputs:
+        own = tasks.SentenceEmbeddingInput()
+        own.CopyFrom(input.sentence_embedding)
+        own.text, length = "", len(input.sentence_embedding.text)
+        if lists and size and size + length <= _MOST_CHARACTERS and len(lists[-1]) < MAX_TEXTS and own == options:
+            lists[-1].append(input)
+            size += length
+        else:
+            lists.append([input])
+            options, size = own, 0 if own.token_ids or own.return_sparse or own.return_multi_vector else length
+    return lists
+
+
+def joined_texts(inputs: Sequence[tasks.TaskInput]) -> tasks.TaskInput:
+    """Returns one input with the texts of inputs that have the same options."""
+    joined = tasks.TaskInput()
+    joined.sentence_embedding.CopyFrom(inputs[0].sentence_embedding)
+    joined.sentence_embedding.text = ""
+    joined.sentence_embedding.texts.extend([input.sentence_embedding.text for input in inputs])
+    return joined
+
+
+def results_of_texts(result: tasks.TaskResult, count: int) -> Iterator[Packed[tasks.TaskResult]]:
+    """Yields the result of each text of an input with several."""
+    together = result.sentence_embedding
+    numbers = together.packed or float_bytes(together)
+    size_bytes = len(numbers) // count
+    for start in range(0, size_bytes * count, size_bytes):
+        own, message = numbers[start : start + size_bytes], tasks.TaskResult()
+        if together.packed:
+            message.sentence_embedding.packed = own
+            message.sentence_embedding.precision = together.precision
+        else:
+            write_floats(own, message.sentence_embedding)
+        yield pack_result(message)
 
 
 def embedding_of(result: tasks.TaskResult) -> tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult:
