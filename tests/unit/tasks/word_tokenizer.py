@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,10 @@ class WordTokenizer:
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """See TextTokenizer."""
         return self._encoded((prompt + text).split(), None if text_pair is None else text_pair.split())
+
+    def encode_each(self, texts: Sequence[str], *, prompt: str = "") -> Iterator[EncodedText]:
+        """See TextTokenizer."""
+        return (self.encode(text, prompt=prompt) for text in texts)
 
     def encode_chat(
         self,

@@ -355,3 +355,50 @@ async def test_a_wrong_part_is_named(body: dict[str, Any], field: str, problem: 
     status, answer = await browser.post("/v1/embeddings", body)
     assert (status, answer["error"]["param"], browser.inputs) == (400, field, [])
     assert problem in answer["error"]["message"]
+
+
+def _static_answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    """As _answer, of one text or several; a text of nothing is refused by its place."""
+    texts = list(input.sentence_embedding.texts)
+    if "" in texts:
+        return InvalidInput(f"texts[{texts.index('')}]", "is empty")
+    if input.sentence_embedding.precision:
+        packed = b"".join(bytes([len(text), 255]) for text in texts)
+        precision = EmbeddingPrecision.EMBEDDING_PRECISION_UINT8
+        return TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=packed, precision=precision))
+    embedding = [number for text in texts for number in (len(text), -len(text))]
+    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=embedding)) if texts else _answer(input)
+
+
+@pytest.fixture
+def static() -> Browser:
+    return Browser([model_spec("sentence_embedding", architecture="StaticEmbeddingModel")], _static_answer)
+
+
+async def test_texts_for_static_embeddings_are_one_input(static: Browser) -> None:
+    body = {"model": "small", "input": ["a", "ccc"], "dimensions": 2}
+    _, answer = await static.post("/v1/embeddings", body)
+    assert [(one["index"], one["embedding"]) for one in answer["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}  # of the input, which the pipeline counted
+    expected = SentenceEmbeddingInput(texts=["a", "ccc"], dimensions=2)
+    assert static.inputs == [TaskInput(sentence_embedding=expected)]
+    _, answer = await static.post("/v1/embeddings", body | {"output_dtype": "uint8"})
+    assert [one["embedding"] for one in answer["data"]] == [[1, 255], [3, 255]]
+
+
+async def test_long_texts_and_token_ids_for_static_embeddings_are_inputs_of_their_own(static: Browser) -> None:
+    long = "x" * 60_000
+    _, answer = await static.post("/v1/embeddings", {"model": "small", "input": ["a", "bb", long, "ccc", long]})
+    assert [one["embedding"][0] for one in answer["data"]] == [1, 2, 60_000, 3, 60_000]
+    inputs = [input.sentence_embedding for input in static.inputs]
+    assert [len(input.texts) or input.text for input in inputs] == [4, long]
+    _, answer = await static.post("/v1/embeddings", {"model": "small", "input": [[1, 2], [3]]})
+    assert [one["embedding"] for one in answer["data"]] == [[2.0, -2.0], [1.0, -1.0]]
+
+
+async def test_a_refused_text_of_many_for_static_embeddings_is_named_by_its_own_index(static: Browser) -> None:
+    texts = ["x" * 40_000, "x" * 40_000, "a", "", "b"]
+    status, body = await static.post("/v1/embeddings", {"model": "small", "input": texts})
+    assert status == 400
+    assert body["error"]["param"] == "input[3]"
+    assert body["error"]["message"].startswith("input[3]: is empty")
