@@ -9,6 +9,7 @@ from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,34 @@ class JsonTokenizer:
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         encoding = self._encode_behind(prompt, text, text_pair)
         return EncodedText(_array(encoding.ids), _types(encoding.type_ids))
+
+    def encode_each(self, texts: abc.Sequence[str], *, prompt: str = "") -> abc.Iterator[EncodedText]:
+        if prompt and self._special.search(prompt):
+            yield from (self.encode(text, prompt=prompt) for text in texts)
+            return
+        # As much at once as a text may have before its growth is checked, so that memory has the limit of a text.
+        start = size = 0
+        for end, text in enumerate(texts):
+            length = len(prompt) + len(text)
+            if size + length > _LONG_IF_GROWN and size:
+                yield from self._encode_short([prompt + text for text in texts[start:end]])
+                start, size = end, 0
+            size += length
+        yield from self._encode_short([prompt + text for text in texts[start:]])
+
+    def _encode_short(self, texts: abc.Sequence[str]) -> abc.Iterator[EncodedText]:
+        """Encodes texts that are short together, or one text, with one array for the ids of all."""
+        for text in texts:
+            _check_growth(self._tokenizer, text)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
+        ids = [encoding.ids for encoding in encodings]
+        together = np.fromiter(chain.from_iterable(ids), np.int32)
+        ends = list(accumulate(map(len, ids)))
+        none = np.zeros(max(map(len, ids), default=0), np.int32)
+        for encoding, own, end in zip(encodings, ids, ends, strict=True):
+            types = encoding.type_ids
+            count = len(own)
+            yield EncodedText(together[end - count : end], _array(types) if any(types) else none[:count])
 
     def encode_chat(
         self,
