@@ -27,7 +27,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError, Overloaded
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.stages.neuron_executor.generation.schema_work import BY_NAME, MOST_WORK, SchemaWork
+from neuronpipe.stages.neuron_executor.generation.schema_work import BY_NAME, MOST_NEXT, MOST_WORK, SchemaWork
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread, give_way
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
@@ -433,12 +433,15 @@ def _check(option: str, text: str) -> None:
         schemas += [decoder.raw_decode(text, place.end())[0] for place in re.finditer(r"%json\s*", text)]
     if option == "grammar" and _QUOTED.sub("", text).count("&") > _MAX_INTERSECTIONS:
         raise ValueError(f"it has more than {_MAX_INTERSECTIONS} intersections (&), the limit")
-    units = sum(SchemaWork(schema, _PATTERNS_OF).units for schema in schemas)
+    works = [SchemaWork(schema, _PATTERNS_OF) for schema in schemas]
+    units = sum(work.units for work in works)
     if units > MOST_WORK:
         raise ValueError(
             f"to compile it would cost {units:.3g}, the limit is {MOST_WORK:.3g}: properties of each object, squared, "
             "for each combination that anyOf and allOf leave"
         )
+    if (most := max([work.most_next for work in works], default=0)) > MOST_NEXT:
+        raise ValueError(f"{most} properties may come next in a text, the limit is {MOST_NEXT}: require some of them")
     states = Decimal(0)
     for schema in chain.from_iterable(map(_parts, schemas)):
         if not isinstance(schema, dict):

@@ -5,7 +5,7 @@ each property with all others, for each combination that anyOf, oneOf and allOf 
 relative to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -14,6 +14,9 @@ from urllib.parse import unquote
 
 # Half a second of work.
 MOST_WORK = 4_000_000
+# Properties of which any may come next in a text, because none before them is required. With 300, each token of a name
+# takes up to 2 ms, and with 500, llguidance follows no text (2026-11-30).
+MOST_NEXT = 300
 # A pattern of names costs as much as this number of properties, unless there are more than 100 patterns.
 _PATTERN_OF_NAMES = 20
 # Each combination costs as much as an object with this number of properties.
@@ -33,23 +36,29 @@ _ALONE = _REMARKS | {"$defs", "definitions", "$schema", "$id", *_CHOICES}
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The cost of a schema: its combinations, properties of its object, the most patterns of one text, and its work.
+    """The cost of a schema: its combinations, properties of its object, how many of them may come first, the most
+    patterns of one text, and its work.
 
-    The first three add to the costs of a schema that contains this schema by allOf, anyOf, oneOf or $ref.
+    All but the work add to the costs of a schema that contains this schema by allOf, anyOf, oneOf or $ref.
     """
 
     ways: float = 1
     width: int = 0
+    first: int = 0
     patterns: int = 0
     work: float = 0
 
 
 class SchemaWork:
-    """The work of one document. `formats`: number of patterns that each format becomes."""
+    """The work of one document. `formats`: number of patterns that each format becomes.
+
+    `most_next`: the most properties of which any may come next in a text, once `units` was asked for.
+    """
 
     def __init__(self, root: Any, formats: dict[str, int]) -> None:
         self._root = root
         self._formats = formats
+        self.most_next = 0
         # Costs by the identity of the schema. A schema counts nothing within itself.
         self._known: dict[int, _Cost] = {}
 
@@ -76,6 +85,10 @@ class SchemaWork:
         ways = prod(cost.ways for cost in all_of) * prod(sum(cost.ways for cost in costs) for costs in choices)
         width = properties + sum(cost.width for cost in all_of)
         width += sum(max(cost.width for cost in costs) for costs in choices)
+        first, longest = _optional(schema)
+        others = sum(cost.first for cost in all_of)
+        others += sum(cost.first for name in _CHOICES for cost in self._different(schema.get(name)))
+        self.most_next = max(self.most_next, longest + others)
         name = schema.get("format")
         patterns = ("pattern" in schema) + (self._formats.get(name, 1) if isinstance(name, str) else 0)
         patterns += sum(cost.patterns for cost in all_of)
@@ -92,7 +105,12 @@ class SchemaWork:
         work += sum(self._of(part).work for part in inner if not _is_link(part))
         work += _PATTERNS * 2 ** min(patterns, _MOST_PATTERNS) if patterns > 1 else 0
         below_patterns = max((self._of(part).patterns for part in inner), default=0)
-        return _Cost(ways, width, max(patterns, below_patterns), work)
+        return _Cost(ways, width, first + others, max(patterns, below_patterns), work)
+
+    def _different(self, choices: Any) -> Iterable[_Cost]:
+        """The costs of choices. A schema to which several of them lead counts once."""
+        targets = {id(self._target(part["$ref"]) if _is_link(part) else part): part for part in _items(choices)}
+        return map(self._of, targets.values())
 
     def _target(self, link: Any) -> Any:
         """The schema that a link within the document leads to; None for other links."""
@@ -104,6 +122,16 @@ class SchemaWork:
 
 def _is_link(schema: Any) -> bool:
     return isinstance(schema, dict) and "$ref" in schema and not schema.keys() - _REMARKS - {"$ref"}
+
+
+def _optional(schema: dict[str, Any]) -> tuple[int, int]:
+    """How many properties come before the first required one, and the most between two required ones."""
+    required = {*map(str, _items(schema.get("required")))}
+    runs = [0]
+    for name in _items(schema.get("properties")):
+        runs += [0] if name in required else []
+        runs[-1] += name not in required
+    return runs[0], max(runs)
 
 
 def _items(value: Any) -> list[Any]:
