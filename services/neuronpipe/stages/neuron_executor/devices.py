@@ -34,7 +34,7 @@ from neuronpipe.stages.neuron_executor.impairment import Impairment
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
+from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -111,17 +111,17 @@ class _WarmUp:
                 return seconds
         raise CoreLost("no core is left")
 
-    async def run_first(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+    async def run_first(self, model: ExecutorModel, planned: Sequence[BatchShape]) -> None:
         """Computes the shapes of usual first requests: short texts, one at a time."""
         for shape in planned:
             if shape.is_alone and shape.tokens <= _FIRST_TOKENS:
                 await self._run(model, shape)
 
-    async def _run(self, model: ExecutorModel, shape: ComputedShape) -> None:
+    async def _run(self, model: ExecutorModel, shape: BatchShape) -> None:
         await self.run_on(shape.core, shape.rows, shape.tokens, is_alone=shape.is_alone)
         model.computed_shapes.add(shape)
 
-    async def run_rest(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+    async def run_rest(self, model: ExecutorModel, planned: Sequence[BatchShape]) -> None:
         """Computes each planned shape that no request has had, after the first request, whenever the device is idle.
 
         So a model that is never used takes no memory for shapes.
@@ -204,7 +204,8 @@ class Devices:
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores, lambda: backend.part_ns)
             observer.ready(time.monotonic_ns() - began_ns)
-            model = scheduler.join(backend, bundle.spec, self._limits, times, observer, self._model_class)
+            model = self._model_class(backend, bundle.spec, self._limits, scheduler.shared, times, observer)
+            scheduler.join(model)
             try:
                 async with self._warming(backend, bundle, scheduler, model):
                     yield model
