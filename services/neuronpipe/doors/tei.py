@@ -21,8 +21,8 @@ from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors import inference as doors
 from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
 from neuronpipe.doors.vectors import float32_bytes, token_places, token_vectors, write_numbers
-from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.many import answer_in_order
+from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
 from neuronpipe.tasks.many_texts import MAX_TEXTS
 

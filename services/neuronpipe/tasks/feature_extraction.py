@@ -20,9 +20,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     LocatedText,
-    ResultColumns,
     Task,
     TextTokenizer,
     check_text,
@@ -189,10 +189,5 @@ TASK = Task(
     decode,
     ("pooling", "type"),
     FeatureFacts,
-    _ANNOTATIONS,
-    may_lack_annotations=True,
-    columns=ResultColumns(
-        vectors="features", has_one=lambda task_input: task_input.pooling > FeaturePooling.FEATURE_POOLING_NONE
-    ),
-    fields_without_tensor=("type",),
+    Annotations(_ANNOTATIONS, may_be_missing=True),
 )

@@ -18,7 +18,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
-from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels, label_columns
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
 
 # The pipeline's default.
@@ -64,7 +64,6 @@ CLASSIFICATION = Task(
     ("top_k", "function"),
     ClassifierFacts,
     reads="images",
-    columns=label_columns(_TOP_K),
 )
 EMBEDDING = Task(
     "image_embedding",
@@ -75,5 +74,4 @@ EMBEDDING = Task(
     VECTOR_OPTIONS,
     EmbeddingFacts,
     reads="images",
-    fields_without_tensor=("precision",),
 )

@@ -9,7 +9,7 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, ResultColumns, Task, TextTokenizer, check_text, check_truncation, traits_of
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, traits_of
 from neuronpipe.tasks.chunks import encode_chunks
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
@@ -121,6 +121,4 @@ TASK = Task(
     decode,
     ("type",),
     MultiVectorFacts,
-    columns=ResultColumns(vectors="vectors"),
-    fields_without_tensor=("type",),
 )

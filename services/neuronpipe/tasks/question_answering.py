@@ -18,8 +18,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
-    ResultColumns,
     Task,
     TextTokenizer,
     Window,
@@ -160,8 +160,5 @@ TASK = Task(
     decode,
     None,
     QuestionAnsweringFacts,
-    _ANNOTATIONS,
-    columns=ResultColumns(
-        elements="answers", has_one=lambda task_input: task_input.top_k <= 1, renamed={"text": "answer"}
-    ),
+    Annotations(_ANNOTATIONS),
 )

@@ -19,6 +19,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     EncodedText,
     Task,
@@ -134,6 +135,5 @@ TASK = Task(
     decode,
     ("top_n", "function"),
     RerankFacts,
-    annotations={PART: 1},
-    may_lack_annotations=True,
+    Annotations({PART: 1}, may_be_missing=True),
 )

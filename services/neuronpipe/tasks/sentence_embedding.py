@@ -24,6 +24,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import multi_vector_embedding, sparse_embedding
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     EncodedText,
     Task,
@@ -120,7 +121,5 @@ TASK = Task(
     decode,
     (*VECTOR_OPTIONS, *_RETURNED),
     EmbeddingFacts,
-    annotations={TEXT_TOKENS: 1},
-    may_lack_annotations=True,
-    fields_without_tensor=("precision", "token_ids", *_RETURNED),
+    Annotations({TEXT_TOKENS: 1}, may_be_missing=True),
 )

@@ -12,6 +12,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     Task,
     TextTokenizer,
@@ -113,7 +114,5 @@ TASK = Task(
     decode,
     ("top_k",),
     SparseFacts,
-    annotations={"token_ids": "tokens"},
-    may_lack_annotations=True,
-    may_lack_outputs=True,
+    Annotations({"token_ids": "tokens"}, may_be_missing=True, may_stand_alone=True),
 )

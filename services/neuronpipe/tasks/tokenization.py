@@ -76,7 +76,6 @@ TOKENIZATION = Task(
     encode_tokenization,
     partial(_decode, TokenizationResult),
     (),
-    has_graph=False,
 )
 DETOKENIZATION = Task(
     "detokenization",
@@ -85,5 +84,4 @@ DETOKENIZATION = Task(
     encode_detokenization,
     partial(_decode, DetokenizationResult),
     (),
-    has_graph=False,
 )

@@ -39,8 +39,8 @@ from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.settings import Settings
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.platform.cache.settings import RedisSettings

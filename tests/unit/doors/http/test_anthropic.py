@@ -10,7 +10,7 @@ from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextEvent
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 

@@ -8,7 +8,7 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TextGenerationResult
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextEvent
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 
