@@ -181,13 +181,6 @@ def _halved(vectors: Array) -> Array:
     return vectors.astype("<f2")
 
 
-TASK = Task(
-    "feature_extraction",
-    check,
-    traits,
-    encode,
-    decode,
-    ("pooling", "type"),
-    FeatureFacts,
-    Annotations(_ANNOTATIONS, may_be_missing=True),
-)
+_DECODED = "pooling", "type"
+_CHUNKS = Annotations(_ANNOTATIONS, may_be_missing=True)
+TASK = Task("feature_extraction", check, traits, encode, decode, _DECODED, FeatureFacts, _CHUNKS)

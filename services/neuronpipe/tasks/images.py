@@ -55,23 +55,7 @@ def decode_embedding(
 
 
 _TRAITS = traits_of("image")
-CLASSIFICATION = Task(
-    "image_classification",
-    check_classification,
-    _TRAITS,
-    encode,
-    decode_classification,
-    ("top_k", "function"),
-    ClassifierFacts,
-    reads="images",
-)
-EMBEDDING = Task(
-    "image_embedding",
-    check_embedding,
-    _TRAITS,
-    encode,
-    decode_embedding,
-    VECTOR_OPTIONS,
-    EmbeddingFacts,
-    reads="images",
-)
+_LABELS = "image_classification", check_classification, _TRAITS, encode, decode_classification
+_VECTORS = "image_embedding", check_embedding, _TRAITS, encode, decode_embedding
+CLASSIFICATION = Task(*_LABELS, ("top_k", "function"), ClassifierFacts, reads="images")
+EMBEDDING = Task(*_VECTORS, VECTOR_OPTIONS, EmbeddingFacts, reads="images")

@@ -113,12 +113,4 @@ def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> fl
 
 
 traits = traits_of("text", "is_query", "truncation")
-TASK = Task(
-    "multi_vector_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    ("type",),
-    MultiVectorFacts,
-)
+TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)

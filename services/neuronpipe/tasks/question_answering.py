@@ -153,12 +153,5 @@ traits = traits_of("question", "context", "window_stride_tokens")
 # Answers are parts of the context, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
 TASK = Task(
-    "question_answering",
-    check,
-    traits,
-    encode,
-    decode,
-    None,
-    QuestionAnsweringFacts,
-    Annotations(_ANNOTATIONS),
+    "question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, Annotations(_ANNOTATIONS)
 )

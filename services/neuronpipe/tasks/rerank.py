@@ -127,13 +127,6 @@ def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs
 
 
 traits = traits_of("query", "truncation", "max_chunks", "max_text_tokens", "texts")
-TASK = Task(
-    "rerank",
-    check,
-    traits,
-    encode,
-    decode,
-    ("top_n", "function"),
-    RerankFacts,
-    Annotations({PART: 1}, may_be_missing=True),
-)
+_DECODED = "top_n", "function"
+_PARTS = Annotations({PART: 1}, may_be_missing=True)
+TASK = Task("rerank", check, traits, encode, decode, _DECODED, RerankFacts, _PARTS)

@@ -113,13 +113,6 @@ def decode(
 
 _RETURNED = {"return_sparse": sparse_embedding.TASK, "return_multi_vector": multi_vector_embedding.TASK}
 traits = traits_of("text", "prompt_name", "truncation", "max_chunks", *_RETURNED, "token_ids")
-TASK = Task(
-    "sentence_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    (*VECTOR_OPTIONS, *_RETURNED),
-    EmbeddingFacts,
-    Annotations({TEXT_TOKENS: 1}, may_be_missing=True),
-)
+_DECODED = *VECTOR_OPTIONS, *_RETURNED
+_LENGTHS = Annotations({TEXT_TOKENS: 1}, may_be_missing=True)
+TASK = Task("sentence_embedding", check, traits, encode, decode, _DECODED, EmbeddingFacts, _LENGTHS)

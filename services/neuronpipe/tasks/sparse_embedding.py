@@ -106,13 +106,5 @@ def _positive_weights(annotations: ArraySets, outputs: ArraySets) -> tuple[Array
 
 
 traits = traits_of("text", "prompt_name", "truncation")
-TASK = Task(
-    "sparse_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    ("top_k",),
-    SparseFacts,
-    Annotations({"token_ids": "tokens"}, may_be_missing=True, may_stand_alone=True),
-)
+_TOKEN_IDS = Annotations({"token_ids": "tokens"}, may_be_missing=True, may_stand_alone=True)
+TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts, _TOKEN_IDS)
