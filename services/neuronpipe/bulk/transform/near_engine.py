@@ -25,14 +25,7 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import (
-    InternalError,
-    InvalidInput,
-    ModelNotFound,
-    SetupError,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, SetupError, Unavailable, WrongTask
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction, Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable

@@ -248,7 +248,7 @@ class PlannedShapes:
 
     def _add(self, growing: "_GrowingBatch", length: int, wait_s: float, idle_cores: int, limit_s: float) -> bool:
         """Adds waiting sequences of a padded length while that saves time. Returns whether the batch can still grow."""
-        members, padded = growing.members, growing.padded_tokens
+        members = growing.members
         # Each idle core gets a share. Otherwise one core would work while the others are idle.
         share = (self._queue.tokens_before(is_bulk=True) + growing.tokens) / idle_cores
         padding = 0
@@ -258,21 +258,21 @@ class PlannedShapes:
                 continue
             if head.lost_cores:
                 return True
-            new_padded = max(padded, length)
-            tokens = new_padded * (len(members) + 1)
+            now_tokens, padded = growing.padded_tokens * len(members), max(growing.padded_tokens, length)
             if (
-                len(members) == min(self._limits.max_batch_size, self._menu.most_rows(padded))
+                len(members) == min(self._limits.max_batch_size, self._menu.most_rows(growing.padded_tokens))
                 or growing.tokens >= share
-                or padded * len(members) >= self._efficient_tokens
+                or now_tokens >= self._efficient_tokens
             ):
                 return False
-            padding += tokens - padded * len(members) - length
+            tokens = padded * (len(members) + 1)
+            padding += tokens - now_tokens - length
             batch_s = self._forecast.batch_s(tokens)
             finish_s = time.monotonic() + wait_s + batch_s
             if (
                 batch_s > limit_s
                 or tokens > self._limits.max_batch_tokens
-                or len(members) >= self._menu.most_rows(new_padded)
+                or len(members) >= self._menu.most_rows(padded)
                 or padding > self._forecast.overhead_tokens * _WORTHWHILE_PADDING
                 or finish_s >= growing.deadline_s
                 or finish_s >= head.deadline_s
@@ -280,7 +280,6 @@ class PlannedShapes:
                 return True
             self._queue.remove(head)
             growing.add(head)
-            padded = new_padded
         return True
 
 

@@ -138,11 +138,9 @@ class ExecutorModel:
             self._kind.check(arrays)
         queued = self.enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
         try:
-            return (
-                [await queued[0].future]
-                if len(queued) == 1
-                else list(await asyncio.gather(*(sequence.future for sequence in queued)))
-            )
+            if len(queued) == 1:
+                return [await queued[0].future]
+            return list(await asyncio.gather(*(sequence.future for sequence in queued)))
         finally:
             for sequence in queued:
                 sequence.future.cancel()

@@ -136,7 +136,7 @@ class OnDemandModel:
         finally:
             self.uses -= 1
             if not self.uses:
-                self._owner.note_unused()
+                self._owner.changed.set()
 
 
 class OnDemandModels:
@@ -162,7 +162,7 @@ class OnDemandModels:
         self._by_last_use: OrderedDict[OnDemandModel, None] = OrderedDict()
         self._load_queue: OrderedDict[OnDemandModel, None] = OrderedDict()
         # Set when a model joins the load queue, and when a model is no longer in use.
-        self._changed = asyncio.Event()
+        self.changed = asyncio.Event()
         self._tell_unloaded = tell_unloaded
 
     @asynccontextmanager
@@ -199,7 +199,7 @@ class OnDemandModels:
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_future()
             self._load_queue[model] = None
-            self._changed.set()
+            self.changed.set()
             self._report_unloaded()
         began_ns = time.monotonic_ns()
         outcome = await asyncio.shield(model.loading)
@@ -208,17 +208,14 @@ class OnDemandModels:
             raise Unavailable(outcome.message)
         return outcome
 
-    def note_unused(self) -> None:
-        self._changed.set()
-
     async def work(self) -> None:
         """Loads the models of the load queue until it is cancelled."""
         while True:
-            self._changed.clear()
+            self.changed.clear()
             if model := self._next_to_load():
                 await self._make_room_and_load(model)
             else:
-                await self._changed.wait()
+                await self.changed.wait()
 
     def _next_to_load(self) -> OnDemandModel | None:
         """The first queued model that has room once all unused models are unloaded."""
@@ -265,7 +262,7 @@ class OnDemandModels:
             model.keeper = None
             self._memory.give_back(model.key)
             model.has_unloaded.set()
-            self._changed.set()
+            self.changed.set()
 
     def _resolve(self, model: OnDemandModel, outcome: LoadedModel | NeuronpipeError) -> None:
         """Gives the outcome of loading a model to the callers that wait for it."""

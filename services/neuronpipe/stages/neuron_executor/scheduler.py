@@ -180,10 +180,7 @@ class DeviceScheduler:
         return None if self.cores.idle < min(2, self.cores.left) else _BULK_BATCH_LIMIT_S
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """The sequence that goes first among all models, with its model.
-
-        So a model delays another model at most by work that came before.
-        """
+        """The first sequence of all models with its model, so that a model delays another model only by older work."""
         heads = [(oldest.is_bulk, oldest, model) for model in self._models if (oldest := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 

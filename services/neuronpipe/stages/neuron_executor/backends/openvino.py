@@ -22,13 +22,7 @@ from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel, decoder_file
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
-from neuronpipe.stages.neuron_executor.runtimes.openvino import (
-    computable,
-    engine,
-    openvino,
-    read,
-    warn_of_float32,
-)
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, openvino, read, warn_of_float32
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind

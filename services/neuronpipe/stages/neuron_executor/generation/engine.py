@@ -51,13 +51,7 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Deco
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
-from neuronpipe.tasks.text_generation import (
-    GenerationFacts,
-    check_options,
-    logprob_arrays,
-    part_arrays,
-    prompt_arrays,
-)
+from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays, prompt_arrays
 
 # The shortest retry delay of a refused caller.
 _MIN_RETRY_AFTER_S = 0.05
