@@ -28,7 +28,7 @@ from neuronpipe.doors.oip.tensors import (
     shown,
 )
 from neuronpipe.doors.vectors import token_vectors, vector
-from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.tasks import TASKS
 
 COUNT = "count"
@@ -37,6 +37,13 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 # Texts that are the same for all rows.
 _PARAMETERS = frozenset(name for name, field in FIELDS.items() if field.kind == "text" and field.is_option)
+# Fields of inputs without a tensor or parameter.
+_LEFT_OUT = frozenset(
+    {
+        *("type", "precision", "return_sparse", "return_multi_vector"),
+        *("token_ids", "prompt_token_ids", "tools", "template_arguments", "continue_final_message"),
+    }
+)
 # Fields of options and results that are not supported.
 _UNKNOWN = frozenset({"prompt_logprobs", "utf8"})
 # Outputs of log probabilities → the way to each. Their messages share names of fields with other messages.
@@ -74,8 +81,9 @@ class TaskModel:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        input, left_out = TaskInput.DESCRIPTOR.fields_by_name[task], TASKS[task].fields_without_tensor
-        fields = [field for field in _fields(input) if field.name not in left_out]
+        # A task whose inputs have one text or several takes a text in each row.
+        left_out = _LEFT_OUT if "texts" in NEEDED[task] else _LEFT_OUT | {"texts"}
+        fields = [field for field in _fields(TaskInput.DESCRIPTOR.fields_by_name[task]) if field.name not in left_out]
         self._texts = [field for field in fields if field.type in _TEXTS and field.name not in _PARAMETERS]
         self._options = {field.name: field for field in fields if field not in self._texts and not field.message_type}
         options = next((_fields(field) for field in fields if field.name == "options"), [])

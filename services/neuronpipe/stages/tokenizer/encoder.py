@@ -162,8 +162,9 @@ class Encoder:
 
 def _short(trait: str | int) -> str | int | bytes:
     """The digest of a long text: repr would keep the interpreter's lock for 5 ms for each megabyte."""
-    is_long = isinstance(trait, str) and len(trait) > LONG_TEXT
-    return blake2b(trait.encode(), digest_size=_KEY_BYTES).digest() if is_long else trait
+    if isinstance(trait, str) and len(trait) > LONG_TEXT:
+        return blake2b(trait.encode(), digest_size=_KEY_BYTES).digest()
+    return trait
 
 
 def _readers(
