@@ -74,18 +74,18 @@ def _run(repository: Path) -> None:
     with ExitStack() as stack:
         print("\nStarting the four services, and the same pipeline in one process:")
         processes = stack.enter_context(four_processes(repository, *_TRACED, environment=_SAMPLED))
-        one = stack.enter_context(
+        single = stack.enter_context(
             ServiceProcess("all", "--repository", str(repository), *_TRACED, *_HTTP, environment=_SAMPLED)
         ).wait_until_ready()
-        for process in (*processes.values(), one):
+        for process in (*processes.values(), single):
             print(f"  {process.service:16} {process.target:16} pid {process.pid}", flush=True)
         clients = {
             "four processes": stack.enter_context(Client(processes["gateway"].target)),
-            "one process": stack.enter_context(Client(one.target)),
+            "one process": stack.enter_context(Client(single.target)),
         }
         cold = {name: [_embed(client, SENTENCES[0])] for name, client in clients.items()}
         _print_similar_pairs(clients["four processes"])
-        _print_curl(str(one.wait_for("listening for HTTP")["address"]))
+        _print_curl(str(single.wait_for("listening for HTTP")["address"]))
         warm = {
             name: [_embed(client, sentence) for sentence in itertools.islice(itertools.cycle(SENTENCES), WARM_REQUESTS)]
             for name, client in clients.items()
@@ -156,7 +156,7 @@ def _print_latency(cold: Mapping[str, Sequence[InferResponse]], warm: Mapping[st
     )
     for name in cold:
         for state, responses in (("cold", cold[name]), ("warm", warm[name])):
-            timings = sorted((response.timings for response in responses), key=lambda one: one.total_ns)[
+            timings = sorted((response.timings for response in responses), key=lambda times: times.total_ns)[
                 len(responses) // 2
             ]
             stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns

@@ -77,7 +77,7 @@ def make_app(target: str, model: str, bad_labels: set[str], review: float, block
                 decisions.append(Decision(action="review"))
                 continue
             found = outcome.response.result.text_classification.labels
-            worst = max((one for one in found if one.label in bad_labels), key=lambda one: one.score)
+            worst = max((label for label in found if label.label in bad_labels), key=lambda label: label.score)
             action: Action = "block" if worst.score >= block else "review" if worst.score >= review else "pass"
             decisions.append(Decision(action=action, label=worst.label, score=worst.score))
         return Decisions(decisions=decisions)

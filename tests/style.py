@@ -230,7 +230,7 @@ def prose_faults(paths: Iterable[Path]) -> Iterator[str]:
 def faults() -> Iterator[str]:
     """The faults of all texts, with their places and the words to write instead."""
     by_hand = [page for page in all_pages() if not is_generated(page)]
-    for place, line, is_heading, text in (*(one for page in by_hand for one in prose(page)), *sources()):
+    for place, line, is_heading, text in (*(passage for page in by_hand for passage in prose(page)), *sources()):
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
         is_page = place.endswith(".md")
         for fault in wrong_words(text, is_heading=is_heading, is_guide=is_guide, is_page=is_page):

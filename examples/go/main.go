@@ -1,4 +1,5 @@
-// Classifies a text, or with -generate continues it: a client of a gateway, with TLS, an API key, retries and a deadline.
+// Classifies a text, with -embed returns its vector, or with -generate continues it: a client of a gateway, with TLS, an
+// API key, retries and a deadline.
 //
 // Usage: classify -target HOST:PORT -model NAME TEXT
 // An API key is in the environment: NEURONPIPE_API_KEY.
@@ -63,6 +64,20 @@ func classify(ctx context.Context, client pb.InferenceServiceClient, model, text
 	return nil
 }
 
+func embed(ctx context.Context, client pb.InferenceServiceClient, model, text string) error {
+	input := &pb.SentenceEmbeddingInput{Text: text}
+	request := &pb.InferRequest{
+		Model: model,
+		Input: &pb.TaskInput{Task: &pb.TaskInput_SentenceEmbedding{SentenceEmbedding: input}},
+	}
+	response, err := client.Infer(ctx, request)
+	if err != nil {
+		return err
+	}
+	fmt.Println(response.GetResult().GetSentenceEmbedding().GetEmbedding())
+	return nil
+}
+
 func generate(ctx context.Context, client pb.InferenceServiceClient, model, prompt string) error {
 	input := &pb.TextGenerationInput{Prompt: prompt}
 	request := &pb.InferRequest{
@@ -89,7 +104,12 @@ func main() {
 	model := flag.String("model", "sentiment", "the model's name")
 	topK := flag.Uint("top-k", 1, "how many labels to print")
 	generates := flag.Bool("generate", false, "continue the text, with a model that generates")
+	embeds := flag.Bool("embed", false, "print the text's vector, with a model that embeds")
 	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: classify -target HOST:PORT -model NAME [-embed | -generate] TEXT")
+		os.Exit(2)
+	}
 
 	connection, err := connect(*target, *ca)
 	if err != nil {
@@ -104,9 +124,12 @@ func main() {
 	if key := os.Getenv("NEURONPIPE_API_KEY"); key != "" {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+key)
 	}
-	if *generates {
+	switch {
+	case *generates:
 		err = generate(ctx, client, *model, flag.Arg(0))
-	} else {
+	case *embeds:
+		err = embed(ctx, client, *model, flag.Arg(0))
+	default:
 		err = classify(ctx, client, *model, flag.Arg(0), uint32(*topK))
 	}
 	if err != nil {

@@ -4,6 +4,12 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 protos=$here/../../protos
+for program in protoc grpc_java_plugin javac; do
+  command -v "$program" >/dev/null || { echo "$program is not installed; examples/README.md has the apt-get line" >&2; exit 1; }
+done
+for jar in grpc-netty grpc-protobuf protobuf guava; do
+  [ -e "/usr/share/java/$jar.jar" ] || { echo "$jar.jar is not installed; examples/README.md has the apt-get line" >&2; exit 1; }
+done
 mkdir -p "$1/generated" "$1/classes"
 out=$(cd "$1" && pwd)
 protoc -I"$protos" --java_out="$out/generated" --plugin=protoc-gen-grpc-java="$(command -v grpc_java_plugin)" \

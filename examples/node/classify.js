@@ -1,6 +1,10 @@
 // Classifies a text, or with the number of labels 0 continues it: a client of a gateway, with TLS, an API key, retries and
 // a deadline. Usage: node classify.js HOST:PORT MODEL LABELS TEXT. In the environment: NEURONPIPE_API_KEY, and in CA the
 // PEM file of the authority of the gateway's certificate.
+if (process.argv.length !== 6) {
+  console.error("usage: node classify.js HOST:PORT MODEL LABELS TEXT");
+  process.exit(2);
+}
 const fs = require("fs");
 const path = require("path");
 const grpc = require("@grpc/grpc-js");

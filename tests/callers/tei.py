@@ -40,7 +40,7 @@ def answer(channel: grpc.Channel, question: dict[str, Any]) -> dict[str, Any]:
             received.append(found)
     except grpc.RpcError as error:
         status = {"code": error.code().name, "details": error.details()}
-    return {"messages": [MessageToDict(one, preserving_proto_field_name=True) for one in received], **status}
+    return {"messages": [MessageToDict(message, preserving_proto_field_name=True) for message in received], **status}
 
 
 if __name__ == "__main__":

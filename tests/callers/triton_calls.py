@@ -27,7 +27,7 @@ class Case:
 
     @property
     def is_text(self) -> bool:
-        return not any(isinstance(one, bytes) for array in self.inputs.values() for one in array.ravel())
+        return not any(isinstance(value, bytes) for array in self.inputs.values() for value in array.ravel())
 
 
 # What became of a case: its outputs, or the error's status and message.
@@ -62,7 +62,9 @@ def main(grpc_address: str, http_address: str) -> None:
     def read(result: Any) -> Answer:
         response = result.get_response()
         is_http = isinstance(response, dict)
-        names = [one["name"] if is_http else one.name for one in (response["outputs"] if is_http else response.outputs)]
+        names = [
+            array["name"] if is_http else array.name for array in (response["outputs"] if is_http else response.outputs)
+        ]
         assert (response["id"] if is_http else response.id) == "mine"
         return {name: result.as_numpy(name) for name in names}
 

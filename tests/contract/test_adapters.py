@@ -197,9 +197,9 @@ def test_adapter_that_cannot_be_merged_is_refused_with_the_reason(
 def test_base_of_another_width_is_refused(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
     config = bert_config()
     config.hidden_size = 64
-    other = save(transformers.BertForMaskedLM(config), tmp_path / "other")
+    wider = save(transformers.BertForMaskedLM(config), tmp_path / "other")
     with pytest.raises(SetupError, match=r"does not fit its base model .*/other; name the right one with --base-model"):
-        _merged(classifier_adapter[0], tmp_path / "repository", base_model=str(other))
+        _merged(classifier_adapter[0], tmp_path / "repository", base_model=str(wider))
 
 
 def test_head_that_neither_has_is_refused_like_any_that_was_not_trained(base: Path, tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ def test_what_cannot_be_cut_into_parts_is_refused(architecture: str, tmp_path: P
         _compile(tmp_path, architecture, "openvino", parts=2)
 
 
-def _assert_equal(one: Array, other: Array) -> None:
-    np.testing.assert_allclose(one, other, rtol=0, atol=_TOLERANCE * float(np.abs(other).max()))
+def _assert_equal(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=_TOLERANCE * float(np.abs(expected).max()))
 
 
 async def test_a_row_is_the_same_alone_padded_and_in_any_place_of_a_batch(loaded: _Loaded) -> None:
@@ -170,9 +170,9 @@ async def test_a_row_is_the_same_alone_padded_and_in_any_place_of_a_batch(loaded
 
 
 async def test_different_rows_have_different_outputs_of_the_right_shape(loaded: _Loaded) -> None:
-    one, other = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
-    assert one.shape == other.shape == (len(loaded.spec.labels),)
-    assert np.abs(one - other).max() > 10 * _TOLERANCE
+    first, second = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
+    assert first.shape == second.shape == (len(loaded.spec.labels),)
+    assert np.abs(first - second).max() > 10 * _TOLERANCE
 
 
 async def test_the_longest_sequence_is_computed_and_the_limit_is_that_of_the_architecture(loaded: _Loaded) -> None:
@@ -194,7 +194,7 @@ async def test_an_error_leaves_the_back_end_as_it_was(loaded: _Loaded) -> None:
 async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded) -> None:
     sequences = [loaded.sequence(12, core) for core in range(loaded.backend.cores)]
     alone = [(await loaded.run(sequence))[0] for sequence in sequences]
-    at_once = await asyncio.gather(*(loaded.run(one, core=core) for core, one in enumerate(sequences)))
+    at_once = await asyncio.gather(*(loaded.run(sequence, core=core) for core, sequence in enumerate(sequences)))
     for (outputs,), expected in zip(at_once, alone, strict=True):
         _assert_equal(outputs, expected)
 

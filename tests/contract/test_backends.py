@@ -184,16 +184,16 @@ async def test_batch_mates_do_not_change_a_sequences_outputs(loaded: _Loaded) ->
 
 
 async def test_different_sequences_have_different_outputs(loaded: _Loaded) -> None:
-    one, other = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
-    assert all(np.abs(one[name] - other[name]).max() > 10 * loaded.tolerance for name in one)
+    first, second = await loaded.run(loaded.sequence(8, 1), loaded.sequence(8, 2))
+    assert all(np.abs(first[name] - second[name]).max() > 10 * loaded.tolerance for name in first)
 
 
 async def test_every_input_of_the_model_counts(loaded: _Loaded) -> None:
     if loaded.name == "fake":
         pytest.skip("the fake looks at its token ids only")
     sequence = loaded.sequence(8)
-    one, other = await loaded.run(sequence, {"input_ids": sequence["input_ids"]})
-    assert all(np.abs(one[name] - other[name]).max() > 10 * loaded.tolerance for name in one)
+    whole, partial = await loaded.run(sequence, {"input_ids": sequence["input_ids"]})
+    assert all(np.abs(whole[name] - partial[name]).max() > 10 * loaded.tolerance for name in whole)
 
 
 async def test_the_same_batch_has_the_same_outputs_to_the_last_bit(loaded: _Loaded) -> None:
@@ -244,8 +244,8 @@ async def test_inputs_are_left_as_they_were(loaded: _Loaded) -> None:
 async def test_cores_that_run_at_once_do_not_disturb_each_other(loaded: _Loaded) -> None:
     sequences = [[loaded.sequence(8 + 5 * number, core) for core in range(_CORES)] for number in range(6)]
     for together in sequences:
-        alone = [(await loaded.run(one))[0] for one in together]
-        at_once = await asyncio.gather(*(loaded.run(one, core=core) for core, one in enumerate(together)))
+        alone = [(await loaded.run(sequence))[0] for sequence in together]
+        at_once = await asyncio.gather(*(loaded.run(sequence, core=core) for core, sequence in enumerate(together)))
         for (outputs,), expected in zip(at_once, alone, strict=True):
             loaded.assert_equal(outputs, expected)
 

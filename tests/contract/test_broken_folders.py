@@ -173,7 +173,7 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]
 
 
 def _of_type(kind: torch.dtype) -> Change:
-    return _weights(lambda weights: {name: one.to(kind) for name, one in weights.items()})
+    return _weights(lambda weights: {name: array.to(kind) for name, array in weights.items()})
 
 
 def _in_shards(index: Any) -> Change:
@@ -461,7 +461,11 @@ _ODD: tuple[tuple[str, Change, str], ...] = (
     ("classifier", _template(id="[CLS]", ids=[7777], tokens=["[CLS]"]), "beyond the model's .* .the id 7777"),
     ("classifier", _fields("config.json", num_hidden_layers=1), r"its weights have more layers .bert.encoder.layer.1"),
     ("writer", _fields("generation_config.json", suppress_tokens="all"), "suppress_tokens.0: Input should be a valid"),
-    ("writer", _weights(lambda weights: {name: one * 1e30 for name, one in weights.items()}), "also NaN or infinite"),
+    (
+        "writer",
+        _weights(lambda weights: {name: array * 1e30 for name, array in weights.items()}),
+        "also NaN or infinite",
+    ),
     ("classifier", _fields("tokenizer_config.json", model_max_length="512"), "model_max_length"),
     ("embedder", _modules(_TRANSFORMER, _TRANSFORMER, _POOLING), "has a module Transformer"),
     ("embedder", _modules(_TRANSFORMER, _POOLING, _POOLING), "has a module Pooling"),

@@ -111,7 +111,7 @@ def test_prompts_equal_those_of_transformers(kind: str, form: str) -> None:
     tokenizer, template = _TOKENIZERS[kind](), _TEMPLATES[form]
     ours = _ours(tokenizer, template)
     for chat in _chats():
-        spells = any(token in one["content"] for one in chat for token in tokenizer.all_special_tokens)
+        spells = any(token in message["content"] for message in chat for token in tokenizer.all_special_tokens)
         expected = tokenizer.apply_chat_template(
             chat, chat_template=template, add_generation_prompt=True, return_dict=False, sanitize_control_tokens=spells
         )

@@ -112,7 +112,7 @@ async def test_token_ids_are_read_in_parts_as_they_are(tmp_path: Path) -> None:
     (result,) = await infer_all(bundle.folder, [input])
     with torch.inference_mode():
         features = [{"input_ids": torch.tensor([part]), "attention_mask": torch.ones(1, len(part))} for part in parts]
-        vectors = [reference(one)["sentence_embedding"][0].numpy() for one in features]
+        vectors = [reference(row)["sentence_embedding"][0].numpy() for row in features]
     mean = np.average(vectors, axis=0, weights=[len(part) for part in parts])
     ours = result.sentence_embedding.embedding
     np.testing.assert_allclose(ours, mean / np.linalg.norm(mean), rtol=0, atol=_TOLERANCE)
@@ -123,7 +123,7 @@ def _ranking(texts: Sequence[str], query: str = "a query", **options: Any) -> Ta
 
 
 def _scores(result: Any) -> list[float]:
-    return [one.score for one in sorted(result.rerank.texts, key=lambda one: one.index)]
+    return [text.score for text in sorted(result.rerank.texts, key=lambda text: text.index)]
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
@@ -162,8 +162,8 @@ async def test_late_interaction_takes_the_best_chunk(tmp_path: Path) -> None:
     asked = np.asarray(reference.encode_query(query))
     documents = [np.asarray(reference.encode_document(tokenizer.decode(part))) for part in parts]
     best = max(float((asked @ document.T).max(axis=1).sum()) for document in documents)
-    other = float((asked @ np.asarray(reference.encode_document("ok")).T).max(axis=1).sum())
-    np.testing.assert_allclose(_scores(result), [best, other], rtol=0, atol=_TOLERANCE * len(asked))
+    short = float((asked @ np.asarray(reference.encode_document("ok")).T).max(axis=1).sum())
+    np.testing.assert_allclose(_scores(result), [best, short], rtol=0, atol=_TOLERANCE * len(asked))
 
 
 async def test_the_tokens_of_a_text_that_are_read_can_be_limited(tmp_path: Path) -> None:

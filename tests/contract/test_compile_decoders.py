@@ -70,7 +70,7 @@ def test_a_decoder_is_compiled_for_pytorch_with_every_token_compared(family: str
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("family", [one for one in (*_EXACT, *_GATHERED) if one not in _NOT_IN_SLOTS])
+@pytest.mark.parametrize("family", [family for family in (*_EXACT, *_GATHERED) if family not in _NOT_IN_SLOTS])
 def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared(
     family: str, tmp_path: Path, neuron_double: object
 ) -> None:
@@ -147,7 +147,7 @@ def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
     monkeypatch.setattr(paged, "engine", Engine)
     bundle = _compile(source, tmp_path / "repository", dtype="int8-weights", min_agreement=1e-9)
     words = bundle.spec.vocabulary_size
-    nodes = [one for graph in loaded for one in graph.get_runtime_model().get_ops()]
+    nodes = [node for graph in loaded for node in graph.get_runtime_model().get_ops()]
     constants = [node.output(0) for node in nodes if node.get_rt_info()["layerType"].astype(str) == "Const"]
     tables = [constant for constant in constants if len(constant.get_shape()) == 2 and constant.get_shape()[0] == words]
     assert {table.get_element_type().get_type_name() for table in tables if table.get_shape()[1] > 1} == {"u8"}
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_refused(changes: dict[str, Any], message: str, tmp
         {"bad_words_ids": [[1 << 20]]},
         {"sequence_bias": [[[1 << 20], 1.0]]},
     ],
-    ids=lambda one: next(iter(one)),
+    ids=lambda setting: next(iter(setting)),
 )
 def test_a_generation_config_that_would_be_ignored_or_refuses_every_request_is_refused(
     setting: dict[str, Any], tmp_path: Path

@@ -197,7 +197,7 @@ def test_on_a_device_the_traces_themselves_are_compared_and_none_is_compiled_the
     assert accuracy is not None
     assert accuracy.emulator == ""
     lines = [line.split(" ") for line in (tmp_path / "log").read_text().splitlines()]
-    by_event = {event: {pid for pid, one, *_ in lines if one == event} for event in ("compile", "load", "execute")}
+    by_event = {event: {pid for pid, kind, *_ in lines if kind == event} for event in ("compile", "load", "execute")}
     # What compiles takes no core, and the process that runs owns one only as long as it lives.
     assert len(by_event["compile"]) == 1
     assert by_event["load"] == by_event["execute"] != by_event["compile"]

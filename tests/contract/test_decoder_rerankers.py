@@ -148,7 +148,7 @@ def _loaded_scores(source: Path, query: str) -> list[float]:
         ids = torch.from_numpy(sequence["input_ids"].astype(np.int64))[None]
         with torch.inference_mode():
             outputs.append({"logits": module.module(ids, torch.ones_like(ids))["logits"][0].numpy()})
-    return [one.score for one in sorted(decode(input, spec, [], outputs).texts, key=lambda text: text.index)]
+    return [text.score for text in sorted(decode(input, spec, [], outputs).texts, key=lambda text: text.index)]
 
 
 async def _scores(
@@ -156,7 +156,7 @@ async def _scores(
 ) -> list[float]:
     ranking = RerankInput(query=query, texts=_TEXTS, truncation=Truncation.TRUNCATION_RIGHT, function=function)
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
-    return [one.score for one in sorted(result.rerank.texts, key=lambda text: text.index)]
+    return [text.score for text in sorted(result.rerank.texts, key=lambda text: text.index)]
 
 
 def _logits(source: Path, name: str, query: str, instruction: str = "") -> list[float]:

@@ -116,7 +116,7 @@ async def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> 
         given = {"text": input.text_classification.text, "text_pair": input.text_classification.text_pair or None}
         (expected,) = pipeline([given], function_to_apply="none", top_k=None, truncation=True)
         ours = {label.label: label.score for label in result.text_classification.labels}
-        assert ours == pytest.approx({one["label"]: one["score"] for one in expected}, abs=2e-4)
+        assert ours == pytest.approx({label["label"]: label["score"] for label in expected}, abs=2e-4)
 
 
 _CHAT = (
@@ -153,7 +153,7 @@ def _ranking(query: str, **options: Any) -> TaskInput:
 
 
 def _scores(result: Any) -> list[float]:
-    return [one.score for one in sorted(result.rerank.texts, key=lambda text: text.index)]
+    return [text.score for text in sorted(result.rerank.texts, key=lambda text: text.index)]
 
 
 @pytest.mark.parametrize("is_saved", [True, False], ids=["saved by sentence-transformers", "as transformers saves it"])

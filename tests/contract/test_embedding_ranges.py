@@ -26,7 +26,7 @@ async def test_vectors_are_quantized_by_the_ranges_of_the_users_texts(tmp_path: 
         for precision in (EmbeddingPrecision.EMBEDDING_PRECISION_FLOAT32, EmbeddingPrecision.EMBEDDING_PRECISION_INT8)
         for text in texts
     ]
-    results = [one.sentence_embedding for one in await infer_all(bundle.folder, inputs)]
+    results = [result.sentence_embedding for result in await infer_all(bundle.folder, inputs)]
     floats = np.array([result.embedding for result in results[: len(texts)]], np.float32)
     ours = np.stack([np.frombuffer(result.packed, np.int8) for result in results[len(texts) :]])
     # Every second text is compared, and gives the ranges.

@@ -121,9 +121,9 @@ async def test_entities_equal_those_of_the_package(
     for input, entities in zip(inputs, await _answers(bundle, inputs), strict=True):
         expected = _expected(model, input)
         ours = [(entity.start, entity.end, entity.text, entity.label) for entity in entities]
-        assert ours == [(one["start"], one["end"], one["text"], one["label"]) for one in expected]
+        assert ours == [(entity["start"], entity["end"], entity["text"], entity["label"]) for entity in expected]
         assert [entity.score for entity in entities] == pytest.approx(
-            [one["score"] for one in expected], abs=_TOLERANCE
+            [entity["score"] for entity in expected], abs=_TOLERANCE
         )
         count += len(expected)
     assert count > 200, "the model finds too little to compare"
@@ -162,9 +162,9 @@ async def test_a_text_that_is_too_long_is_an_error_or_loses_words(tmp_path: Path
     asked = [ask(truncation=right), ask(text=long, truncation=right), ask(truncation=left), ask(text=words[4:])]
     answers = await _answers(bundle, asked)
     for input, entities in zip(asked[:2], answers[:2], strict=True):
-        expected = [(one["start"], one["end"], one["label"]) for one in _expected(model, input)]
+        expected = [(entity["start"], entity["end"], entity["label"]) for entity in _expected(model, input)]
         assert [(entity.start, entity.end, entity.label) for entity in entities] == expected
-    assert [(one.start - 4, one.label) for one in answers[2]] == [(one.start, one.label) for one in answers[3]]
+    assert [(span.start - 4, span.label) for span in answers[2]] == [(span.start, span.label) for span in answers[3]]
 
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _FILES = dict(image_files(every=300))
 pytestmark = pytest.mark.sampled
 
 
-@pytest.fixture(scope="module", params=[(one, to) for one in IMAGE_TEXT_FAMILIES for to in ("openvino", "torch")])
+@pytest.fixture(scope="module", params=[(family, to) for family in IMAGE_TEXT_FAMILIES for to in ("openvino", "torch")])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     family, backend = request.param
     folder = tmp_path_factory.mktemp(family)
@@ -69,10 +69,10 @@ async def test_a_row_is_the_same_alone_and_in_any_batch(bundle: Bundle) -> None:
         return (await compute(backend, 0, kind.pad(sequences, padded)))["embedding"]
 
     try:
-        alone = {id(one): (await run([one]))[0] for one in [*images, *texts]}
+        alone = {id(input): (await run([input]))[0] for input in [*images, *texts]}
         for batch in (texts, images, [images[0], *texts, images[1]], [texts[2], images[1], texts[0]]):
-            for row, one in zip(await run(batch), batch, strict=True):
-                expected = alone[id(one)]
+            for row, input in zip(await run(batch), batch, strict=True):
+                expected = alone[id(input)]
                 np.testing.assert_allclose(row, expected, rtol=0, atol=_TOLERANCE * np.abs(expected).max())
         assert isinstance(backend.shapes, ShapeMenu)
         for shape in backend.shapes.planned(1, 4, 1000):  # of texts, and of images

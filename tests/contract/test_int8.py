@@ -157,7 +157,7 @@ def test_no_table_is_dequantized_as_a_whole_and_the_outputs_are_the_same(
 
 def _tables(model: openvino.Model) -> set[tuple[int, ...]]:
     """The shapes of the tables that are dequantized before rows are looked up."""
-    gathers = [one.input_value(0) for one in model.get_ops() if one.get_type_name() == "Gather"]
+    gathers = [node.input_value(0) for node in model.get_ops() if node.get_type_name() == "Gather"]
     shapes = {tuple(gather.get_shape()) for gather in gathers if gather.get_node().get_type_name() == "Multiply"}
     return {shape for shape in shapes if shape[0] > 1}
 
@@ -181,8 +181,8 @@ def _computed(
 
 def _inputs(tables: set[tuple[int, ...]]) -> Arrays:
     ids = np.random.default_rng(20261128).integers(5, max(tables)[0], (3, 9))
-    ones = np.ones_like(ids)
-    return {"input_ids": ids, "attention_mask": ones, "mask_position": ones, "token_type_ids": np.zeros_like(ids)}
+    mask = np.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": mask, "mask_position": mask, "token_type_ids": np.zeros_like(ids)}
 
 
 async def test_a_bundle_whose_tables_are_dequantized_as_a_whole_is_served_with_the_same_outputs(
@@ -287,7 +287,7 @@ async def test_batch_mates_and_padding_change_a_sequences_outputs_less_than_int8
 def test_layers_that_lose_most_stay_in_float32_where_the_agreement_is_too_low(compiled: Callable[..., Bundle]) -> None:
     """And no more of them than that takes: one of two here."""
     in_int8, weights_only = compiled(), compiled(dtype="int8-weights", calibration=None)
-    least, most = (_agreement(one) for one in (in_int8, weights_only))
+    least, most = (_agreement(bundle) for bundle in (in_int8, weights_only))
     assert least < most
     limit = least + 0.1 * (most - least)
     artifact = compiled(min_agreement=limit).artifact("openvino")

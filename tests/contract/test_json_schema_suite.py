@@ -46,7 +46,7 @@ def _can_write(grammar: TextGrammar, tokenizer: Tokenizer, end: int, data: Any) 
     assert tokenizer.decode(token_ids) == text
     followed = grammar.copy()
     try:
-        return all(followed.allowed(token_ids[:count])[one] for count, one in enumerate([*token_ids, end]))
+        return all(followed.allowed(token_ids[:count])[token_id] for count, token_id in enumerate([*token_ids, end]))
     except InvalidInput:
         return False
 

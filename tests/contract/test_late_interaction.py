@@ -91,7 +91,9 @@ def _stanford(folder: Path) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[unused0]", "[unused1]"]})
     _resize(source, tokenizer)
-    weights = {f"bert.{name}": one for name, one in safetensors.torch.load_file(source / "model.safetensors").items()}
+    weights = {
+        f"bert.{name}": array for name, array in safetensors.torch.load_file(source / "model.safetensors").items()
+    }
     weights["linear.weight"] = _projection().linear.weight.detach().contiguous()
     safetensors.torch.save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}

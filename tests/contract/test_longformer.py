@@ -40,10 +40,10 @@ def test_it_computes_what_transformers_does(task: str, tokens: int, tmp_path: Pa
     for name in found:
         if found[name] is None:
             continue
-        one, other = found[name], expected[name]
-        if one.shape[:2] == ids.shape:  # what is computed at padding is not the same, and nobody sees it
-            one, other = one[mask.bool()], other[mask.bool()]
-        torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
+        computed, wanted = found[name], expected[name]
+        if computed.shape[:2] == ids.shape:  # what is computed at padding is not the same, and nobody sees it
+            computed, wanted = computed[mask.bool()], wanted[mask.bool()]
+        torch.testing.assert_close(computed, wanted, rtol=0, atol=2e-5)
 
 
 def test_a_window_hides_what_is_beyond_it(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_window_hides_what_is_beyond_it(tmp_path: Path) -> None:
     changed = ids.clone()
     changed[0, 0] = 60
     with torch.inference_mode():
-        one, other = (model(input_ids=rows, attention_mask=torch.ones_like(rows))[0] for rows in (ids, changed))
+        before, after = (model(input_ids=rows, attention_mask=torch.ones_like(rows))[0] for rows in (ids, changed))
     # Two layers of four tokens to each side: the ninth is the first that cannot see the change.
-    is_same = (one == other).all(dim=-1)[0]
+    is_same = (before == after).all(dim=-1)[0]
     assert not is_same[:9].any()
     assert is_same[9:].all()
 

@@ -15,7 +15,7 @@ from neuronpipe.core.errors import SetupError
 from tests.models.tokenizers import marian
 from tests.oracle.texts import PICKED, generated
 
-_OTHERS = [sentence for one in sentences().values() for sentence in one]
+_OTHERS = [sentence for of_language in sentences().values() for sentence in of_language]
 # Of the other languages' characters the source has no pieces for many; the vocabulary has them for translations.
 _STRANGE = [*"äöüß\t\n…“„ﬁ½①Å👍\u200b\ufeff\u00a0\u3000\uffff", *"".join(_OTHERS)]
 

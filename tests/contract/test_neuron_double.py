@@ -381,12 +381,12 @@ def test_a_state_stays_on_its_core_and_is_no_output(
     sdk: Any, summed: Callable[..., Any], tmp_path: Path, flags: str
 ) -> None:
     torch.jit.save(summed(flags=flags), tmp_path / "model.pt")
-    one, other = (torch.jit.load(tmp_path / "model.pt") for _ in range(2))
-    for model in (one, other):
+    first, second = (torch.jit.load(tmp_path / "model.pt") for _ in range(2))
+    for model in (first, second):
         sdk.move_trace_to_device(model, 0)
-    found = [one(_IDS)[1][0].item(), one(_IDS)[1][0].item(), other(_IDS)[1][0].item()]
+    found = [first(_IDS)[1][0].item(), first(_IDS)[1][0].item(), second(_IDS)[1][0].item()]
     assert found == [3, 6, 3], "each model has a state of its own"
-    assert [output.dtype for output in one(_IDS)] == [torch.int32, torch.float32, torch.float32]
+    assert [output.dtype for output in first(_IDS)] == [torch.int32, torch.float32, torch.float32]
 
 
 def test_a_state_is_changed_only_by_an_execution_that_ends_well(sdk: Any, summed: Callable[..., Any]) -> None:

@@ -96,8 +96,8 @@ async def test_labels_of_a_graph_equal_those_of_onnx_runtime(tmp_path: Path) -> 
     inputs = [TaskInput(text_classification=TextClassificationInput(text=text, top_k=3)) for text in _TEXTS]
     for result, expected in zip(await infer_all(bundle.folder, inputs), reference, strict=True):
         found = {label.label: label.score for label in result.text_classification.labels}
-        for one in expected:
-            assert found[one["label"]] == pytest.approx(one["score"], abs=_TOLERANCE)
+        for label in expected:
+            assert found[label["label"]] == pytest.approx(label["score"], abs=_TOLERANCE)
 
 
 def test_what_a_graph_cannot_have_is_refused(tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_pa
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=input)])
     ranked = CrossEncoder(str(tmp_path / "model"), device="cpu").rank(query, texts)
     found = {text.index: text.score for text in result.rerank.texts}
-    for one in ranked:
-        assert found[one["corpus_id"]] == pytest.approx(float(one["score"]), abs=_TOLERANCE)
+    for rank in ranked:
+        assert found[rank["corpus_id"]] == pytest.approx(float(rank["score"]), abs=_TOLERANCE)
 
 
 async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sentence_transformers(
@@ -205,7 +205,7 @@ async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sent
     (result,) = await infer_all(bundle.folder, [TaskInput(rerank=ranking)])
     ours = {text.index: text.score for text in result.rerank.texts}
     ranked = CrossEncoder(str(source), device="cpu").rank(query, texts)
-    assert ours == pytest.approx({one["corpus_id"]: float(one["score"]) for one in ranked}, abs=_TOLERANCE)
+    assert ours == pytest.approx({rank["corpus_id"]: float(rank["score"]) for rank in ranked}, abs=_TOLERANCE)
 
 
 async def test_default_prompt_goes_before_every_text_as_in_sentence_transformers(tmp_path: Path) -> None:
@@ -230,10 +230,6 @@ async def test_length_limit_of_the_modules_equals_that_of_sentence_transformers(
 async def test_model_without_modules_is_pooled_as_sentence_transformers_pools_it(tmp_path: Path) -> None:
     folder = save(transformers.BertModel(bert_config()), tmp_path / "plain")
     await _assert_same_as_encode(folder, tmp_path / "repository")
-
-
-def _sentence_transformer(folder: Path) -> SentenceTransformer:
-    return SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
 
 
 def _embedding(text: str, **options: Any) -> TaskInput:
@@ -263,4 +259,5 @@ async def _assert_same_as_sentence_transformers(
 async def _assert_same_as_encode(folder: Path, repository: Path) -> None:
     bundle = compile_model(folder, repository, "sentence_embedding", name="model")
     results = await infer_all(bundle.folder, [_embedding(text, skip_normalize=True) for text in _TEXTS])
-    _assert_same_vectors(results, _sentence_transformer(folder).encode(_TEXTS))
+    reference = SentenceTransformer(str(folder), device="cpu", processor_kwargs={"split_special_tokens": True})
+    _assert_same_vectors(results, reference.encode(_TEXTS))

@@ -98,7 +98,7 @@ def test_a_weight_that_the_example_hides_stays_where_it_is_read(tmp_path: Path) 
     text = {"input_ids": torch.arange(5, 21).view(2, 8), "attention_mask": torch.ones(2, 8, dtype=torch.int64)}
     padding = text | {"input_ids": torch.full((2, 8), tokenizer.pad_token_id)}
     (found,) = PipelinedModel(module, padding, (0, 1)).run([text])
-    torch.testing.assert_close(found, {name: one.detach() for name, one in module.module(**text).items()})
+    torch.testing.assert_close(found, {name: tensor.detach() for name, tensor in module.module(**text).items()})
 
 
 def test_a_batch_behind_one_that_hangs_is_not_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

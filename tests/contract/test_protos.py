@@ -137,7 +137,7 @@ def _forget_json_names(messages: Iterable[DescriptorProto]) -> None:
 
 def test_no_two_fields_have_one_accessor_in_java() -> None:
     # A text has get…Bytes beside its own accessor.
-    messages = [one for name in ("inference", "models", "tasks", "jobs") for one in _messages_of(name)]
+    messages = [message for name in ("inference", "models", "tasks", "jobs") for message in _messages_of(name)]
     clashes = [
         f"{message.full_name}.{name}_bytes"
         for message in messages

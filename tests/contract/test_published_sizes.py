@@ -61,8 +61,8 @@ def test_random_weights_are_the_same_each_time_and_are_compiled(
     monkeypatch.setattr(random_models, "_CONFIGURATIONS", {name: lambda: small})
     for folder in ("one", "two"):
         random_models.save_random_model(name, tmp_path / folder, builtin_texts(0))
-    one, two = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("one", "two"))
-    assert one == two
+    first, second = ((tmp_path / folder / "model.safetensors").read_bytes() for folder in ("one", "two"))
+    assert first == second
     spec = compile_model(tmp_path / "one", tmp_path / "repository", name="small").spec
     if config.model_type == "vit":  # images count without the class
         assert (spec.task, spec.max_tokens, len(spec.labels)) == ("image_classification", IMAGE_TOKENS - 1, 1000)

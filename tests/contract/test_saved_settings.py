@@ -105,9 +105,9 @@ def test_fields_of_sentence_transformers_have_a_rule() -> None:
     kinds: list[tuple[Any, saved_settings.Rules]] = [(base.Transformer, saved_settings.TRANSFORMER)]
     modules = ("base", "sentence_transformer", "sparse_encoder", "cross_encoder", "multi_vector_encoder")
     found = {
-        name: one
+        name: value
         for package in modules
-        for name, one in vars(importlib.import_module(f"sentence_transformers.{package}.modules")).items()
+        for name, value in vars(importlib.import_module(f"sentence_transformers.{package}.modules")).items()
     }
     kinds += [(found[kind], rules) for kind, rules in saved_settings.MODULE.items()]
     for kind, rules in kinds:
@@ -233,14 +233,14 @@ def test_texts_begin_and_end_as_the_settings_of_their_tokenizer_say(ends: dict[s
     trained.save_pretrained(tmp_path)
     _written(tmp_path, "tokenizer_config.json", **ends)
     first = [trained.bos_token_id] if "add_bos_token" in ends else []
-    one, other = (trained(text, add_special_tokens=False)["input_ids"] for text in ("one text", "another"))
+    text_ids, pair_ids = (trained(text, add_special_tokens=False)["input_ids"] for text in ("one text", "another"))
     served = JsonTokenizer(load_tokenizer(tmp_path).json.encode())
-    single = [*first, *one, trained.eos_token_id]
+    single = [*first, *text_ids, trained.eos_token_id]
     assert served.encode("one text").token_ids.tolist() == single
     pair = served.encode("one text", "another")
-    assert pair.token_ids.tolist() == [*single, *first, *other, trained.eos_token_id]
+    assert pair.token_ids.tolist() == [*single, *first, *pair_ids, trained.eos_token_id]
     assert pair.token_type_ids.tolist() == [0] * len(single) + [1] * (len(pair.token_ids) - len(single))
     assert served.tokens("one text", special_tokens=True).char_start.tolist()[-1] == -1
     # What is continued has no end.
     plain = load_tokenizer(tmp_path, of_prompts=True)
-    assert JsonTokenizer(plain.json.encode()).encode("one text").token_ids.tolist() == one
+    assert JsonTokenizer(plain.json.encode()).encode("one text").token_ids.tolist() == text_ids

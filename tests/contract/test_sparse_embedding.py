@@ -203,7 +203,7 @@ def test_other_routers_are_refused_by_their_modules(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="is a Router with route_mappings, which is not supported"):
         compile_model(source, tmp_path / "repository", name="model")
     path.write_text(written)
-    other = source / "query_0_SparseStaticEmbedding" / "tokenizer.json"
-    other.write_text(other.read_text().replace('"lowercase": true', '"lowercase": false'))
+    tokenizer = source / "query_0_SparseStaticEmbedding" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"lowercase": true', '"lowercase": false'))
     with pytest.raises(SetupError, match=r"its tokenizer.json has another normalizer than that of documents"):
         compile_model(source, tmp_path / "repository", name="model")

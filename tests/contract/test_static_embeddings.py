@@ -84,12 +84,19 @@ async def test_vectors_equal_those_of_model2vec(name: str, tmp_path: Path) -> No
     bundle = compile_model(source, tmp_path / "repository", name="model")
     assert bundle.spec.tasks == ("sentence_embedding", "sentence_similarity")
     assert bundle.spec.max_tokens == (9 if "9 tokens" in name else 512)
+    assert bundle.spec.is_static
     reference = StaticModel.from_pretrained(source)
     for is_scaled in (True, False):
         ours = await _vectors(bundle.folder, _inputs(skip_normalize=not is_scaled))
         expected = reference.encode(list(_TEXTS), normalize=is_scaled).astype(np.float64)
         largest = max(1, np.abs(expected).max())
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=(_HALF if name == "float16" else _TOLERANCE) * largest)
+        tolerance = (_HALF if name == "float16" else _TOLERANCE) * largest
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance)
+        right = Truncation.TRUNCATION_RIGHT
+        input = SentenceEmbeddingInput(texts=_TEXTS, truncation=right, skip_normalize=not is_scaled)
+        (result,) = await infer_all(bundle.folder, [TaskInput(sentence_embedding=input)])
+        together = np.array(result.sentence_embedding.embedding).reshape(result.sentence_embedding.vectors, -1)
+        np.testing.assert_allclose(together, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch"])

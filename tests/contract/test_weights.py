@@ -50,7 +50,7 @@ def _readers(module: SourceModule) -> set[str]:
         kept = parameter.clone()
         # Noise, as no attention changes where the same is added to all keys.
         parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-        if not all(torch.equal(one, other) for one, other in zip(_outputs(module), expected, strict=True)):
+        if not all(torch.equal(output, wanted) for output, wanted in zip(_outputs(module), expected, strict=True)):
             found.add(name)
         parameter.copy_(kept)
     return found
@@ -74,7 +74,7 @@ def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_a
     if (architecture, task) == ("Longformer", "text_classification"):
         # Its head sees the first token, which sees all by weights of its own. In the last layer the graph computes what
         # the others see as well, and takes none of it.
-        expected |= {f"{_LONGFORMER}.{one}.{kind}" for one in ("query", "key", "value") for kind in ("weight", "bias")}
+        expected |= {f"{_LONGFORMER}.{qkv}.{kind}" for qkv in ("query", "key", "value") for kind in ("weight", "bias")}
     pretrained_model(module.module).requires_grad_(True)
     assert set(find_read(module, SOURCE_TASKS[task].encode(module, ["one text"]))) == expected
 
@@ -115,7 +115,7 @@ def test_a_pooler_that_the_graph_does_not_read_may_be_missing_and_leaves_no_trac
     expected = _outputs(_load(source, "sentence_embedding"))
     _drop(source, "pooler")
     module = _load(source, "sentence_embedding")
-    assert all(torch.equal(one, other) for one, other in zip(_outputs(module), expected, strict=True))
+    assert all(torch.equal(output, wanted) for output, wanted in zip(_outputs(module), expected, strict=True))
     assert not any(tensor.any() for name, tensor in module.module.state_dict().items() if "pooler" in name)
     assert not any(parameter.requires_grad for parameter in module.module.parameters())
 

@@ -207,8 +207,8 @@ class Callers:
         texts = [self._text() for _ in range(self._chance.choice((1, 1, 4)))]
         body = {"model": ENCODER, "input": texts, "truncate": True}
         found = await self._post(http, "/v1/embeddings", body)
-        for text, one in zip(texts, found["data"], strict=True):
-            self._check_vector(text, one["embedding"])
+        for text, entry in zip(texts, found["data"], strict=True):
+            self._check_vector(text, entry["embedding"])
 
     async def _chat(self, http: httpx.AsyncClient) -> None:
         content = " ".join(self._chance.choice(self._texts).split()[:20])
@@ -244,7 +244,7 @@ class Callers:
             "truncate": True,
         }
         found = await self._post(http, "/rerank", body)
-        scores = [one["score"] for one in sorted(found, key=lambda one: one["index"])]
+        scores = [rank["score"] for rank in sorted(found, key=lambda rank: rank["index"])]
         self._check_same(f"rerank {chosen}", scores)
 
     async def _tei(self, http: httpx.AsyncClient) -> None:
@@ -257,7 +257,7 @@ class Callers:
         tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
         body = {"inputs": [tensor], "parameters": {"truncation": "right"}}
         found = await self._post(http, f"/v2/models/{ENCODER}/infer", body)
-        (output,) = (one for one in found["outputs"] if one["name"] == "embedding")
+        (output,) = (tensor for tensor in found["outputs"] if tensor["name"] == "embedding")
         self._check_vector(text, output["data"])
 
     # --- jobs ---

@@ -89,8 +89,8 @@ backend http
 def _free_port() -> int:
     """A port that stays free until it is used: the kernel gives none of these to connections."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as one:
-            return int(one.getsockname()[1])
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as tcp:
+            return int(tcp.getsockname()[1])
 
 
 @dataclass
@@ -271,7 +271,7 @@ class System:
     def master(self) -> RedisServer:
         """The Redis that has the jobs now."""
         _, port = self.sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _SERVICE_NAME)
-        return next(one for one in self.redis if one.port == int(port))
+        return next(server for server in self.redis if server.port == int(port))
 
     def _member(self, name: str) -> Member:
         service = name if name in STAGES else name.partition("-")[0]
@@ -365,7 +365,7 @@ class System:
         while the one before takes no writes.
         """
         master = self.master()
-        replica = next(one for one in self.redis if one is not master)
+        replica = next(server for server in self.redis if server is not master)
         while _replication(replica).get("master_link_status") != "up":
             await asyncio.sleep(0.1)
         master.ask("CLIENT", "PAUSE", 60_000, "WRITE")

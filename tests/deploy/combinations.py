@@ -106,7 +106,7 @@ def all_rendered(program: str, *, every: bool) -> Iterator[tuple[str, list[Manif
     """The combinations, and each kustomization that stands alone, with its objects. Raises CalledProcessError."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         sets = list(combinations(every=every))
-        for parts, manifests in zip(sets, pool.map(lambda one: combined(one, program), sets), strict=True):
+        for parts, manifests in zip(sets, pool.map(lambda chosen: combined(chosen, program), sets), strict=True):
             yield f"base + {' + '.join(parts)}", manifests
-        for name, manifests in zip(ALONE, pool.map(lambda one: rendered(DEPLOY / one, program), ALONE), strict=True):
+        for name, manifests in zip(ALONE, pool.map(lambda part: rendered(DEPLOY / part, program), ALONE), strict=True):
             yield name, manifests

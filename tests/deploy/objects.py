@@ -64,7 +64,7 @@ class Container:
     @property
     def environment(self) -> dict[str, Any]:
         """The variables, with the value that they have here or in a ConfigMap; None for that of a secret."""
-        return {one["name"]: one.get("value", self._configured(one)) for one in self.content.get("env", [])}
+        return {env["name"]: env.get("value", self._configured(env)) for env in self.content.get("env", [])}
 
     def _configured(self, variable: Mapping[str, Any]) -> str | None:
         asked = variable.get("valueFrom", {}).get("configMapKeyRef", {"name": "", "key": ""})
@@ -148,9 +148,9 @@ class Objects:
     @cached_property
     def workloads(self) -> dict[str, Workload]:
         """All that makes pods, by name."""
-        configuration = {name: one["data"] for name, one in self.of_kind("ConfigMap").items()}
+        configuration = {name: manifest["data"] for name, manifest in self.of_kind("ConfigMap").items()}
         found = (Workload(manifest, configuration) for manifest in self.manifests if manifest["kind"] in _WORKLOADS)
-        return {one.name: one for one in found}
+        return {workload.name: workload for workload in found}
 
     @property
     def containers(self) -> Iterator[Container]:
@@ -185,6 +185,7 @@ def of_image(target: str, variable: str) -> str:
     return found[1] if found else ""
 
 
-def is_of_bucket(one: Container) -> bool:
+def is_of_bucket(container: Container) -> bool:
     """Whether a service has its models from a bucket."""
-    return str(one.environment.get(variable_name(SETTINGS[one.target], "repository"), "")).startswith("s3://")
+    repository = variable_name(SETTINGS[container.target], "repository")
+    return str(container.environment.get(repository, "")).startswith("s3://")

@@ -53,7 +53,7 @@ def _strict(schema: Any) -> Any:
     if isinstance(schema, dict):
         closed = {name: _strict(value) for name, value in schema.items()}
         return {"additionalProperties": False, "type": "object"} | closed if "properties" in schema else closed
-    return [_strict(one) for one in schema] if isinstance(schema, list) else schema
+    return [_strict(item) for item in schema] if isinstance(schema, list) else schema
 
 
 @functools.cache

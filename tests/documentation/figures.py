@@ -39,6 +39,7 @@ _GENERATION = {
     "llama, vllm": "vLLM, CPU build",
     "llama, transformers": "`transformers`, in process",
 }
+_RATIO = "Ratio in the same rounds"
 _LIKE_FOR_LIKE, _PEERS, _MODELS, _TEXTS = "like for like", "peers", "models", "generation"
 # Names of targets, in the words of the pages.
 _WORDS = (
@@ -102,8 +103,8 @@ def _speeds(folder: str, section: str, callers: int) -> dict[str, _Speed]:
             rounds.setdefault(measured["system"], []).append(measured)
     return {
         system: _Speed(
-            statistics.median(each["throughput_per_s"] for each in turns),
-            statistics.median((each["latencies_ms"] or {}).get("p50", 0.0) for each in turns),
+            statistics.median(turn["throughput_per_s"] for turn in turns),
+            statistics.median((turn["latencies_ms"] or {}).get("p50", 0.0) for turn in turns),
         )
         for system, turns in rounds.items()
     }
@@ -119,19 +120,20 @@ def _best(folder: str, section: str, server: str, dtype: str = "") -> tuple[floa
     return max(speed.per_s for speed in fitting(_MANY)), min(speed.p50_ms for speed in fitting(_ONE))
 
 
-def _relative(server: str, dtype: str) -> float:
-    """Our throughput relative to the best settings of a server, as the median over the rounds that both have."""
+def _ratio(server: str, dtype: str) -> str:
+    """Our throughput relative to the best settings of a server, in the rounds of both: median, least and most."""
     rates: dict[str, dict[int, float]] = {}
     for measured in _results(_AMX)["measurements"]:
         if (measured["section"], measured["callers"]) == (_LIKE_FOR_LIKE, _MANY):
             rates.setdefault(measured["system"], {})[measured["round"]] = measured["throughput_per_s"]
     ours = rates[f"serve all, {dtype}"]
     quotients = [
-        statistics.median(ours[number] / rate for number, rate in by_round.items())
+        [ours[number] / rate for number, rate in by_round.items()]
         for system, by_round in rates.items()
         if system.startswith(server) and system.endswith(dtype)
     ]
-    return min(quotients)
+    fewest = min(quotients, key=statistics.median)
+    return f"{statistics.median(fewest):.2f} ({min(fewest):.2f}–{max(fewest):.2f})"
 
 
 def _price(folder: str, per_s: float) -> str:
@@ -157,9 +159,9 @@ def _same_graph() -> Iterator[str]:
         for server, name in _SERVERS.items():
             per_s, p50_ms = _best(_AMX, _LIKE_FOR_LIKE, server, dtype)
             agreement = f"{_agreements()[dtype]:.3f}"
-            relative = f"{_relative(server, dtype):.2f}" if server != "serve all" else ""
-            rows.append([dtype, agreement, name, _rounded(per_s), relative, _rounded(p50_ms), _price(_AMX, per_s)])
-    heading = ["", "Agreement", "Server", "Texts/s, 32 callers", "Relative", "p50 ms, 1 caller", "$ per million texts"]
+            ratio = _ratio(server, dtype) if server != "serve all" else ""
+            rows.append([dtype, agreement, name, _rounded(per_s), ratio, _rounded(p50_ms), _price(_AMX, per_s)])
+    heading = ["", "Agreement", "Server", "Texts/s, 32 callers", _RATIO, "p50 ms, 1 caller", "$ per million texts"]
     yield from markdown_table(heading, rows)
 
 

@@ -107,7 +107,7 @@ def measure_missing() -> None:
             warnings.simplefilter("ignore")
             rows[key] = measure(*key, Path(folder))
         print(rows[key], file=sys.stderr, flush=True)
-        ordered = [rows[other] for other in wanted() if other in rows]
+        ordered = [rows[key] for key in wanted() if key in rows]
         RECORD.write_text(json.dumps({"versions": versions, "rows": ordered}, indent=1) + "\n")
 
 

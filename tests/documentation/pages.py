@@ -98,7 +98,7 @@ def anchors(page: Path) -> frozenset[str]:
         if begin.type == "heading_open":
             title = "".join(child.content for child in heading.children or () if child.type in ("text", "code_inline"))
             anchor = re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
-            before = sum(re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", other) is not None for other in found)
+            before = sum(re.fullmatch(rf"{re.escape(anchor)}(-\d+)?", earlier) is not None for earlier in found)
             found.append(f"{anchor}-{before}" if anchor in found else anchor)
     return frozenset(found)
 

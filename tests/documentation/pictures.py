@@ -126,7 +126,7 @@ def _sample_under_load(target: str, client: Client, spans: Path) -> dict[str, An
 def _trace_of(spans: dict[str, list[dict[str, list[dict[str, list[dict[str, str]]]]]]]) -> str:
     """The id of the request's trace; the others are of its batches."""
     names = {
-        span["traceId"]: span for of in spans["resourceSpans"] for one in of["scopeSpans"] for span in one["spans"]
+        span["traceId"]: span for of in spans["resourceSpans"] for scope in of["scopeSpans"] for span in scope["spans"]
     }
     return next(trace_id for trace_id, span in names.items() if span["name"] != "batch")
 

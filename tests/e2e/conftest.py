@@ -13,11 +13,11 @@ from tests.models.repository import MODELS
 def stack(sources: dict[str, Path]) -> Iterator[Stack]:
     """All services healthy, with a bundle of each test model; nothing is left of it afterwards."""
     Stack().down()
-    one = Stack()
+    started = Stack()
     try:
-        one.compile(sources, {name: task for name, (task, _) in MODELS.items()})
-        one.up()
-        yield one
+        started.compile(sources, {name: task for name, (task, _) in MODELS.items()})
+        started.up()
+        yield started
     finally:
-        one.down()
-    assert one.leftovers() == []
+        started.down()
+    assert started.leftovers() == []

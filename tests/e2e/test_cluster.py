@@ -55,8 +55,8 @@ def _replace_all(stack: Stack) -> None:
     before = {service: stack.containers(service) for service in _STAGES}
     for old in zip(*before.values(), strict=True):
         _scale(stack, **{service: len(containers) + 1 for service, containers in before.items()})
-        for one in old:
-            _end(stack, one)
+        for container in old:
+            _end(stack, container)
     for service, containers in before.items():
         assert not {container.id for container in containers} & {
             container.id for container in stack.containers(service)
@@ -132,7 +132,7 @@ async def test_nobody_notices_that_a_stage_is_scaled_to_four_and_back(stack: Sta
         await asyncio.to_thread(
             wait_until,
             "all get work",
-            lambda: all(_items(stack, one) > then for one, then in zip(containers, before, strict=True)),
+            lambda: all(_items(stack, container) > then for container, then in zip(containers, before, strict=True)),
         )
         await asyncio.to_thread(_scale, stack, **{service: 1})
         assert len(stack.containers(service)) == 1
@@ -165,7 +165,7 @@ class _Hosts:
 
     def name(self, containers: Mapping[str, Sequence[Container]]) -> None:
         """These services have these containers, and no others; without any, the file is as it was."""
-        lines = [f"{one.address}\t{service}\n" for service, found in containers.items() for one in found]
+        lines = [f"{container.address}\t{service}\n" for service, found in containers.items() for container in found]
         # In place: what is mounted is this file, not its name.
         self._file.write_text(self._own + "".join(lines))
 

@@ -27,13 +27,13 @@ async def _until(stack: Stack, is_serving: bool) -> float:
     return time.monotonic()
 
 
-async def _under_load(stack: Stack, service: str, what: Callable[[], Awaitable[None]]) -> Load:
+async def _under_load(stack: Stack, service: str, disturb: Callable[[], Awaitable[None]]) -> Load:
     """Does something that takes a service away for a while, and checks all answers and when there were none."""
     async with load(stack.target) as going:
         watching = asyncio.create_task(_until(stack, False))
         await asyncio.sleep(0)
         began_s = time.monotonic()
-        await what()
+        await disturb()
         lost_s = await watching
         await _until(stack, True)
         await going.answers(100)

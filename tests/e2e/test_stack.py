@@ -53,7 +53,7 @@ def test_the_command_line_gets_an_answer(stack: Stack) -> None:
 def test_the_client_of_openai_gets_vectors(stack: Stack) -> None:
     with openai.OpenAI(base_url=f"{stack.url('gateway_http')}/v1", api_key="none") as client:
         answer = client.embeddings.create(model="minilm", input=["A fine day.", "Lovely weather."])
-    assert [one.index for one in answer.data] == [0, 1]
+    assert [entry.index for entry in answer.data] == [0, 1]
 
 
 def test_a_page_of_another_site_gets_nothing_over_http(stack: Stack) -> None:
@@ -146,7 +146,7 @@ def test_prometheus_reads_the_metrics_of_every_service(stack: Stack) -> None:
     def all_up() -> bool:
         with urllib.request.urlopen(f"{stack.url('prometheus')}/api/v1/query?query=up") as response:
             series = json.load(response)["data"]["result"]
-        return {one["metric"]["job"] for one in series if one["value"][1] == "1"} == set(SERVICES)
+        return {sample["metric"]["job"] for sample in series if sample["value"][1] == "1"} == set(SERVICES)
 
     wait_until("all services are scraped", all_up)
     with urllib.request.urlopen(f"{stack.url('prometheus')}/api/v1/rules") as response:

@@ -73,7 +73,7 @@ def test_prometheus_reads_the_metrics_of_every_service(stack: Stack, caller: Pat
             f"{stack.url('prometheus')}/api/v1/query?query=neuronpipe_tls_files_rejected"
         ) as response:
             series = json.load(response)["data"]["result"]
-        return {one["metric"]["job"] for one in series} == set(SERVICES)
+        return {sample["metric"]["job"] for sample in series} == set(SERVICES)
 
     wait_until("all services are scraped", all_up)
 

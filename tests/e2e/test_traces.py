@@ -20,8 +20,8 @@ def _spans(stack: Stack, trace_id: str) -> list[dict[str, Any]]:
 
 async def test_every_sampled_request_has_all_its_spans_and_its_batch(stack: Stack) -> None:
     answered = await ask_sampled(stack.target, [classify(f"text {number}") for number in range(40)])
-    for one in answered:
-        spans = wait_until("all spans", partial(_all_spans, stack, one.trace_id), 30)
+    for call in answered:
+        spans = wait_until("all spans", partial(_all_spans, stack, call.trace_id), 30)
         assert {service: sorted(span["name"] for span in spans if span["service"] == service) for service in TREE} == {
             service: sorted(names) for service, names in TREE.items()
         }

@@ -47,13 +47,13 @@ def _of_fields(
                 smallest["short"] = field_of(field.number, b"a")
         else:
             smallest["numbers"] = _number(field)
-        for kind, one in smallest.items():
-            yield f"{name}: {kind}", partial(_many, path, one, size_bytes)
+        for kind, encoded in smallest.items():
+            yield f"{name}: {kind}", partial(_many, path, encoded, size_bytes)
         if field.type == FieldDescriptor.TYPE_STRING:
             yield f"{name}: one text", partial(_one, path, field, b"a", size_bytes)
         if field.is_repeated and not is_message and field.type not in _TEXT_TYPES:
             yield f"{name}: packed", partial(_one, path, field, b"\0", size_bytes)
-        if is_message and field.message_type in (message, *(one.message_type for one in path)):
+        if is_message and field.message_type in (message, *(parent.message_type for parent in path)):
             yield f"{name}: in itself", partial(_nested, path, field, size_bytes)
         elif field.message_type and len(path) < _MAX_DEPTH:
             yield from _of_fields(field.message_type, size_bytes, (*path, field), (*names, field.name), filled)
@@ -70,8 +70,8 @@ def _number(field: FieldDescriptor) -> bytes:
     return _varint(field.number << 3 | kind) + (b"\x01" + bytes(width - 1) if width else b"\x01")
 
 
-def _many(path: tuple[FieldDescriptor, ...], one: bytes, size_bytes: int) -> bytes:
-    return _within(path, one * (size_bytes // len(one)))
+def _many(path: tuple[FieldDescriptor, ...], encoded: bytes, size_bytes: int) -> bytes:
+    return _within(path, encoded * (size_bytes // len(encoded)))
 
 
 def _one(path: tuple[FieldDescriptor, ...], field: FieldDescriptor, byte: bytes, size_bytes: int) -> bytes:
@@ -122,8 +122,8 @@ def expanding_bodies(schema: Mapping[str, Any], schemas: Mapping[str, Any], size
     `schemas`: the shared ones of the document.
     """
     fills: dict[str, Callable[[], bytes]] = {
-        kind: partial(lambda one: b"[" + b",".join([one] * (size_bytes // (len(one) + 1))) + b"]", one)
-        for kind, one in _VALUES.items()
+        kind: partial(lambda value: b"[" + b",".join([value] * (size_bytes // (len(value) + 1))) + b"]", value)
+        for kind, value in _VALUES.items()
     }
     fills["one text"] = lambda: b'"' + b"a" * size_bytes + b'"'
     fills["a text of commas"] = lambda: b'"' + b"[,{:" * (size_bytes // 4) + b'"'
@@ -153,13 +153,13 @@ def _places(
     if "$ref" in schema:
         yield from _places(schemas[schema["$ref"].rpartition("/")[2]], schemas, depth + 1)
     for several in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(several, ()):
-            yield from _places(one, schemas, depth)
+        for part in schema.get(several, ()):
+            yield from _places(part, schemas, depth)
     for name, inner in schema.get("properties", {}).items():
         others = [
-            b'"%s":%s,' % (other.encode(), _some(what, schemas))
-            for other, what in schema["properties"].items()
-            if other in schema.get("required", ()) and other != name
+            b'"%s":%s,' % (key.encode(), _some(of_key, schemas))
+            for key, of_key in schema["properties"].items()
+            if key in schema.get("required", ()) and key != name
         ]
         around = b"{" + b"".join(others) + b'"%s":' % name.encode(), b"}"
         yield name, repr({word: value for word, value in inner.items() if word not in _TEXTS}), around

@@ -126,7 +126,7 @@ class FuzzedSystem:
 
     def rss_mib(self) -> dict[str, int]:
         """The memory of each process."""
-        return {name: psutil.Process(one.pid).memory_info().rss >> 20 for name, one in self.processes.items()}
+        return {name: psutil.Process(process.pid).memory_info().rss >> 20 for name, process in self.processes.items()}
 
     def faults(self) -> list[dict[str, object]]:
         """What the logs have of errors: each is a bug, as all messages were callers'."""
@@ -200,7 +200,7 @@ async def _add_seeds(system: FuzzedSystem) -> None:
             )
             _add(seeds, tokenize, postprocess)
         requests: Any = seeds["neuronpipe.api.v1.InferRequest"]
-        _add(seeds, *(inference_pb2.InferBatchRequest(requests=[one, *requests[:3]]) for one in requests))
+        _add(seeds, *(inference_pb2.InferBatchRequest(requests=[request, *requests[:3]]) for request in requests))
         await _add_tensor_requests(channels["gateway"], seeds)
     finally:
         for channel in channels.values():
@@ -248,7 +248,7 @@ async def _call(channel: grpc.aio.Channel, path: str, request: Message) -> bytes
 
 async def _stage(channels: Mapping[str, grpc.aio.Channel], service: str, request: Message, response: Any) -> Any:
     """The outcome of the one item of a request."""
-    (target,) = (one for one in targets() if one.service == service)
+    (target,) = (target for target in targets() if target.service == service)
     method: Any = channels[service].stream_stream(target.path)
     call = method(iter([request.SerializeToString()]), timeout=_SEED_LIMIT_S)
     outcomes = [outcome async for data in call for outcome in response.FromString(data).outcomes]
@@ -290,7 +290,7 @@ def statuses_in(message: Any) -> Iterator[Status]:
     if isinstance(message, Status):
         yield message
         return
-    for one, value in message.ListFields():
-        if one.type == one.TYPE_MESSAGE and not one.message_type.GetOptions().map_entry:
-            for inner in value if one.is_repeated else [value]:
+    for descriptor, value in message.ListFields():
+        if descriptor.type == descriptor.TYPE_MESSAGE and not descriptor.message_type.GetOptions().map_entry:
+            for inner in value if descriptor.is_repeated else [value]:
                 yield from statuses_in(inner)

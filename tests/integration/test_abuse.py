@@ -13,7 +13,7 @@ import h2.events
 import httpx
 import pytest
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
+from neuronpipe.api.v1.inference_pb2 import InferStreamRequest
 from neuronpipe.client import Client
 from tests.callers.metrics import metric
 from tests.callers.raw_http2 import RawHttp2, connect, is_ended
@@ -65,10 +65,6 @@ def everybody_else_is_answered(server: HttpServer) -> Iterator[None]:
 
 def _metric(server: HttpServer, name: str, *labels: str) -> float:
     return metric(f"{server.url}/metrics", name, *labels)
-
-
-def _message(request: InferRequest | None = None) -> bytes:
-    return (request or classify("A fine day.")).SerializeToString()
 
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -178,7 +174,7 @@ def test_a_caller_that_does_not_read_loses_its_call_and_no_other_of_the_connecti
     ended = _metric(server, "neuronpipe_call_ended_total", "max_send_s")
     connections = _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s")
     message = {
-        _INFER: _message(),
+        _INFER: classify("A fine day.").SerializeToString(),
         _INFER_STREAM: InferStreamRequest(request=classify("a", request_id="1")).SerializeToString(),
         _CHECK: b"",
     }[path]
@@ -186,10 +182,10 @@ def test_a_caller_that_does_not_read_loses_its_call_and_no_other_of_the_connecti
         stream = caller.open_call(path)
         caller.send_message(stream, message, ends=False)
         assert caller.status(stream) == "reset"
-        other = caller.open_call(_CHECK)
-        caller.frames.increment_flow_control_window(1 << 16, other)
-        caller.send_message(other, b"")
-        assert caller.status(other) == "0"
+        check = caller.open_call(_CHECK)
+        caller.frames.increment_flow_control_window(1 << 16, check)
+        caller.send_message(check, b"")
+        assert caller.status(check) == "0"
     assert _metric(server, "neuronpipe_call_ended_total", "max_send_s") > ended
     assert _metric(server, "neuronpipe_connection_ended_total", "grpc", "max_send_s") == connections
 

@@ -47,12 +47,12 @@ def finished(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_measures_its_cells_and_says_why_one_has_no_figures(finished: Path) -> None:
     results = read_results(finished)
-    assert [(one.cell.batch, one.cell.length) for one in results.measured] == [(1, 8), (1, 16), (2, 16)]
-    for one in results.measured:
-        assert one.tokens == one.cell.length
-        assert one.preprocess_ms + one.predict_ms + one.postprocess_ms == pytest.approx(one.mean_ms, rel=1e-3)
-        assert min(one.preprocess_ms, one.predict_ms, one.postprocess_ms) > 0
-        assert len(one.latency_ms) >= 3
+    assert [(timed.cell.batch, timed.cell.length) for timed in results.measured] == [(1, 8), (1, 16), (2, 16)]
+    for timed in results.measured:
+        assert timed.tokens == timed.cell.length
+        assert timed.preprocess_ms + timed.predict_ms + timed.postprocess_ms == pytest.approx(timed.mean_ms, rel=1e-3)
+        assert min(timed.preprocess_ms, timed.predict_ms, timed.postprocess_ms) > 0
+        assert len(timed.latency_ms) >= 3
     (refused,) = (cell for cell in results.cells if cell.reason)
     assert refused.cell.length == 9000
     assert "9000" in refused.reason
@@ -83,9 +83,9 @@ def test_a_run_that_is_interrupted_goes_on(bundle: Path, tmp_path: Path) -> None
     whole = read_results(tmp_path)
     assert whole.is_complete
     assert whole.cells[: len(first.cells)] == first.cells
-    other = run(*command, "--precision", "0.2")
-    assert other.returncode == 2
-    assert "another time or precision; give --fresh" in other.stderr
+    refused = run(*command, "--precision", "0.2")
+    assert refused.returncode == 2
+    assert "another time or precision; give --fresh" in refused.stderr
 
 
 def test_what_takes_too_long_is_refused_with_an_estimate_before_it_starts(bundle: Path, tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_two_runs_are_compared_and_what_is_worse_ends_with_1(finished: Path, tmp
     assert worse.returncode == 1
     assert worse.stdout.count("REGRESSION") == 3
     (tmp_path / "results.json").write_text(json.dumps(slower | {"schema_version": 9}))
-    other = run(*compare, str(finished), str(tmp_path))
-    assert other.returncode == 2
-    assert "schema version 9, this neuronpipe reads 1" in other.stderr
+    refused = run(*compare, str(finished), str(tmp_path))
+    assert refused.returncode == 2
+    assert "schema version 9, this neuronpipe reads 1" in refused.stderr
 
 
 def test_a_variant_that_cannot_be_loaded_says_why_in_each_cell(bundle: Path, tmp_path: Path) -> None:

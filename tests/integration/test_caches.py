@@ -70,9 +70,9 @@ async def test_two_tokenizer_processes_share_what_either_tokenized(fake_reposito
     with ExitStack() as stack:
         stages = stack.enter_context(four_processes(fake_repository))
         first, second = (_gateway(stack, fake_repository, redis, stages) for _ in range(2))
-        async with AsyncClient(first.target) as one, AsyncClient(second.target) as other:
+        async with AsyncClient(first.target) as client, AsyncClient(second.target) as other:
             await _until(other, classify("connect"), "token_cache", _MISS)
-            tokenized = await _until(one, classify("a text for both"), "token_cache", _REDIS)
+            tokenized = await _until(client, classify("a text for both"), "token_cache", _REDIS)
             found = await other.infer(classify("a text for both"))
     assert found.usage.token_cache == _REDIS
     assert found.result == tokenized.result
@@ -141,12 +141,12 @@ async def test_a_result_that_one_gateway_computed_another_finds(fake_repository:
     options = ("--repository", str(fake_repository), "--redis-url", redis.url, "--result-cache-models", "classifier")
     with ServiceProcess("all", *options) as first, ServiceProcess("all", *options) as second:
         targets = (first.wait_until_ready().target, second.wait_until_ready().target)
-        async with AsyncClient(targets[0]) as one, AsyncClient(targets[1]) as other, asyncio.timeout(_LIMIT_S):
+        async with AsyncClient(targets[0]) as client, AsyncClient(targets[1]) as other, asyncio.timeout(_LIMIT_S):
             # Both connect, and the one stores, beside the requests; so a text may miss, and the next one is tried.
             found, number = InferResponse(), 0
             while found.usage.result_cache != _REDIS:
                 text, number = f"text number {number}", number + 1
-                computed = await one.infer(classify(text))
+                computed = await client.infer(classify(text))
                 await asyncio.sleep(0.05)
                 found = await other.infer(classify(text))
                 assert found.result == computed.result

@@ -108,7 +108,7 @@ def _sending(protocol: str, folder: Path, repository: Path, environment: dict[st
 def test_spans_and_metrics_are_exported_over_mtls(fake_repository: Path, tmp_path: Path, protocol: str) -> None:
     environment = _over_tls(tmp_path, protocol, "ca.crt")
     with _sending(protocol, tmp_path, fake_repository, environment) as collector:
-        collector.wait_until(lambda one: ("all", "neuronpipe.request.duration") in one.points and bool(one.spans))
+        collector.wait_until(lambda seen: ("all", "neuronpipe.request.duration") in seen.points and bool(seen.spans))
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

@@ -215,7 +215,7 @@ async def test_a_chat_is_shown_as_it_comes_with_the_times_of_its_tokens(
             }"""
         )
         await console.send()
-        parts = [one for one in await console.page.evaluate("[...window.shown]") if one]
+        parts = [part for part in await console.page.evaluate("[...window.shown]") if part]
         response = await console.response()
         async with AsyncClient(openvino_server.process.target, timeout_s=60) as client:
             messages = [{"role": "user", "content": "What is\na module?"}]

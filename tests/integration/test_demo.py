@@ -71,8 +71,8 @@ def test_demo_compiles_where_an_interrupted_compilation_left_its_files(tmp_path:
 def test_demo_shows_similar_pairs_and_the_latency_split(output: str) -> None:
     assert "How do I reset my password?  |  I forgot my login and cannot get into my account." in output
     [scores] = re.findall(r"\$ curl .* http://127\.0\.0\.1:\d+/similarity -H .*\n  (\[.*\])\n", output)
-    alike, other = json.loads(scores)  # two sentences about a cat, and one about interest rates
-    assert alike > other
+    alike, unlike = json.loads(scores)  # two sentences about a cat, and one about interest rates
+    assert alike > unlike
     splits = re.findall(
         r"(four processes|one process) +(cold|warm) +([\d.]+) = +([\d.]+) \+ +([\d.]+) \+ +([\d.]+) \+ +([\d.]+)",
         output,

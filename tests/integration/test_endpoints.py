@@ -72,8 +72,8 @@ class _Doubled:
         async def caller() -> None:
             for number in numbers:
                 if number in at:
-                    process, what = at[number]
-                    process.signal(what)
+                    process, sent = at[number]
+                    process.signal(sent)
                 answers[number] = await self.labels(_TEXTS[number % len(_TEXTS)])
 
         await asyncio.gather(*(caller() for _ in range(_CALLERS)))
@@ -119,16 +119,16 @@ async def test_what_a_process_dies_with_is_answered_by_another(doubled: _Doubled
     assert await asyncio.gather(*asked) == expected
 
 
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGTERM], ids=lambda what: what.name)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM], ids=lambda sent: sent.name)
 async def test_no_request_fails_while_one_of_two_processes_of_each_stage_goes(
-    doubled: _Doubled, what: signal.Signals
+    doubled: _Doubled, sent: signal.Signals
 ) -> None:
     expected = await doubled.undisturbed()
     victims = [processes[0] for processes in doubled.stages.values()]
-    answers = await doubled.under_load({100: (victims[1], what), 150: (victims[0], what), 200: (victims[2], what)})
+    answers = await doubled.under_load({100: (victims[1], sent), 150: (victims[0], sent), 200: (victims[2], sent)})
     assert answers == expected * (_REQUESTS // len(_TEXTS))
     codes = [victim.wait() for victim in victims]
-    assert codes == [0 if what is signal.SIGTERM else -signal.SIGKILL] * 3
+    assert codes == [0 if sent is signal.SIGTERM else -signal.SIGKILL] * 3
     assert "stage lost" not in [line["event"] for line in doubled.gateway.events()]
 
 

@@ -165,11 +165,11 @@ def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
     with Client(gateway) as client:
         found = [client.classify("multi-label", text, top_k=4, function=_SIGMOID) for text in comments]
     worst = [
-        max((label for label in labels if label.label in ("busy", "lost")), key=lambda one: one.score)
+        max((label for label in labels if label.label in ("busy", "lost")), key=lambda label: label.score)
         for labels in found
     ]
-    review, block = sorted(one.score for one in worst)[1] - 1e-3, sorted(one.score for one in worst)[3] - 1e-3
-    expected = ["block" if one.score >= block else "review" if one.score >= review else "pass" for one in worst]
+    review, block = sorted(bad.score for bad in worst)[1] - 1e-3, sorted(bad.score for bad in worst)[3] - 1e-3
+    expected = ["block" if bad.score >= block else "review" if bad.score >= review else "pass" for bad in worst]
     assert set(expected) == {"pass", "review", "block"}
 
     limits = ("--review", str(review), "--block", str(block))
@@ -178,8 +178,8 @@ def test_moderation_acts_by_the_worst_label_that_is_bad(gateway: str) -> None:
     ) as url:
         decisions = _post(f"{url}/moderate", {"comments": [*comments, "", "so " * 2000]})["decisions"]
     assert [decision["action"] for decision in decisions[:4]] == expected
-    assert [decision["label"] for decision in decisions[:4]] == [one.label for one in worst]
-    assert [decision["score"] for decision in decisions[:4]] == pytest.approx([one.score for one in worst], abs=1e-5)
+    assert [decision["label"] for decision in decisions[:4]] == [bad.label for bad in worst]
+    assert [decision["score"] for decision in decisions[:4]] == pytest.approx([bad.score for bad in worst], abs=1e-5)
     assert decisions[4] == {"action": "review", "label": "", "score": 0.0}  # refused by the model, so a person looks
     assert decisions[5]["label"] in ("busy", "lost")  # too long, and judged by its beginning
 
@@ -220,7 +220,7 @@ async def _parents(target: str, trace_id: str) -> dict[str, str]:
 
 def _labels(gateway: str) -> list[str]:
     with Client(gateway) as client:
-        return [f"{one.label} {one.score:.6f}" for one in client.classify("multi-label", _TEXT, top_k=3)]
+        return [f"{label.label} {label.score:.6f}" for label in client.classify("multi-label", _TEXT, top_k=3)]
 
 
 def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
@@ -231,6 +231,11 @@ def test_go_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     refused = _run(*program, "none", _TEXT)
     assert refused.returncode == 1
     assert "NotFound: model 'none' is not served" in refused.stderr
+    vector = _output(tmp_path / "classify", "-target", gateway, "-model", "minilm", "-embed", _TEXT)
+    with Client(gateway) as client:
+        expected = client.embed("minilm", _TEXT)
+    assert [float(number) for number in vector.strip(" []\n").split()] == pytest.approx(expected, abs=1e-5)
+    assert _run(tmp_path / "classify").returncode == 2
 
 
 def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
@@ -241,6 +246,8 @@ def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     refused = _run(*program, "none", "3", _TEXT)
     assert refused.returncode == 1
     assert "NOT_FOUND: model 'none' is not served" in refused.stderr
+    without = _run(*program)
+    assert (without.returncode, without.stderr) == (2, "usage: Classify HOST:PORT MODEL LABELS TEXT\n")
 
 
 def test_node_client_gets_the_same_labels(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:

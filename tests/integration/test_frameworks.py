@@ -72,10 +72,10 @@ def test_litellm(
 ) -> None:
     found = _ask("litellm", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
-    for what in ("embeddings", "vllm's embeddings"):
-        _check(found[what], vectors)
-    for what in ("chat", "vllm's chat", "async chat", "stream"):
-        assert found[what] == said(MAX_TOKENS), what
+    for way in ("embeddings", "vllm's embeddings"):
+        _check(found[way], vectors)
+    for way in ("chat", "vllm's chat", "async chat", "stream"):
+        assert found[way] == said(MAX_TOKENS), way
     assert (found["response"], found["usage"]) == (said(16), MAX_TOKENS)  # it asks for 16 tokens at least
     for form in (found["form"], found["call"][1]):
         jsonschema.validate(json.loads(form), SCHEMA)
@@ -88,12 +88,12 @@ def test_langchain(
 ) -> None:
     found = _ask("langchain", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
-    for what in ("chat", "async chat", "stream"):
-        assert found[what] == said(MAX_TOKENS), what
-    for what in ("form", "tool's form"):
-        jsonschema.validate(found[what], SCHEMA)
-    for what in ("documents", "async documents", "endpoint"):
-        _check(found[what], vectors)
+    for way in ("chat", "async chat", "stream"):
+        assert found[way] == said(MAX_TOKENS), way
+    for way in ("form", "tool's form"):
+        jsonschema.validate(found[way], SCHEMA)
+    for way in ("documents", "async documents", "endpoint"):
+        _check(found[way], vectors)
     _check(found["query"], vectors[0])
     _check(found["many"], [ours.embed("minilm", text) for text in MANY[::60]])
     _check(found["dimensions"], ours.embed("minilm", TEXTS[0], dimensions=7))
@@ -105,12 +105,12 @@ def test_llama_index(
 ) -> None:
     found = _ask("llama_index", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
-    for what in ("chat", "stream"):
-        assert found[what] == said(MAX_TOKENS), what
-    for what in ("openai", "tei", "async tei"):
-        _check(found[what], vectors)
-    for what in ("openai query", "tei query"):
-        _check(found[what], vectors[0])
+    for way in ("chat", "stream"):
+        assert found[way] == said(MAX_TOKENS), way
+    for way in ("openai", "tei", "async tei"):
+        _check(found[way], vectors)
+    for way in ("openai query", "tei query"):
+        _check(found[way], vectors[0])
     assert found["rerank"] == _best(ours)
 
 
@@ -119,14 +119,14 @@ def test_haystack(
 ) -> None:
     found = _ask("haystack", http_server, tmp_path, writer)
     vectors = [ours.embed("minilm", text) for text in TEXTS]
-    for what in ("chat", "stream", "tgi chat"):
-        assert found[what] == said(MAX_TOKENS), what
+    for way in ("chat", "stream", "tgi chat"):
+        assert found[way] == said(MAX_TOKENS), way
     for form in (json.loads(found["form"]), found["call"][1]):
         jsonschema.validate(form, SCHEMA)
-    for what in ("openai", "tei"):
-        _check(found[what], vectors)
-    for what in ("openai query", "tei query"):
-        _check(found[what], vectors[0])
+    for way in ("openai", "tei"):
+        _check(found[way], vectors)
+    for way in ("openai query", "tei query"):
+        _check(found[way], vectors[0])
     _check(found["tei query as by default"], ours.embed("minilm", TEXTS[0], normalize=False))
     assert found["rerank"] == _best(ours)
 
@@ -138,8 +138,8 @@ def test_openais_package_for_node(
     found = _run(["node", _NODE_PROGRAM, http_server.url, writer.url, json.dumps(given)])
     _check(found["embeddings"], [ours.embed("minilm", text) for text in TEXTS])
     assert found["models"] == [model.name for model in ours.list_models()]
-    for what in ("chat", "stream", "final", "response"):
-        assert found[what] == said(MAX_TOKENS), what
+    for way in ("chat", "stream", "final", "response"):
+        assert found[way] == said(MAX_TOKENS), way
     for form in (found["form"], found["call"]["arguments"]):
         jsonschema.validate(json.loads(form), SCHEMA)
     assert found["refused"] == [404, "model_not_found"]
@@ -151,14 +151,15 @@ def test_tei_client(http_server: HttpServer, ours: Client, tmp_path: Path) -> No
     _check(found["embed"], [ours.embed("minilm", text) for text in TEXTS])
     assert found["decode"] == [TEXTS[0].lower()]
     labels = [ours.classify("classifier", text, top_k=4) for text in TEXTS]
-    assert [[one[0] for one in answer] for answer in found["classify"]] == [
-        [one.label for one in some] for some in labels
+    assert [[pair[0] for pair in answer] for answer in found["classify"]] == [
+        [label.label for label in some] for some in labels
     ]
     _check(
-        [[one[1] for one in answer] for answer in found["classify"]], [[one.score for one in some] for some in labels]
+        [[pair[1] for pair in answer] for answer in found["classify"]],
+        [[label.score for label in some] for some in labels],
     )
     ranked = ours.rerank("reranker", QUERY, DOCUMENTS)
-    _check(found["rerank"], [[one.index, one.score] for one in ranked])
+    _check(found["rerank"], [[rank.index, rank.score] for rank in ranked])
 
 
 def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[int], str], tmp_path: Path) -> None:
@@ -186,13 +187,13 @@ def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
     found = _ask("sagemaker", http_server, tmp_path)
     labels = [
-        {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in ours.classify("classifier", text, top_k=4)}
+        {top.label: pytest.approx(top.score, abs=_TOLERANCE) for top in ours.classify("classifier", text, top_k=4)}
         for text in TEXTS
     ]
-    for what in ("csv", "lines"):
-        assert [{one["label"]: one["score"] for one in answer} for answer in found[what]] == labels
+    for form in ("csv", "lines"):
+        assert [{label["label"]: label["score"] for label in answer} for answer in found[form]] == labels
     [answer] = found["json"]
-    assert {one["label"]: one["score"] for one in answer} == labels[0]
+    assert {label["label"]: label["score"] for label in answer} == labels[0]
     _check(np.squeeze(found["target model"]), ours.embed("minilm", TEXTS[0]))
     # Asynchronous invocations are jobs, which this server has no Redis for.
     assert (found["refused"], found["stream"], found["async"]) == (400, 404, 501)

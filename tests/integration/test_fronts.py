@@ -138,7 +138,7 @@ async def test_every_front_process_serves_at_the_one_address_and_metrics_add_up(
 
 
 async def test_a_killed_front_process_costs_what_it_had_and_is_started_again(broken: _Service) -> None:
-    victim, other = broken.fronts
+    victim, survivor = broken.fronts
     has_ended = asyncio.Event()
     codes: set[grpc.StatusCode] = set()
     disturbed: set[int] = set()
@@ -171,7 +171,7 @@ async def test_a_killed_front_process_costs_what_it_had_and_is_started_again(bro
         assert len(disturbed) <= lost < _CLIENTS
         ended = broken.process.wait_for("a front process ended; another takes its place")
         assert (ended["front"], ended["code"]) == (1, -signal.SIGKILL)
-        assert other in broken.fronts
+        assert survivor in broken.fronts
         async with _clients(broken.target):
             assert all(broken.connections_of(front) for front in broken.fronts)
     # What the victim had answered is still counted, but for what it had not reported yet.

@@ -70,7 +70,7 @@ def test_no_message_is_a_fault_of_a_server_and_none_leaves_anything_behind(fuzze
 
 # The test above sends to every method, too.
 @pytest.mark.sampled
-@pytest.mark.parametrize("target", targets(), ids=lambda one: one.path)
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.path)
 def test_the_smallest_message_that_is_a_fault_of_a_server(fuzzed: FuzzedSystem, target: Any) -> None:
     """The same with few messages, of which hypothesis finds the smallest one that fails."""
     document = _document(fuzzed)

@@ -42,7 +42,7 @@ def _text(client: Client, **options: Any) -> GeneratedText:
 
 
 def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() or one in "\n\t" else " " for one in text)
+    return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
 
 
 def test_a_text_is_printed_with_the_parts_of_its_time_to_first_token(target: str, client: Client) -> None:
@@ -61,7 +61,7 @@ def test_a_chat_comes_as_options_as_a_file_or_from_standard_input(target: str, c
     file = tmp_path / "chat.json"
     file.write_text(json.dumps(_CHAT))
     expected = _printable(client.generate_text("writer", messages=_CHAT, max_new_tokens=8).text)
-    given = [part for one in _CHAT for part in ("--message", one["role"], one["content"])]
+    given = [part for message in _CHAT for part in ("--message", message["role"], message["content"])]
     for options, text in ((given, ""), (["--messages", f"@{file}"], ""), (["--messages", "-"], file.read_text())):
         done = _run(target, *options, "--max-new-tokens", "8", text=text)
         assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
@@ -85,7 +85,7 @@ def test_log_probabilities_are_a_table(target: str, client: Client) -> None:
     assert rows[0].split() == ["TOKEN", "LOGPROB", "BEST"]
     assert len(rows) == 5
     for row, token in zip(rows[1:], text.logprobs, strict=True):
-        best = " ".join(f"{json.dumps(one.text)} {one.logprob:.3f}" for one in token.top)
+        best = " ".join(f"{json.dumps(top.text)} {top.logprob:.3f}" for top in token.top)
         assert row.split() == f"{json.dumps(token.text)} {token.logprob:.3f} {best}".split()
 
 

@@ -43,8 +43,8 @@ def repository(writer_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def processes(repository: Path) -> Iterator[dict[str, dict[str, ServiceProcess]]]:
-    with four_processes(repository, *_METRICS) as four, ServiceProcess("all", "--repository", str(repository)) as one:
-        yield {"four processes": four, "one process": {"gateway": one.wait_until_ready()}}
+    with four_processes(repository, *_METRICS) as four, ServiceProcess("all", "--repository", str(repository)) as solo:
+        yield {"four processes": four, "one process": {"gateway": solo.wait_until_ready()}}
 
 
 @pytest_asyncio.fixture(scope="module", params=["four processes", "one process"])
@@ -123,7 +123,7 @@ async def test_a_seed_gives_the_same_text_alone_and_among_others(client: AsyncCl
     outcomes = await client.infer_batch(requests)
     among = [outcome.response.result.text_generation.sequences[0] for outcome in outcomes]
     assert among[5] == alone
-    assert len({one.text for one in among}) > 1
+    assert len({sequence.text for sequence in among}) > 1
 
 
 async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, repository: Path) -> None:
@@ -138,12 +138,12 @@ async def test_log_probabilities_are_those_of_the_model(client: AsyncClient, rep
         logits = model(torch.tensor([[*prompt, *text.token_ids]])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(dim=-1)
     assert [logprob.token_id for logprob in text.logprobs] == list(text.token_ids)
-    for row, one in zip(expected, text.logprobs, strict=True):
-        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=1e-3)
+    for row, token in zip(expected, text.logprobs, strict=True):
+        assert token.logprob == pytest.approx(float(row[token.token_id]), abs=1e-3)
         best = row.topk(3)
-        assert [top.token_id for top in one.top] == best.indices.tolist()
-        assert [top.logprob for top in one.top] == pytest.approx(best.values.tolist(), abs=1e-3)
-        assert one.text == tokenizer.decode([one.token_id], skip_special_tokens=True)
+        assert [top.token_id for top in token.top] == best.indices.tolist()
+        assert [top.logprob for top in token.top] == pytest.approx(best.values.tolist(), abs=1e-3)
+        assert token.text == tokenizer.decode([token.token_id], skip_special_tokens=True)
     assert [logprob for event in events for logprob in event.chunk.logprobs] == list(text.logprobs)
     whole = (await client.infer(_request(seed=4, temperature=1.4, **options))).result
     assert whole.text_generation.sequences[0] == text
@@ -159,13 +159,13 @@ async def test_several_texts_of_a_seed_begin_with_the_one_that_it_gives_alone(cl
     texts = list(response.result.text_generation.sequences)
     assert [list(answer.result.text_generation.sequences) for answer in answers] == [texts, texts]
     assert texts[0] == alone
-    assert len({one.text for one in texts}) == 3
-    assert not any(one.HasField("score") for one in texts)
+    assert len({sequence.text for sequence in texts}) == 3
+    assert not any(sequence.HasField("score") for sequence in texts)
     for number, text in enumerate(texts):
         chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
         assert "".join(chunk.text for chunk in chunks) == text.text
         assert [token for chunk in chunks for token in chunk.token_ids] == list(text.token_ids)
-    assert response.usage.generated_tokens == sum(len(one.token_ids) for one in texts)
+    assert response.usage.generated_tokens == sum(len(sequence.token_ids) for sequence in texts)
     assert (response.usage.tokens, events[0].start.prompt_tokens) == (9, 9)
 
 
@@ -216,9 +216,9 @@ async def test_a_search_that_draws_gives_the_same_texts_for_the_same_seed(client
     request = _request(seed=5, temperature=1.5, **options)
     alone = (await client.infer(request)).result
     others = [_request(seed=seed, temperature=1.5, **options) for seed in range(8)]
-    among = [one.response.result for one in await client.infer_batch(others)]
+    among = [answer.response.result for answer in await client.infer_batch(others)]
     assert among[5] == alone
-    assert len({one.text_generation.sequences[0].text for one in among}) > 4
+    assert len({result.text_generation.sequences[0].text for result in among}) > 4
 
 
 async def test_a_stop_string_ends_the_text_before_it(client: AsyncClient) -> None:

@@ -153,7 +153,7 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
     *_, last = ours.generate("writer", messages=_CHAT, seed=3, num_return_sequences=2, **own)
     texts = [sequence.text for sequence in last.response.result.text_generation.sequences]
     answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, **options)
-    assert [(one.index, one.message.content) for one in answer.choices] == [*enumerate(texts)]
+    assert [(choice.index, choice.message.content) for choice in answer.choices] == [*enumerate(texts)]
     stream = await theirs.chat.completions.create(model="writer", messages=_CHAT, stream=True, **options)
     read = ["", ""]
     ends: dict[int, str] = {}
@@ -163,7 +163,7 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
             ends |= {choice.index: choice.finish_reason} if choice.finish_reason else {}
     assert (read, ends) == (texts, {0: "length", 1: "length"})
     several = await theirs.completions.create(model="writer", prompt=[_PROMPT, "A class"], **options)
-    assert [one.index for one in several.choices] == [0, 1, 2, 3]
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
     with pytest.raises(openai.BadRequestError, match="n: must be 1 with a temperature of 0"):
         await theirs.completions.create(model="writer", prompt=_PROMPT, n=2, temperature=0)
 
@@ -287,7 +287,7 @@ async def test_ids_of_tokens_come_with_whole_texts_and_with_their_parts(
     assert whole["token_ids"] == [*expected.result.text_generation.sequences[0].token_ids]
     stream = await theirs.chat.completions.create(stream=True, **chat, **options)
     parts = [(chunk.choices[0].model_extra or {}).get("token_ids", []) async for chunk in stream if chunk.choices]
-    assert [one for part in parts for one in part] == whole["token_ids"]
+    assert [token_id for part in parts for token_id in part] == whole["token_ids"]
     asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT}
     completion = (await theirs.completions.create(**asked, **options)).choices[0].model_extra or {}
     assert len(completion["token_ids"]) == 6
@@ -322,15 +322,15 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     answer = await theirs.chat.completions.create(top_logprobs=2, **options)
     assert answer.choices[0].logprobs
     found = answer.choices[0].logprobs.content or []
-    assert [(one.bytes, one.logprob) for one in found] == [
+    assert [(entry.bytes, entry.logprob) for entry in found] == [
         ([*token.utf8], pytest.approx(token.logprob)) for token in tokens
     ]
-    assert [[top.bytes for top in one.top_logprobs] for one in found] == [
+    assert [[top.bytes for top in entry.top_logprobs] for entry in found] == [
         [[*top.utf8] for top in token.top] for token in tokens
     ]
     stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
     parts = [chunk.choices[0].logprobs async for chunk in stream]
-    assert [one for part in parts if part for one in part.content or ()] == found
+    assert [entry for part in parts if part for entry in part.content or ()] == found
     completion = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=6, logprobs=2)
     lists = completion.choices[0].logprobs
     assert lists
@@ -358,7 +358,7 @@ async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs:
         has_parts_of_characters |= any(token.startswith("bytes:") for token in lists.tokens)
         stream = await theirs.completions.create(logprobs=20, seed=seed, stream=True, **asked)
         parts = [chunk.choices[0].logprobs async for chunk in stream]
-        assert [one for part in parts if part for one in part.text_offset or ()] == lists.text_offset
+        assert [offset for part in parts if part for offset in part.text_offset or ()] == lists.text_offset
     assert has_parts_of_characters
     chat = await theirs.chat.completions.create(
         model="writer", messages=_CHAT, max_tokens=60, temperature=2.0, seed=3, logprobs=True, top_logprobs=20
@@ -439,7 +439,7 @@ async def test_a_message_is_continued_and_the_template_gets_variables(theirs: op
     # By the template of tests/models/decoders.py.
     request = InferRequest(model="writer")
     request.input.text_generation.options.max_new_tokens = 8
-    request.input.text_generation.messages.extend(ChatMessage(**one) for one in begun)
+    request.input.text_generation.messages.extend(ChatMessage(**message) for message in begun)
     request.input.text_generation.continue_final_message = True
     expected = ours.infer(request).result.text_generation.sequences[0].text
     assert await text(begun, continue_final_message=True, add_generation_prompt=False) == expected
@@ -458,14 +458,14 @@ async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int)
     chunks = [chunk async for chunk in stream]
     for index in range(n):
         own = [chunk for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
-        used = [one.usage for one in own]
-        counts = [one.completion_tokens for one in used if one]
+        used = [chunk.usage for chunk in own]
+        counts = [use.completion_tokens for use in used if use]
         assert (len(counts), counts[0], counts[-1], counts) == (len(own), 0, 8, sorted(counts))
         # A part may have several tokens, as a slow reader gets them together; but each has some.
-        of_texts = [counts[number] for number, one in enumerate(own) if one.choices[0].delta.content]
+        of_texts = [counts[number] for number, chunk in enumerate(own) if chunk.choices[0].delta.content]
         assert len(set(of_texts)) >= len(of_texts) - 1
         assert of_texts[0]
-        assert {one.prompt_tokens for one in used[1:] if one} == {chunks[-1].usage and chunks[-1].usage.prompt_tokens}
+        assert {use.prompt_tokens for use in used[1:] if use} == {chunks[-1].usage and chunks[-1].usage.prompt_tokens}
     assert chunks[-1].usage
     assert chunks[-1].usage.completion_tokens == 8 * n
 
@@ -621,9 +621,9 @@ def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpSer
     for is_stream in (False, True):
         given = {"max_new_tokens": 6, "top_logprobs": 2, "stream": is_stream}
         found = [response["tensors"] for response in _read_by_triton(server, given)["responses"]]
-        logprobs = [value for one in found for value in one["logprobs"][0][0]]
+        logprobs = [value for answer in found for value in answer["logprobs"][0][0]]
         assert logprobs == pytest.approx([token.logprob for token in tokens])
-        ids = [top for one in found for top in one["top_token_ids"][0][0]]
+        ids = [top for answer in found for top in answer["top_token_ids"][0][0]]
         assert ids == [[top.token_id for top in token.top] for token in tokens]
 
 

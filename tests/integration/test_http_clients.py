@@ -45,7 +45,7 @@ def hub(http_server: HttpServer) -> Callable[[str], Any]:
 
 
 def _labels(scored: Any) -> dict[str, Any]:
-    return {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in scored}
+    return {label.label: pytest.approx(label.score, abs=_TOLERANCE) for label in scored}
 
 
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"dimensions": 7}], ids=str)
@@ -54,9 +54,9 @@ def test_openai_embeddings(openai_client: Any, ours: Client, options: dict[str, 
     answer = openai_client.embeddings.create(
         model="minilm", input=texts, user="somebody", **options
     )  # Base64, unless told otherwise
-    for text, one in zip(texts, answer.data, strict=True):
+    for text, entry in zip(texts, answer.data, strict=True):
         vector = ours.embed("minilm", text, dimensions=options.get("dimensions", 0))
-        np.testing.assert_allclose(one.embedding, vector, atol=_TOLERANCE)
+        np.testing.assert_allclose(entry.embedding, vector, atol=_TOLERANCE)
     assert answer.usage.total_tokens > 0
 
 
@@ -121,7 +121,7 @@ def test_cohere(http_server: HttpServer, ours: Client, version: str) -> None:
             client.rerank(model="unknown", query="Who sat?", documents=documents)
     ranked = ours.rerank("reranker", "Who sat?", documents, top_n=2)
     assert [(result.index, result.relevance_score) for result in answer.results] == [
-        (one.index, pytest.approx(one.score, abs=_TOLERANCE)) for one in ranked
+        (rank.index, pytest.approx(rank.score, abs=_TOLERANCE)) for rank in ranked
     ]
 
 
@@ -129,11 +129,11 @@ def test_coheres_limits_of_documents(http_server: HttpServer, ours: Client) -> N
     asked: dict[str, Any] = {"model": "reranker", "query": "Who sat?", "documents": ["A cat sat on the mat.", "A dog."]}
     with cohere.ClientV2(api_key="none", base_url=http_server.url) as client:
         answer = client.rerank(**asked, max_tokens_per_doc=2)
-    scores = {one.index: one.relevance_score for one in answer.results}
+    scores = {result.index: result.relevance_score for result in answer.results}
     limited, whole = (
         {
-            one.index: one.score
-            for one in ours.rerank("reranker", asked["query"], asked["documents"], max_text_tokens=most)
+            rank.index: rank.score
+            for rank in ours.rerank("reranker", asked["query"], asked["documents"], max_text_tokens=most)
         }
         for most in (2, 0)
     )
@@ -181,11 +181,11 @@ def test_vectors_of_images_by_the_protocols_of_texts(family: str, image: bytes, 
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
             answer = client.embeddings.create(model="matcher", input=[{"image": encoded}, {"image": url}, content[0]])
             chat = client.embeddings.create(model="matcher", input="", extra_body=messages)
-        with cohere.ClientV2(api_key="none", base_url=server.url) as other:
+        with cohere.ClientV2(api_key="none", base_url=server.url) as cohere_client:
             asked = {"model": "matcher", "input_type": "image", "embedding_types": ["float"]}
-            vectors = other.embed(**asked, images=[url]).embeddings.float_
-            vectors += other.embed(**asked, inputs=[{"content": content}]).embeddings.float_
-    for vector in (*(one.embedding for one in (*answer.data, *chat.data)), *vectors):
+            vectors = cohere_client.embed(**asked, images=[url]).embeddings.float_
+            vectors += cohere_client.embed(**asked, inputs=[{"content": content}]).embeddings.float_
+    for vector in (*(entry.embedding for entry in (*answer.data, *chat.data)), *vectors):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
@@ -208,13 +208,13 @@ def test_what_clients_expect_and_do_not_get(
         hub("minilm").feature_extraction(_TEXT, prompt_name="query")
     with pytest.raises(huggingface_hub.errors.HfHubHTTPError, match=r"parameters\.max_seq_len: is not supported"):
         hub("answerer").question_answering(question="Who?", context=_TEXT, max_seq_len=9)
-    labels = {one.label for one in hub("classifier").text_classification(_TEXT)}
-    assert {one["label"] for one in hub("classifier").summarization(_TEXT)} == labels
+    labels = {label.label for label in hub("classifier").text_classification(_TEXT)}
+    assert {label["label"] for label in hub("classifier").summarization(_TEXT)} == labels
 
 
 def test_hub_text_classification(hub: Callable[[str], Any], ours: Client) -> None:
     answer = hub("classifier").text_classification(_TEXT, top_k=2)
-    assert {one.label: one.score for one in answer} == _labels(ours.classify("classifier", _TEXT, top_k=2))
+    assert {label.label: label.score for label in answer} == _labels(ours.classify("classifier", _TEXT, top_k=2))
 
 
 def test_hub_zero_shot_classification(hub: Callable[[str], Any], ours: Client) -> None:
@@ -224,14 +224,14 @@ def test_hub_zero_shot_classification(hub: Callable[[str], Any], ours: Client) -
     expected = ours.classify_zero_shot(
         "entailer", _TEXT, ["home", "work"], hypothesis_template="It is {}.", multi_label=True
     )
-    assert {one.label: one.score for one in answer} == _labels(expected)
+    assert {label.label: label.score for label in answer} == _labels(expected)
 
 
 def test_hub_token_classification(hub: Callable[[str], Any], ours: Client) -> None:
     answer = hub("tagger").token_classification(_TEXT)
     expected = ours.find_entities("tagger", _TEXT)
-    assert [(one.entity_group, one.word, one.start, one.end) for one in answer] == [
-        (one.label, one.text, one.start, one.end) for one in expected
+    assert [(entity.entity_group, entity.word, entity.start, entity.end) for entity in answer] == [
+        (entity.label, entity.text, entity.start, entity.end) for entity in expected
     ]
 
 
@@ -239,7 +239,7 @@ def test_hub_fill_mask(hub: Callable[[str], Any], ours: Client) -> None:
     text = "Ann lives in [MASK]."
     answer = hub("filler").fill_mask(text, top_k=3)
     expected = ours.fill_masks("filler", text, top_k=3)[0].tokens
-    assert [(one.token, one.token_str) for one in answer] == [(one.token_id, one.token) for one in expected]
+    assert [(guess.token, guess.token_str) for guess in answer] == [(guess.token_id, guess.token) for guess in expected]
     assert answer[0].sequence == f"Ann lives in {expected[0].token}."
 
 
@@ -247,8 +247,8 @@ def test_hub_question_answering(hub: Callable[[str], Any], ours: Client) -> None
     expected = ours.answer("answerer", "Who?", _TEXT, top_k=2)
     best = hub("answerer").question_answering(question="Who?", context=_TEXT)
     assert (best.answer, best.start, best.end) == (expected[0].text, expected[0].start, expected[0].end)
-    two = hub("answerer").question_answering(question="Who?", context=_TEXT, top_k=2)
-    assert [one.answer for one in two] == [one.text for one in expected]
+    found = hub("answerer").question_answering(question="Who?", context=_TEXT, top_k=2)
+    assert [answer.answer for answer in found] == [answer.text for answer in expected]
 
 
 def test_hub_feature_extraction(hub: Callable[[str], Any], ours: Client) -> None:
@@ -269,9 +269,9 @@ def test_hub_image_classification(hub: Callable[[str], Any], ours: Client, image
     file = tmp_path / "image.png"
     file.write_bytes(image)
     expected = _labels(ours.classify_image("viewer", image))
-    assert {one.label: one.score for one in hub("viewer").image_classification(str(file))} == expected
+    assert {label.label: label.score for label in hub("viewer").image_classification(str(file))} == expected
     assert {
-        one.label: one.score for one in hub("viewer").image_classification(image, top_k=3)
+        label.label: label.score for label in hub("viewer").image_classification(image, top_k=3)
     } == expected  # Base64 in JSON
 
 

@@ -42,7 +42,7 @@ _WORDS = {
 def _narrowed(document: Any) -> Any:
     """The document with words that lead to a model, and deadlines that can be met."""
     if isinstance(document, list):
-        return [_narrowed(one) for one in document]
+        return [_narrowed(item) for item in document]
     if not isinstance(document, dict):
         return document
     if "in" in document and document.get("name") in _WORDS:
@@ -62,7 +62,7 @@ def test_answers_are_what_the_document_promises(
     file.write_text(json.dumps(_narrowed(httpx.get(f"{http_server.url}/openapi.json").json())))
     program = str(Path(sys.executable).with_name("schemathesis"))
     command = [program, "--no-color", "run", str(file), "--url", http_server.url]
-    what = ["--checks", ",".join(_CHECKS), "--exclude-path-regex", _LEFT_OUT, "--phases", "coverage,fuzzing"]
+    checks = ["--checks", ",".join(_CHECKS), "--exclude-path-regex", _LEFT_OUT, "--phases", "coverage,fuzzing"]
     examples = math.ceil(sample_of(pytestconfig).share * _EXAMPLES)
     bounds = [
         "--max-examples",
@@ -75,5 +75,5 @@ def test_answers_are_what_the_document_promises(
         "--workers",
         "1",
     ]
-    ended = subprocess.run([*command, *what, *bounds], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run([*command, *checks, *bounds], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

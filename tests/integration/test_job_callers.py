@@ -202,7 +202,7 @@ def test_a_jobs_trace_is_linked_to_its_submitters(models: Path) -> None:
                     SubmitInferenceRequest(requests=[text_request("a")]), metadata=[parent]
                 )
                 collector.wait_until(
-                    lambda it: {Spans.JOB, Spans.INFER} <= {span.name for span in it.spans}, timeout_s=60
+                    lambda seen: {Spans.JOB, Spans.INFER} <= {span.name for span in seen.spans}, timeout_s=60
                 )
     (job,) = [span for span in collector.spans if span.name == Spans.JOB]
     assert job.service == "worker"

@@ -184,10 +184,10 @@ def test_a_worker_that_hangs_longer_than_its_lease_leaves_its_job_to_another(slo
             job = client.submit([text_request(f"text {number}") for number in range(40)])
             until(lambda: slow_jobs.fields(job.name).get("completed", b"0") != b"0", "some inputs are done")
             hung.signal(signal.SIGSTOP)
-            with slow_jobs.worker(*_QUICK) as other:
+            with slow_jobs.worker(*_QUICK) as second:
                 until(lambda: slow_jobs.fields(job.name).get("attempts") == b"2", "another worker has it")
                 hung.signal(signal.SIGCONT)
-                until(lambda: not _held(slow_jobs, hung) and _held(slow_jobs, other) == 1, "the first one lets it go")
+                until(lambda: not _held(slow_jobs, hung) and _held(slow_jobs, second) == 1, "the first one lets it go")
                 job.wait(60)
                 assert job.status().metadata.attempts == 2
         assert endings.read(1) == {job.name: 1}
@@ -205,8 +205,8 @@ def test_a_running_job_that_is_cancelled_stops(slow_jobs: JobSystem) -> None:
         job = client.submit([text_request(f"text {number}") for number in range(300)])
         until(lambda: slow_jobs.state(job.name) == "running", "a worker takes it")
         job.cancel()
-        other = client.submit([text_request("other")])
-        other.wait(60)
+        next_job = client.submit([text_request("other")])
+        next_job.wait(60)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
         assert slow_jobs.state(job.name) == "cancelled"

@@ -92,8 +92,8 @@ async def test_waits_have_places_of_their_own_and_one_look_for_each_job(shared: 
     metadata = [("authorization", f"Bearer {shared.keys['mallory']}")]
     ended: list[grpc.StatusCode] = []
     async with (
-        grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as one,
-        grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as two,
+        grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as first,
+        grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as second,
         AsyncClient(target, api_key=shared.keys["victim"], retries=False) as client,
     ):
         data = WaitOperationRequest(name=job.name).SerializeToString()
@@ -104,7 +104,7 @@ async def test_waits_have_places_of_their_own_and_one_look_for_each_job(shared: 
             except grpc.aio.AioRpcError as failure:
                 ended.append(failure.code())
 
-        waits = [asyncio.create_task(wait(channel)) for channel in (one, two) for _ in range(700)]
+        waits = [asyncio.create_task(wait(channel)) for channel in (first, second) for _ in range(700)]
         # Half of 2,048 places are the tenant's.
         await happens(lambda: len(waits) - len(ended) <= 1025)
         await asyncio.sleep(0.5)

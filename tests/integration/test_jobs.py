@@ -82,7 +82,7 @@ async def test_the_asynchronous_client_submits_and_waits(jobs: JobSystem) -> Non
         (outcome,) = await job.wait(30)
         assert outcome.HasField("response")
         assert (await client.job(job.name).status()).is_done
-        assert job.name in [one.name for one in await client.list_jobs()]
+        assert job.name in [listed.name for listed in await client.list_jobs()]
 
 
 @pytest.mark.usefixtures("worker")
@@ -209,7 +209,7 @@ def test_jobs_over_http(http: str) -> None:
     (outcome,) = ended["response"]["outcomes"]
     assert outcome["response"]["result"]["text_classification"]["labels"]
     with urllib.request.urlopen(f"{http}/v1/jobs?page_size=1", timeout=60) as response:
-        assert [one["name"] for one in json.load(response)["operations"]] == [operation["name"]]
+        assert [listed["name"] for listed in json.load(response)["operations"]] == [operation["name"]]
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{http}/v1/jobs/none", timeout=30)
     assert caught.value.code == 404

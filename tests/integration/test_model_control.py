@@ -37,7 +37,7 @@ def _told(gateway: ServiceProcess, model: str = "classifier", key: str = "") -> 
 
 def _history(repository: Path) -> list[tuple[str, str]]:
     history = json.loads((repository / REGISTRY_FILE).read_text())["history"]
-    return [(one["author"], one["action"]) for one in history]
+    return [(change["author"], change["action"]) for change in history]
 
 
 def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None:  # noqa: F811
@@ -49,7 +49,7 @@ def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None
         assert [said["unload"], said["unload: ready"]] == [None, False]
         assert said["unload: infer"][0] == codes[0]
         assert ["classifier", "1", "UNAVAILABLE", "unloaded"] in said["unload: index"]
-        assert not [one for one in said["unload: index"] if one[2] == "READY"]
+        assert not [entry for entry in said["unload: index"] if entry[2] == "READY"]
         assert [said["load"], said["load: ready"], said["load: infer"]] == [None, True, "1"]
         assert ["classifier", "1", "READY", ""] in said["load: index"]
         assert ["classifier/raw", "1", "READY", ""] in said["load: index"]
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_loaded_says_why(versions: Path) -> None:  # noqa
         assert "version 1 cannot be loaded: " in said["load"][1]
         assert "tokenizer.json: changed since it was compiled" in said["load"][1]
         assert said["load: ready"] is False
-        assert [one[2] for one in said["load: index"] if one[0] == "classifier"] == ["UNAVAILABLE"]
+        assert [entry[2] for entry in said["load: index"] if entry[0] == "classifier"] == ["UNAVAILABLE"]
 
 
 async def test_a_tenant_unloads_a_model_with_the_right_to_only(

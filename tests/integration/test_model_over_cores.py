@@ -80,7 +80,7 @@ def _serving(repository: Path, machine: Mapping[str, str], *options: str) -> Ser
 
 async def _scores(client: AsyncClient) -> list[dict[str, float]]:
     responses = await asyncio.gather(*(client.infer(classify(text, top_k=2), timeout_s=60) for text in _TEXTS))
-    return [{label.label: label.score for label in each.result.text_classification.labels} for each in responses]
+    return [{label.label: label.score for label in reply.result.text_classification.labels} for reply in responses]
 
 
 async def test_a_model_that_no_core_has_room_for_is_served_in_parts(

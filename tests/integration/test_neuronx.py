@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from demo.processes import ServiceProcess, four_processes
+from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
@@ -93,8 +94,8 @@ async def test_every_task_gives_the_same_results_as_with_openvino_and_nothing_is
                 )
             elif result.WhichOneof("task") == "text_classification":
                 scores = [
-                    {label.label: label.score for label in each.text_classification.labels}
-                    for each in (result, expected)
+                    {label.label: label.score for label in answer.text_classification.labels}
+                    for answer in (result, expected)
                 ]
                 assert scores[0] == pytest.approx(scores[1], abs=_TOLERANCE)
             else:
@@ -132,6 +133,18 @@ async def test_a_core_that_dies_under_load_costs_no_request(
     processes["neuron-executor"].wait_for("core lost")
 
 
+async def _lose_the_core_under_load(
+    client: AsyncClient, machine: Mapping[str, str]
+) -> list[asyncio.Task[InferResponse]]:
+    """Sends requests of two models, and makes the core fail for good once one of them is answered."""
+    texts = [f"{number}" for number in range(60)]
+    requests = [request for text in texts for request in (classify(text), embed(text, model="embedder"))]
+    callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
+    await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
+    (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+    return callers
+
+
 @pytest.mark.parametrize("fronts", [0, 2])
 async def test_a_service_without_a_core_answers_all_as_unavailable_and_ends(
     three_models: Path, machine: dict[str, str], fronts: int
@@ -141,14 +154,7 @@ async def test_a_service_without_a_core_answers_all_as_unavailable_and_ends(
     with ServiceProcess("all", *options, environment=machine) as process:
         process.wait_until_ready()
         async with AsyncClient(process.target, retries=False) as client:
-            requests = [
-                request
-                for number in range(60)
-                for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))
-            ]
-            callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
-            await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
-            (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+            callers = await _lose_the_core_under_load(client, machine)
             outcomes = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 30)
         failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         assert failed
@@ -180,10 +186,10 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
     # Three models share the core.
     options = ("--repository", str(three_models))
     executor = ("--cores", "1", "--in-flight", in_flight)
-    other = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
+    elsewhere = {**machine, "NEURON_DOUBLE_FOLDER": str(tmp_path / "other")}
     with (
         four_processes(three_models, stage_options={"neuron-executor": executor}, environment=machine) as processes,
-        ServiceProcess("neuron-executor", *options, *executor, environment=other) as second,
+        ServiceProcess("neuron-executor", *options, *executor, environment=elsewhere) as second,
     ):
         second.wait_until_ready()
         targets = [
@@ -194,14 +200,7 @@ async def test_an_executor_without_a_core_ends_and_another_takes_its_work(
         with ServiceProcess("gateway", *options, *targets) as gateway:
             gateway.wait_until_ready()
             async with AsyncClient(gateway.target, retries=False) as client:
-                requests = [
-                    request
-                    for number in range(60)
-                    for request in (classify(f"{number}"), embed(f"{number}", model="embedder"))
-                ]
-                callers = [asyncio.create_task(client.infer(request, timeout_s=60)) for request in requests]
-                await asyncio.wait(callers, return_when=asyncio.FIRST_COMPLETED)
-                (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
+                callers = await _lose_the_core_under_load(client, machine)
                 assert all(response.result.WhichOneof("task") for response in await asyncio.gather(*callers))
         assert processes["neuron-executor"].wait() == 1
 

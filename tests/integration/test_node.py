@@ -36,7 +36,7 @@ async def test_node_client_gets_the_same_answers_for_all_three_tasks(gateway_tar
     ]
     # JavaScript prints a float32 as the double that it is read into.
     assert found["embedding"] == pytest.approx(list(embedded), abs=1e-7)
-    assert [one["text"] for one in found["answers"]] == [one.text for one in answered]
-    assert [(one["start"], one["end"]) for one in found["answers"]] == [(one.start, one.end) for one in answered]
+    assert [answer["text"] for answer in found["answers"]] == [answer.text for answer in answered]
+    assert [(span["start"], span["end"]) for span in found["answers"]] == [(span.start, span.end) for span in answered]
     assert found["total_ns"] > 0
     assert found["refused"] == {"code": grpc.StatusCode.INVALID_ARGUMENT.value[0], "details": "text: is empty"}

@@ -50,7 +50,7 @@ def _encoded() -> dict[str, Any]:
 
 
 def _pixels(repository: Path, image: bytes) -> Any:
-    spec = next(one.spec for one in read_repository(repository) if one.spec.name == "viewer")
+    spec = next(bundle.spec for bundle in read_repository(repository) if bundle.spec.name == "viewer")
     assert spec.image
     return read_pixels(image, spec.image)[None]
 
@@ -59,7 +59,9 @@ def _pixels(repository: Path, image: bytes) -> Any:
 def cases(image: bytes, http_repository: Path) -> dict[str, Case]:
     texts = _objects(*([text] for text in _TEXTS))
     pixels = _pixels(http_repository, image)
-    (pixels_name,) = [one.spec.inputs[0] for one in read_repository(http_repository) if one.spec.name == "viewer"]
+    (pixels_name,) = [
+        bundle.spec.inputs[0] for bundle in read_repository(http_repository) if bundle.spec.name == "viewer"
+    ]
     return {
         "classify": Case("classifier", {"text": texts}, {"top_k": 2, "function": "sigmoid"}),
         "embed": Case("minilm", {"text": texts}),
@@ -114,7 +116,7 @@ def answer(way: str, answers: dict[str, Any], cases: dict[str, Case]) -> Callabl
 
 def _texts(array: Any) -> list[str]:
     """JSON has texts where binary tensors have bytes."""
-    return [one.decode() if isinstance(one, bytes) else one for one in array.ravel()]
+    return [text.decode() if isinstance(text, bytes) else text for text in array.ravel()]
 
 
 def _is_close(actual: Any, expected: Any) -> None:
@@ -125,8 +127,8 @@ def test_texts_in_and_labels_out(answer: Callable[[str], Any], ours: Client) -> 
     given = answer("classify")
     for row, text in enumerate(_TEXTS):
         expected = ours.classify("classifier", text, top_k=2, function=ScoreFunction.SCORE_FUNCTION_SIGMOID)
-        assert _texts(given["label"][row]) == [one.label for one in expected]
-        _is_close(given["score"][row], [one.score for one in expected])
+        assert _texts(given["label"][row]) == [label.label for label in expected]
+        _is_close(given["score"][row], [label.score for label in expected])
     image = answer("classify image")
     assert image["label"].shape == image["score"].shape == (1, 3)
 
@@ -147,14 +149,14 @@ def test_vectors(answer: Callable[[str], Any], ours: Client) -> None:
 def test_places_in_texts(answer: Callable[[str], Any], ours: Client) -> None:
     given = answer("answer")
     expected = ours.answer("answerer", "Who?", _TEXTS[0], top_k=3)
-    assert _texts(given["text"]) == [one.text for one in expected]
-    assert given["start"].tolist() == [[one.start for one in expected]]
+    assert _texts(given["text"]) == [span.text for span in expected]
+    assert given["start"].tolist() == [[span.start for span in expected]]
     entities = answer("find entities")
     for row, text in enumerate(_TEXTS):
         found = ours.find_entities("tagger", text, aggregation=Aggregation.AGGREGATION_SIMPLE)
         assert entities["count"][row, 0] == len(found)
-        assert _texts(entities["text"][row, : len(found)]) == [one.text for one in found]
-        assert entities["end"][row, : len(found)].tolist() == [one.end for one in found]
+        assert _texts(entities["text"][row, : len(found)]) == [entity.text for entity in found]
+        assert entities["end"][row, : len(found)].tolist() == [entity.end for entity in found]
 
 
 def test_two_axes_of_a_row(answer: Callable[[str], Any], ours: Client) -> None:
@@ -168,7 +170,7 @@ def test_lists_of_texts(answer: Callable[[str], Any], ours: Client) -> None:
     _is_close(answer("compare")["scores"][0], ours.compare("minilm", _TEXTS[0], _TEXTS))
     ranked = answer("rerank")
     assert list(ranked) == ["score", "index"]
-    assert ranked["index"].tolist() == [[one.index for one in ours.rerank("reranker", "Who?", _TEXTS)]]
+    assert ranked["index"].tolist() == [[rank.index for rank in ours.rerank("reranker", "Who?", _TEXTS)]]
     labels = ours.classify_zero_shot("entailer", _TEXTS[0], ["home", "work"], multi_label=True)
     assert _texts(answer("classify zero shot")["label"]) == [label.label for label in labels]
 
@@ -179,12 +181,12 @@ def test_raw_outputs_are_what_scores_are_made_of(answer: Callable[[str], Any], o
         assert logits.shape == (2, 4)
         for row, text in enumerate(_TEXTS):
             scores = sorted(
-                one.score
-                for one in ours.classify("classifier", text, top_k=4, function=ScoreFunction.SCORE_FUNCTION_NONE)
+                label.score
+                for label in ours.classify("classifier", text, top_k=4, function=ScoreFunction.SCORE_FUNCTION_NONE)
             )
             _is_close(np.sort(logits[row]), scores)
     scores = sorted(
-        one.score for one in ours.classify_image("viewer", image, top_k=3, function=ScoreFunction.SCORE_FUNCTION_NONE)
+        top.score for top in ours.classify_image("viewer", image, top_k=3, function=ScoreFunction.SCORE_FUNCTION_NONE)
     )
     _is_close(np.sort(answer("raw image")["logits"][0]), scores)
     assert answer("raw tagger")["logits"].shape == (2, len(_encoded()["input_ids"][0]), 5)
@@ -220,13 +222,13 @@ def test_what_the_server_says(answers: dict[str, Any], door: str) -> None:
     assert (text["name"], text["datatype"], [int(dim) for dim in text["shape"]]) == ("text", "BYTES", [-1, 1])
     config = said["config"]["config"] if door == "grpc" else said["config"]
     assert config["max_batch_size"] == 256
-    assert [one["name"] for one in config["input"]] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [tensor["name"] for tensor in config["input"]] == ["input_ids", "attention_mask", "token_type_ids"]
     (statistics,) = said["statistics"]["model_stats"]
     assert int(statistics["inference_count"]) > _MANY_ROWS
     assert int(statistics["execution_count"]) > 0
     assert int(statistics["inference_stats"]["queue"]["count"]) > _MANY_ROWS
     assert {"name": "minilm/raw", "version": "1", "state": "READY"}.items() <= next(
-        one for one in (said["index"] if door == "http" else said["index"]["models"]) if one["name"] == "minilm/raw"
+        item for item in (said["index"] if door == "http" else said["index"]["models"]) if item["name"] == "minilm/raw"
     ).items()
     for refused in ("load", "unload"):
         assert "models are loaded as the registry of the repository says" in said[refused][1]

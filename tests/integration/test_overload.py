@@ -59,7 +59,7 @@ def busy_process(fake_repository: Path, tmp_path: Path) -> Iterator[ServiceProce
 async def _load(client: AsyncClient, rate: float, load_s: float) -> list[float | NeuronpipeError]:
     """Sends requests at their times whatever becomes of them; what each took, in seconds, or failed with."""
 
-    async def one() -> float | NeuronpipeError:
+    async def call() -> float | NeuronpipeError:
         began_s = time.monotonic()
         try:
             await client.infer(classify("overload"), timeout_s=_TIMEOUT_S)
@@ -71,7 +71,7 @@ async def _load(client: AsyncClient, rate: float, load_s: float) -> list[float |
     callers = []
     for number in range(int(load_s * rate)):
         await asyncio.sleep(max(0, began_s + number / rate - time.monotonic()))
-        callers.append(asyncio.create_task(one()))
+        callers.append(asyncio.create_task(call()))
     return await asyncio.gather(*callers)
 
 

@@ -330,7 +330,7 @@ async def test_the_registry_over_grpc_is_the_one_of_the_folder(versions: Path) -
         assert outside.returncode == 1
         assert "CHANGE_REFUSED" in outside.stderr
         assert "no such bundle" in outside.stderr
-    authors = [one["author"] for one in json.loads((versions / REGISTRY_FILE).read_text())["history"]]
+    authors = [change["author"] for change in json.loads((versions / REGISTRY_FILE).read_text())["history"]]
     assert "bob" in authors
 
 

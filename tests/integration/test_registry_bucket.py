@@ -63,10 +63,6 @@ def _make_stable(version: int, *options: str) -> str:
     return output("registry", "alias", "classifier", "stable", str(version), "--repository", _URI, *options)
 
 
-def _serving(cache: Path, *options: str) -> ServiceProcess:
-    return ServiceProcess("all", *_options(cache), *options)
-
-
 def _options(cache: Path) -> tuple[str, ...]:
     return "--repository", _URI, "--repository-cache", str(cache)
 
@@ -111,7 +107,7 @@ def _check_garbage(moto: str) -> None:
 
 @contextmanager
 def _one_process(cache: Path) -> Iterator[Mapping[str, ServiceProcess]]:
-    with _serving(cache) as process:
+    with ServiceProcess("all", *_options(cache)) as process:
         yield {"gateway": process.wait_until_ready()}
 
 

@@ -50,7 +50,7 @@ class _System:
         self.processes = {name: self._started(name) for name in names}
 
     def _started(self, name: str) -> ServiceProcess:
-        targets = [f"--{option}-target={self._addresses[one]}" for option, one in _STAGES.items()]
+        targets = [f"--{option}-target={self._addresses[service]}" for option, service in _STAGES.items()]
         own = targets if name == "gateway" else []
         return ServiceProcess(name, *self._options, "--listen", self._addresses[name], *own)
 
@@ -158,7 +158,7 @@ async def _answer_of(client: AsyncClient, version: str) -> str:
 
 def _check(load: Load) -> None:
     """While the killed process is away requests fail, but none waits for ever or has the answer of another version."""
-    assert [one for one in load.wrong if not one.startswith("UNAVAILABLE: ")] == []
+    assert [error for error in load.wrong if not error.startswith("UNAVAILABLE: ")] == []
     assert load.answers.keys() == {"1", "2"}
 
 
@@ -223,10 +223,10 @@ def clock(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def _set(file: Path, content: bytes, time_s: float) -> None:
     """Replaces a file by one that was changed at a time."""
-    other = file.with_name(f".{file.name}.new")
-    other.write_bytes(content)
-    os.utime(other, (time_s, time_s))
-    other.replace(file)
+    written = file.with_name(f".{file.name}.new")
+    written.write_bytes(content)
+    os.utime(written, (time_s, time_s))
+    written.replace(file)
 
 
 @pytest.mark.parametrize("jump_s", [-_YEAR_S, _YEAR_S])
@@ -261,7 +261,7 @@ async def test_a_clock_that_jumps_by_a_year_changes_nothing(
     assert load.wrong == []
     assert load.answers.keys() == {"1", "2"}
     year = datetime.fromtimestamp(then_s, UTC).isoformat()[:4]
-    assert any(one.startswith(year) for one in ready), "its clock did not jump"
+    assert any(moment.startswith(year) for moment in ready), "its clock did not jump"
     history = json.loads(registry.read_text())["history"]
-    assert [one["aliases"]["stable"] for one in history[-2:]] == [2, 1]
+    assert [change["aliases"]["stable"] for change in history[-2:]] == [2, 1]
     assert history[-2]["time"].startswith(year)

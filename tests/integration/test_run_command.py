@@ -25,7 +25,8 @@ def _running(source: Path, home: Path, *options: str) -> Iterator[tuple["subproc
     """The command, and what it has said once it shows a request."""
     command = [sys.executable, "-m", "neuronpipe", "run", str(source), *options]
     listening = ["--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-    process = subprocess.Popen([*command, *listening], stderr=subprocess.PIPE, text=True, env=_environment(home))
+    environment = {**os.environ, "HOME": str(home)}
+    process = subprocess.Popen([*command, *listening], stderr=subprocess.PIPE, text=True, env=environment)
     try:
         said: list[str] = []
         for line in process.stderr or ():
@@ -36,10 +37,6 @@ def _running(source: Path, home: Path, *options: str) -> Iterator[tuple["subproc
     finally:
         process.kill()
         process.communicate()
-
-
-def _environment(home: Path) -> dict[str, str]:
-    return {**os.environ, "HOME": str(home)}
 
 
 def _request(said: list[str]) -> httpx.Response:

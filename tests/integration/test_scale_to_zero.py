@@ -91,9 +91,9 @@ async def test_limits_and_deadlines_end_what_is_held(fake_repository: Path, exec
     with running_gateway(fake_repository, executor_target, *_HOLDS) as gateway:
         async with client_of(gateway) as client:
             tasks = await held(client, gateway, "a", "b")
-            with pytest.raises(Overloaded, match=r"2 requests are held until a process of the neuron-executor") as one:
+            with pytest.raises(Overloaded, match=r"2 requests are held until a process of the neuron-executor") as full:
                 await client.infer(classify("c"))
-            assert one.value.retry_after_s == 1
+            assert full.value.retry_after_s == 1
             tasks.pop().cancel()
             await wait_until_held(gateway, 1)
             # The gateway's own message, unless the client's clock is first.

@@ -86,11 +86,11 @@ async def test_what_is_stored_ends_some_day(server: RedisServer) -> None:
 
 
 async def test_deployments_with_prefixes_of_their_own_do_not_see_each_other(server: RedisServer) -> None:
-    async with _cache(server.url, redis_prefix="one") as one, _cache(server.url, redis_prefix="two") as two:
-        await _connected(one)
-        await _connected(two)
-        await _stored(one, b"key")
-        assert await _get(two, b"key") == _MISS
+    async with _cache(server.url, redis_prefix="one") as first, _cache(server.url, redis_prefix="two") as second:
+        await _connected(first)
+        await _connected(second)
+        await _stored(first, b"key")
+        assert await _get(second, b"key") == _MISS
         assert all(name.startswith((b"one:tokens:", b"two:tokens:")) for name in server.stored_keys())
 
 
@@ -240,8 +240,8 @@ async def test_redis_is_asked_over_tls_by_a_client_with_a_certificate(tls: Path)
 
 @pytest.mark.parametrize("kind", ["plain", "other authority", "no certificate", "other name"])
 async def test_a_redis_that_is_not_to_be_trusted_is_told_nothing(tls: Path, kind: str) -> None:
-    other = Authority("another")
-    replace(tls / "other.crt", other.certificate)
+    authority = Authority("another")
+    replace(tls / "other.crt", authority.certificate)
     with redis_server(tls=tls) as server:
         url = {
             "plain": f"redis://127.0.0.1:{server.port}/0",

@@ -46,9 +46,9 @@ def processes(writer_folder: Path) -> Iterator[dict[str, ServiceProcess]]:
     repository = writer_folder / "repository"
     with (
         four_processes(repository, gateway_options=_HTTP) as four,
-        ServiceProcess("all", "--repository", str(repository), *_HTTP) as one,
+        ServiceProcess("all", "--repository", str(repository), *_HTTP) as solo,
     ):
-        yield {"four processes": four["gateway"], "one process": one.wait_until_ready()}
+        yield {"four processes": four["gateway"], "one process": solo.wait_until_ready()}
 
 
 @pytest.fixture(params=["four processes", "one process"])
@@ -232,7 +232,7 @@ async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_t
     name = " ".join(map(str, range(24)))
     calls = [("look", f'{{"name": "{name}", "size": 41}}'), ("wait", '{"s": 1}')]
     # The text is given, so that the model writes what one with tools would.
-    said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {one}}}' for name, one in calls) + "]"
+    said = "[" + ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls) + "]"
     asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, "max_tokens": 150}
     asked["extra_body"] = {"guided_choice": [said]}
     deltas: list[Any] = []
@@ -267,11 +267,11 @@ async def test_a_forced_call_of_a_response_has_valid_arguments(
 ) -> None:
     asked: dict[str, Any] = {"model": "writer", "input": "Look.", "tools": _FLAT, "tool_choice": "required", **options}
     answer = await theirs.responses.create(**asked, temperature=0, max_output_tokens=120)
-    calls = [(one.name, one.arguments) for one in answer.output if one.type == "function_call"]
+    calls = [(item.name, item.arguments) for item in answer.output if item.type == "function_call"]
     assert len(calls) == len(answer.output) == 1
     _check_calls(calls)
     given: list[Any] = [{"role": "user", "content": "Look."}, *answer.output]
-    given += [{"type": "function_call_output", "call_id": one.call_id, "output": "dark"} for one in answer.output]
+    given += [{"type": "function_call_output", "call_id": item.call_id, "output": "dark"} for item in answer.output]
     again = await theirs.responses.create(**asked | {"input": given, "tool_choice": "none"}, max_output_tokens=4)
     assert again.usage
     assert answer.usage
@@ -287,7 +287,7 @@ async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them
     async with theirs.responses.stream(**asked) as stream:
         events: list[Any] = [event async for event in stream]
         whole = await stream.get_final_response()
-    assert [(one.name, json.loads(one.arguments)) for one in whole.output if one.type == "function_call"] == calls
+    assert [(item.name, json.loads(item.arguments)) for item in whole.output if item.type == "function_call"] == calls
     assert len(whole.output) == 2
     assert [event.sequence_number for event in events] == [*range(len(events))]
     # In how many pieces arguments come is not asked.
@@ -298,8 +298,8 @@ async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them
     for place, item in enumerate(whole.output):
         assert item.type == "function_call"
         own = [event for event in events if getattr(event, "output_index", None) == place]
-        assert {one.item_id for one in own if hasattr(one, "item_id")} == {item.id}
-        *deltas, done = [one for one in own if "arguments" in one.type]
+        assert {event.item_id for event in own if hasattr(event, "item_id")} == {item.id}
+        *deltas, done = [event for event in own if "arguments" in event.type]
         assert "".join(delta.delta for delta in deltas) == done.arguments == item.arguments
         assert (done.name, own[0].item.call_id, own[0].item.arguments) == (item.name, item.call_id, "")
         assert own[-1].item.model_dump() == item.model_dump(exclude={"parsed_arguments"})
@@ -380,5 +380,5 @@ async def test_texts_by_random_schemas_are_valid(processes: dict[str, ServicePro
 
         for _ in range(0, _SCHEMAS, 100):
             schemas = [random_schema(chance) for _ in range(min(100, _SCHEMAS))]
-            ended += sum(await asyncio.gather(*(write(one, number) for number, one in enumerate(schemas))))
+            ended += sum(await asyncio.gather(*(write(schema, number) for number, schema in enumerate(schemas))))
     assert ended > 0.7 * _SCHEMAS, f"only {ended} texts came to an end"

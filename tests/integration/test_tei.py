@@ -88,7 +88,7 @@ def test_embed_all(ask: Ask, ours: Client) -> None:
     vectors = [embedding["embeddings"] for embedding in message["token_embeddings"]]
     np.testing.assert_allclose(vectors, ours.extract_features("extractor", _TEXT), atol=_TOLERANCE)
     streamed = ask("Embed/EmbedAllStream", {"inputs": _TEXT}, {"inputs": "a"})["messages"]
-    assert [len(one["token_embeddings"]) for one in streamed] == [len(vectors), 3]
+    assert [len(answer["token_embeddings"]) for answer in streamed] == [len(vectors), 3]
 
 
 def test_sparse_vectors_are_for_models_that_make_them(ask: Ask) -> None:
@@ -99,15 +99,15 @@ def test_sparse_vectors_are_for_models_that_make_them(ask: Ask) -> None:
 
 
 def _labels(scored: Any) -> dict[str, Any]:
-    return {one.label: pytest.approx(one.score, abs=_TOLERANCE) for one in scored}
+    return {label.label: pytest.approx(label.score, abs=_TOLERANCE) for label in scored}
 
 
 def test_predict(ask: Ask, ours: Client) -> None:
     expected = _labels(ours.classify("classifier", _TEXT, top_k=4))
     found = _only(ask("Predict/Predict", {"inputs": _TEXT}))["predictions"]
-    assert {one["label"]: one["score"] for one in found} == expected
+    assert {label["label"]: label["score"] for label in found} == expected
     pair = _only(ask("Predict/PredictPair", {"inputs": _TWO}))["predictions"]
-    assert {one["label"]: one["score"] for one in pair} == _labels(ours.classify("classifier", *_TWO, top_k=4))
+    assert {label["label"]: label["score"] for label in pair} == _labels(ours.classify("classifier", *_TWO, top_k=4))
     assert ask("Predict/PredictPair", {"inputs": ["a", ""]})["details"].startswith("inputs: the second text is empty")
     assert len(ask("Predict/PredictStream", {"inputs": "a"}, {"inputs": "b"})["messages"]) == 2
     assert len(ask("Predict/PredictPairStream", {"inputs": _TWO}, {"inputs": _TWO})["messages"]) == 2
@@ -116,8 +116,8 @@ def test_predict(ask: Ask, ours: Client) -> None:
 def test_rerank(ask: Ask, ours: Client) -> None:
     texts = ["A dog ran.", "A cat sat.", "Nobody."]
     expected = [
-        (one.index, texts[one.index], pytest.approx(one.score, abs=_TOLERANCE))
-        for one in ours.rerank("reranker", "Who sat?", texts)
+        (rank.index, texts[rank.index], pytest.approx(rank.score, abs=_TOLERANCE))
+        for rank in ours.rerank("reranker", "Who sat?", texts)
     ]
 
     def ranks(answer: dict[str, Any]) -> list[tuple[int, str, Any]]:
@@ -129,7 +129,7 @@ def test_rerank(ask: Ask, ours: Client) -> None:
     streamed[0]["return_text"] = True  # type: ignore[assignment]
     assert ranks(ask("Rerank/RerankStream", *streamed)) == expected
     plain = _only(ask("Rerank/Rerank", {"query": "Who sat?", "texts": texts}))["ranks"]
-    assert all("text" not in one for one in plain)
+    assert all("text" not in rank for rank in plain)
 
 
 def test_a_stream_of_two_queries_is_refused(ask: Ask) -> None:
@@ -148,7 +148,7 @@ def test_tokenize_and_decode(ask: Ask, ours: Client) -> None:
     (first, *_, last) = tokens = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day.", "add_special_tokens": True}))[
         "tokens"
     ]
-    assert [token["id"] for token in tokens] == [one.token_id for one in ours.tokenize("minilm", "Ä day.")]
+    assert [token["id"] for token in tokens] == [token.token_id for token in ours.tokenize("minilm", "Ä day.")]
     assert (first["text"], first["special"], last["text"]) == ("[CLS]", True, "[SEP]")
     assert not {"start", "stop"} & set(first)
     # The umlaut takes two bytes; JSON shows a start of 0 that is set.
@@ -158,11 +158,11 @@ def test_tokenize_and_decode(ask: Ask, ours: Client) -> None:
         (".", 6, 7),
     ]
     bare = _only(ask("Tokenize/Tokenize", {"inputs": "Ä day."}))["tokens"]
-    assert [one["id"] for one in bare] == [token["id"] for token in tokens[1:-1]]
+    assert [token["id"] for token in bare] == [token["id"] for token in tokens[1:-1]]
     ids = [token["id"] for token in tokens]
     assert _only(ask("Tokenize/Decode", {"ids": ids, "skip_special_tokens": True})) == {"text": "a day."}
     both = ask("Tokenize/DecodeStream", {"ids": ids}, {"ids": ids[1:2]})["messages"]
-    assert [one["text"] for one in both] == ["[CLS] a day. [SEP]", "a"]
+    assert [answer["text"] for answer in both] == ["[CLS] a day. [SEP]", "a"]
     assert len(ask("Tokenize/TokenizeStream", {"inputs": "a"}, {"inputs": "b"})["messages"]) == 2
 
 
@@ -236,9 +236,11 @@ def test_names_and_numbers_are_those_of_the_published_proto() -> None:
     theirs, ours = _fields(published), _fields(own)
     assert theirs == {name: ours[name] for name in theirs if name in ours}
     assert set(ours) - set(theirs) == {"EmbedRequest.dimensions"}
-    assert [one.SerializeToString() for one in published.service] == [one.SerializeToString() for one in own.service]
-    assert [one.SerializeToString() for one in published.enum_type] == [
-        one.SerializeToString() for one in own.enum_type
+    assert [service.SerializeToString() for service in published.service] == [
+        service.SerializeToString() for service in own.service
+    ]
+    assert [enum.SerializeToString() for enum in published.enum_type] == [
+        enum.SerializeToString() for enum in own.enum_type
     ]
 
 

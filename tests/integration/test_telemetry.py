@@ -55,9 +55,9 @@ def exporting(fake_repository: Path) -> Iterator[Observed]:
     """Samples what its caller samples, and nothing else."""
     with (
         grpc_collector() as collector,
-        observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as one,
+        observed(fake_repository, collector, OTEL_TRACES_SAMPLER="parentbased_always_off") as system,
     ):
-        yield one
+        yield system
 
 
 def _embedding(text: str) -> InferRequest:
@@ -72,7 +72,7 @@ def _question(windows: int) -> InferRequest:
 
 
 def _wait_for_traces(collector: Collector, answered: Sequence[Answered], count: int = _SPANS_OF_A_REQUEST) -> None:
-    wanted = {one.trace_id for one in answered}
+    wanted = {call.trace_id for call in answered}
 
     def is_there(found: Collector) -> bool:
         spans = [span for span in found.spans if span.trace_id in wanted]
@@ -89,13 +89,13 @@ def _by_name(spans: Sequence[Received]) -> dict[str, Received]:
 async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(exporting: Observed) -> None:
     answered = await ask_sampled(exporting.target, [_embedding(f"text {number}") for number in range(64)])
     _wait_for_traces(exporting.collector, answered)
-    for one in answered:
-        spans = exporting.collector.trace(one.trace_id)
+    for call in answered:
+        spans = exporting.collector.trace(call.trace_id)
         assert {service: sorted(span.name for span in spans if span.service == service) for service in TREE} == {
             service: sorted(names) for service, names in TREE.items()
         }
         by_name = _by_name(spans)
-        assert by_name[Spans.INFER].parent_id == one.parent_id
+        assert by_name[Spans.INFER].parent_id == call.parent_id
         for name, parent in PARENTS.items():
             assert by_name[name].parent_id == by_name[parent].span_id, name
             assert by_name[name].started_ns >= by_name[parent].started_ns - _CLOCKS_NS, name
@@ -107,30 +107,30 @@ async def test_batches_and_their_members_link_to_each_other(exporting: Observed)
     answered = await ask_sampled(exporting.target, [_embedding(text) for text in texts])
     _wait_for_traces(exporting.collector, answered)
     by_key = {span.key: span for span in exporting.collector.spans}
-    computes = [_by_name(exporting.collector.trace(one.trace_id))[Spans.COMPUTE] for one in answered]
+    computes = [_by_name(exporting.collector.trace(call.trace_id))[Spans.COMPUTE] for call in answered]
     sizes: set[int] = set()
-    for one, compute in zip(answered, computes, strict=True):
+    for call, compute in zip(answered, computes, strict=True):
         ((batch_key, of_rows),) = compute.links.items()
         batch = by_key[batch_key]
         assert (batch.name, batch.parent_id, batch.service) == (Spans.BATCH, "", "neuron-executor")
         assert batch.links[compute.key] == of_rows  # row, tokens and bucket, the same from both ends
-        assert of_rows[0][Attributes.TOKENS] == one.response.usage.tokens
-        assert of_rows[0][Attributes.BUCKET_TOKENS] == one.response.usage.bucket_tokens
+        assert of_rows[0][Attributes.TOKENS] == call.response.usage.tokens
+        assert of_rows[0][Attributes.BUCKET_TOKENS] == call.response.usage.bucket_tokens
         assert (batch.started_ns, batch.ended_ns) == (compute.started_ns, compute.ended_ns)
-        assert batch.attributes[Attributes.BATCH_SIZE] == one.response.usage.batch_size
-        sizes.add(one.response.usage.batch_size)
+        assert batch.attributes[Attributes.BATCH_SIZE] == call.response.usage.batch_size
+        sizes.add(call.response.usage.batch_size)
         rows = [row[Attributes.ROW] for links in batch.links.values() for row in links]
-        assert sorted(rows) == list(range(one.response.usage.batch_size))  # all members are sampled
+        assert sorted(rows) == list(range(call.response.usage.batch_size))  # all members are sampled
     assert max(sizes) > 1, "nothing was batched, so that this test showed nothing"
 
 
 async def test_a_request_of_several_sequences_links_each_row(exporting: Observed) -> None:
-    (one,) = await ask_sampled(exporting.target, [_question(windows=4)])
-    _wait_for_traces(exporting.collector, [one])
-    computes = [span for span in exporting.collector.trace(one.trace_id) if span.name == Spans.COMPUTE]
+    (call,) = await ask_sampled(exporting.target, [_question(windows=4)])
+    _wait_for_traces(exporting.collector, [call])
+    computes = [span for span in exporting.collector.trace(call.trace_id) if span.name == Spans.COMPUTE]
     rows = [row for compute in computes for links in compute.links.values() for row in links]
     assert len(rows) > 2
-    assert sum(int(row[Attributes.TOKENS]) for row in rows) == one.response.usage.tokens
+    assert sum(int(row[Attributes.TOKENS]) for row in rows) == call.response.usage.tokens
 
 
 async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exporting: Observed) -> None:
@@ -143,12 +143,12 @@ async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exportin
 
 async def _shares_of_stages(exporting: Observed, number: int) -> list[float]:
     """The parts of the time of some requests that stages have, whose spans are compared with the responses."""
-    requests = [*(_embedding(f"text {number} {one}") for one in range(20)), _question(windows=3)]
+    requests = [*(_embedding(f"text {number} {index}") for index in range(20)), _question(windows=3)]
     answered = await ask_sampled(exporting.target, requests)
     _wait_for_traces(exporting.collector, answered)
     covered = []
-    for one in answered:
-        spans, timings = exporting.collector.trace(one.trace_id), one.response.timings
+    for call in answered:
+        spans, timings = exporting.collector.trace(call.trace_id), call.response.timings
         by_name = _by_name(spans)
         assert by_name[Spans.INFER].duration_ns == timings.total_ns
         assert by_name[Spans.PREPROCESS].duration_ns == timings.preprocess_ns
@@ -172,15 +172,15 @@ def _covered_ns(spans: Sequence[Received]) -> int:
 
 
 async def test_spans_tell_what_was_used(exporting: Observed) -> None:
-    (one,) = await ask_sampled(exporting.target, [_embedding("a fine day")])
-    _wait_for_traces(exporting.collector, [one])
-    by_name = _by_name(exporting.collector.trace(one.trace_id))
-    usage, root = one.response.usage, by_name[Spans.INFER]
+    (call,) = await ask_sampled(exporting.target, [_embedding("a fine day")])
+    _wait_for_traces(exporting.collector, [call])
+    by_name = _by_name(exporting.collector.trace(call.trace_id))
+    usage, root = call.response.usage, by_name[Spans.INFER]
     expected = {
         Attributes.MODEL: "minilm",
         Attributes.VERSION: "1",
         Attributes.TASK: "sentence_embedding",
-        Attributes.REQUEST_ID: one.response.request_id,
+        Attributes.REQUEST_ID: call.response.request_id,
         Attributes.TOKENS: usage.tokens,
         Attributes.TRUNCATED_TOKENS: 0,
         Attributes.TOKEN_CACHE: "miss",

@@ -98,9 +98,9 @@ def _retry_delay(trailers: dict[str, Any]) -> Any:
 def test_no_tenant_gets_what_another_left_in_a_cache(guarded: Guarded) -> None:
     with _client(guarded.target, guarded.files.search) as ours, _client(guarded.target, guarded.files.labels) as theirs:
         first, again = ours.infer(embed("a secret")).usage, ours.infer(embed("a secret")).usage
-        other = theirs.infer(embed("a secret")).usage
-        assert (first.result_cache, again.result_cache, other.result_cache) == (_MISS, _HIT, _MISS)
-        assert other.token_cache == _MISS
+        usage = theirs.infer(embed("a secret")).usage
+        assert (first.result_cache, again.result_cache, usage.result_cache) == (_MISS, _HIT, _MISS)
+        assert usage.token_cache == _MISS
         ours.infer(classify("a secret"))
         assert ours.infer(classify("a secret")).usage.token_cache == _HIT
         assert theirs.infer(classify("a secret")).usage.token_cache == _MISS
@@ -150,17 +150,13 @@ def gateways(http_repository: Path, files: Files) -> Iterator[_Gateways]:
         yield _Gateways(http_repository, files, redis, stack)
 
 
-def _is_refused(client: Client) -> bool:
-    return fails_with(Overloaded, lambda: client.infer(classify("a " * 40)))
-
-
 def test_gateways_share_a_budget(gateways: _Gateways) -> None:
     first, second = gateways.clients
     second.infer(classify("a"))  # so that it asks for the tenant's budget
     until(lambda: gateways.known == 1)
     _spend(first)
     until(lambda: gateways.known == 2)
-    until(lambda: _is_refused(second))
+    until(lambda: fails_with(Overloaded, lambda: second.infer(classify("a " * 40))))
 
 
 def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:
@@ -174,7 +170,7 @@ def test_without_redis_each_gateway_has_its_share(gateways: _Gateways) -> None:
         process.wait_for("budgets are not shared: Redis does not answer")
     spent = [_spend(client) for client in gateways.clients]
     # Half of 600 each, what comes back meanwhile, and a last request that may make a debt.
-    assert all(100 < one < 500 + came_back for one, came_back in spent), spent
+    assert all(100 < taken < 500 + came_back for taken, came_back in spent), spent
     gateways.redis.send(signal.SIGCONT)
     for process in gateways.processes:
         process.wait_for("budgets are shared again")

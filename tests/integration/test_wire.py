@@ -131,7 +131,7 @@ async def test_every_stage_has_health_and_reflection(
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        listed = {one.name for one in (await call.read()).list_services_response.service}
+        listed = {service.name for service in (await call.read()).list_services_response.service}
 
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert any(name.startswith("neuronpipe.api.v1.") for name in listed)

@@ -26,6 +26,7 @@ from neuronpipe.api.v1.inference_pb2 import (
 from neuronpipe.core import errors
 from neuronpipe.core.status import CODES, from_status
 from tests.callers.requests import classify
+from tests.interop import frames
 from tests.interop.echo_server import METHODS, SERVICE, pattern
 
 _KINDS = {(False, False): "unary", (False, True): "server", (True, False): "client", (True, True): "bidi"}
@@ -260,15 +261,7 @@ _PAIRS = (
 _NOT_FOUND = errors.ModelNotFound(_UNICODE)
 _INVALID = errors.InvalidInput("text", "is empty")
 _OVERLOADED = errors.Overloaded("full", 1.5)
-_RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({one}) for one in ("raw", "at once", "cancel", "gzip"))
-
-
-def _raw(path: str, body: bytes, *metadata: tuple[str, str]) -> Call:
-    return Call(path, "unary", (body,), metadata, is_raw=True)
-
-
-def _framed(data: bytes, flag: int = 0) -> bytes:
-    return bytes([flag]) + len(data).to_bytes(4, "big") + data
+_RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({feature}) for feature in ("raw", "at once", "cancel", "gzip"))
 
 
 def _malformed(
@@ -278,7 +271,8 @@ def _malformed(
         ends(*([codes] if isinstance(codes, int) else codes))(ended)
         assert trailing in ended.trailing or not trailing, ended.trailing
 
-    return Case(name, (_raw(f"/{SERVICE}/Echo", body, *metadata), _echo("Echo", b"a")), (check, answers(b"a")), _RAW)
+    raw = Call(f"/{SERVICE}/Echo", "unary", (body,), metadata, is_raw=True)
+    return Case(name, (raw, _echo("Echo", b"a")), (check, answers(b"a")), _RAW)
 
 
 CASES = (
@@ -460,19 +454,19 @@ CASES = (
         ),
         server="gateway",
     ),
-    _malformed("malformed deadline", _INTERNAL, _framed(b"a"), ("grpc-timeout", "5x")),
-    _malformed("deadline of nine digits", _INTERNAL, _framed(b"a"), ("grpc-timeout", "123456789S")),
+    _malformed("malformed deadline", _INTERNAL, frames.message(b"a"), ("grpc-timeout", "5x")),
+    _malformed("deadline of nine digits", _INTERNAL, frames.message(b"a"), ("grpc-timeout", "123456789S")),
     _malformed(
         "unknown encoding",
         _UNIMPLEMENTED,
-        _framed(b"a", flag=1),
+        frames.message(b"a", flag=1),
         ("grpc-encoding", "lzw"),
         trailing="grpc-accept-encoding",
     ),
-    _malformed("compressed without an encoding", _INTERNAL, _framed(b"a", flag=1)),
-    _malformed("compressed and broken", _INTERNAL, _framed(b"no gzip", flag=1), ("grpc-encoding", "gzip")),
+    _malformed("compressed without an encoding", _INTERNAL, frames.message(b"a", flag=1)),
+    _malformed("compressed and broken", _INTERNAL, frames.message(b"no gzip", flag=1), ("grpc-encoding", "gzip")),
     _malformed("unary without a request", (3, _INTERNAL), b""),
-    _malformed("request cut short", (3, _INTERNAL), _framed(b"four")[:-1]),
+    _malformed("request cut short", (3, _INTERNAL), frames.message(b"four")[:-1]),
 )
 
 

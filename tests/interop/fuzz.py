@@ -254,7 +254,7 @@ class ConnectionFuzzer(logging.Handler):
     async def _give(self, pieces: list[bytes], chance: random.Random) -> None:
         connection = self._make()
         if len(self._alive) >= 1000:
-            self._alive = [one for one in self._alive if one() is not None]
+            self._alive = [reference for reference in self._alive if reference() is not None]
         self._alive.append(weakref.ref(connection))
         transport = FakeTransport(connection)
         connection.connection_made(transport)
@@ -295,7 +295,7 @@ class ConnectionFuzzer(logging.Handler):
         ends_s = asyncio.get_running_loop().time() + limit_s
         while True:
             gc.collect()
-            kept = sum(one() is not None for one in self._alive)
+            kept = sum(reference() is not None for reference in self._alive)
             if not kept:
                 return
             if asyncio.get_running_loop().time() > ends_s:

@@ -108,16 +108,16 @@ def _matrix(results: Sequence[Result], clients: Sequence[str], cases: Sequence[s
             ran = [
                 result for result in results if (result.client, result.security, result.case) == (client, "plain", case)
             ]
-            failed = [one for one in ran if one.problem]
+            failed = [result for result in ran if result.problem]
             cells.append(note(failed) or (_PASSES if ran else _NOT_RUN))
         yield f"| {case} | {' | '.join(cells)} |"
     for security in _SECURE:
         cells = []
         for client in clients:
             ran = [result for result in results if (result.client, result.security) == (client, security)]
-            failed = [one for one in ran if one.problem]
-            passed = {one.case for one in ran} - {one.case for one in failed}
-            count = f"{len(passed)} of {len({one.case for one in ran})} {note(failed)}".rstrip()
+            failed = [result for result in ran if result.problem]
+            passed = {result.case for result in ran} - {result.case for result in failed}
+            count = f"{len(passed)} of {len({result.case for result in ran})} {note(failed)}".rstrip()
             cells.append(count if ran else _NOT_RUN)
         yield f"| cases that pass over {security} | {' | '.join(cells)} |"
     yield ""
@@ -146,17 +146,18 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
     told: dict[str, str] = {}
     floods = [result for result in results if result.client == "flood"]
     if borne := [flood.figures for flood in floods if not flood.problem]:
-        worst_s, mib = (max(one[name] for one in borne) for name in ("worst_s", "mib"))
+        worst_s, mib = (max(figures[name] for figures in borne) for name in ("worst_s", "mib"))
         told["[floods](../tests/interop/floods.py) of frames"] = (
             f"{len(borne)} of {len(floods)} are borne: "
             f"others wait {worst_s:.2f} s at most, the memory grows by {mib:.0f} MiB at most"
         )
-    for one in results:
-        if one.client == "fuzz":
-            told["streams of mutated frames"] = f"{one.figures['streams']:,.0f}: no fault, {_growth(one)}"
-        if one.client == "soak":
-            name = f"{one.figures['seconds']:g} s of connections that come and go, half of them rude ({one.security})"
-            told[name] = f"{one.figures['connections']:,.0f}: {_growth(one)}"
+    for result in results:
+        figures = result.figures
+        if result.client == "fuzz":
+            told["streams of mutated frames"] = f"{figures['streams']:,.0f}: no fault, {_growth(result)}"
+        if result.client == "soak":
+            name = f"{figures['seconds']:g} s of connections that come and go, half of them rude ({result.security})"
+            told[name] = f"{figures['connections']:,.0f}: {_growth(result)}"
     if restarts := [result for result in results if result.case == RESTART]:
         calls = sum(restart.figures["calls"] for restart in restarts)
         failing = dict.fromkeys(restart.client for restart in restarts if restart.problem)
@@ -165,8 +166,8 @@ def _abuse_of(results: Sequence[Result]) -> dict[str, str]:
     return told
 
 
-def _growth(one: Result) -> str:
-    return f"{one.figures['growth_mib']:+.1f} MiB"
+def _growth(result: Result) -> str:
+    return f"{result.figures['growth_mib']:+.1f} MiB"
 
 
 def main() -> None:

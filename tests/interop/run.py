@@ -220,7 +220,7 @@ class ClientProcess:
         assert line, f"the client crashed, or took more than {_LIMIT_S:g} s"
         outcome = json.loads(line)
         assert "outcomes" in outcome, outcome
-        return [Ended.of(one) for one in outcome["outcomes"]]
+        return [Ended.of(call) for call in outcome["outcomes"]]
 
 
 def run_case(case: Case, server: Server, client: ClientProcess, target: str) -> None:
@@ -229,8 +229,8 @@ def run_case(case: Case, server: Server, client: ClientProcess, target: str) -> 
     with growth(server) as peak_mib:
         client.begin(case, target, server.tls)
         ended = client.end()
-    for check, one in zip(case.checks, ended, strict=True):
-        check(one)
+    for check, call in zip(case.checks, ended, strict=True):
+        check(call)
     if case.seen:
         until(lambda: _grown(before, server.seen(), case.seen))
     if case.max_growth_mib:

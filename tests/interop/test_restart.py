@@ -29,7 +29,9 @@ _CASE = restart_case((_RESTARTS + 1) * _RESTART_S)
 @pytest.mark.timeout(300 + _RESTARTS * 3 * _RESTART_S)
 @pytest.mark.parametrize("security", [PLAIN, TLS])
 @pytest.mark.parametrize(
-    "client", [one for one in CLIENTS if one.runs(_CASE, PLAIN) and not one.proxy], ids=lambda client: client.name
+    "client",
+    [client for client in CLIENTS if client.runs(_CASE, PLAIN) and not client.proxy],
+    ids=lambda client: client.name,
 )
 def test_no_call_fails_while_servers_are_replaced(
     started: Started, results: list[Result], tmp_path: Path, client: Client, security: str
@@ -56,12 +58,12 @@ def test_no_call_fails_while_servers_are_replaced(
         assert time.monotonic() < ends_s, "the load ended before the restarts"
         ended = process.end()
     problems: list[str] = []
-    for check, one in zip(_CASE.checks, ended, strict=True):
+    for check, call in zip(_CASE.checks, ended, strict=True):
         try:
-            check(one)
+            check(call)
         except AssertionError as error:
             problems.append(str(error))
-    calls = sum(count for one in ended for count in one.statuses.values())
+    calls = sum(count for call in ended for count in call.statuses.values())
     print(f"{client.name}: {calls} calls, {problems}, stops took {', '.join(f'{took_s:.1f}' for took_s in stops_s)} s")
     known = known_of("restart", client.name)
     reason = known.reason if known else ""

@@ -76,22 +76,22 @@ def _shapes(
     linears = []
     for layer in range(2):
         prefix = f"layer.{layer}"
-        linears += [f"{prefix}.attention.self.{one}" for one in ("query", "key", "value")]
+        linears += [f"{prefix}.attention.self.{part}" for part in ("query", "key", "value")]
         linears.append(f"{prefix}.attention.output.dense")
         if has_query_norms:
-            norms += [f"{prefix}.attention.self.layer_norm_{one}" for one in "qk"]
-            norms += [f"{prefix}.layer_norm_{one}" for one in "12"]
+            norms += [f"{prefix}.attention.self.layer_norm_{part}" for part in "qk"]
+            norms += [f"{prefix}.layer_norm_{number}" for number in "12"]
         else:
             norms.append(f"{prefix}.mlp.layernorm")
     prefix = "" if head == "JinaBertModel" else "bert."
     yield f"{prefix}embeddings.word_embeddings.weight", (vocabulary, width)
     yield f"{prefix}embeddings.token_type_embeddings.weight", (2, width)
-    for one in ["embeddings.LayerNorm", *(f"encoder.{norm}" for norm in norms)]:
-        yield from ((f"{prefix}{one}.{kind}", (width,)) for kind in ("weight", "bias"))
-    for one in [*(f"encoder.{linear}" for linear in linears), "pooler.dense"]:
-        if head != "JinaBertForMaskedLM" or one != "pooler.dense":
-            yield f"{prefix}{one}.weight", (width, width)
-            yield f"{prefix}{one}.bias", (width,)
+    for module in ["embeddings.LayerNorm", *(f"encoder.{norm}" for norm in norms)]:
+        yield from ((f"{prefix}{module}.{kind}", (width,)) for kind in ("weight", "bias"))
+    for module in [*(f"encoder.{linear}" for linear in linears), "pooler.dense"]:
+        if head != "JinaBertForMaskedLM" or module != "pooler.dense":
+            yield f"{prefix}{module}.weight", (width, width)
+            yield f"{prefix}{module}.bias", (width,)
     up, down = ("up_gated_layer", "down_layer") if has_query_norms else ("gated_layers", "wo")
     for layer in range(2):
         mlp = f"{prefix}encoder.layer.{layer}.mlp"
@@ -129,11 +129,11 @@ def token_vectors(folder: Path, tokens: list[int], types: list[int] | None = Non
     distance = torch.tensor([[abs(i - j) for j in range(len(tokens))] for i in range(len(tokens))], dtype=torch.float32)
     for layer in range(config["num_hidden_layers"]):
         name = f"encoder.layer.{layer}"
-        query, key, value = (linear(f"{name}.attention.self.{one}", vectors) for one in ("query", "key", "value"))
+        query, key, value = (linear(f"{name}.attention.self.{part}", vectors) for part in ("query", "key", "value"))
         has_norms = f"{name}.attention.self.layer_norm_q.weight" in weights
         if has_norms:
             query, key = (
-                norm(f"{name}.attention.self.layer_norm_{one}", part) for one, part in (("q", query), ("k", key))
+                norm(f"{name}.attention.self.layer_norm_{letter}", part) for letter, part in (("q", query), ("k", key))
             )
         parts = []
         for head, slope in enumerate(slopes(heads)):

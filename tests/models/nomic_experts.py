@@ -80,7 +80,7 @@ def _shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
         }
         if layer % 2 == 1:
             names["mlp.router.layer.weight"] = (_EXPERTS, _WIDTH)
-            names |= {f"mlp.experts.mlp.{one}": (_EXPERTS * _INNER, _WIDTH) for one in ("w1", "w2")}
+            names |= {f"mlp.experts.mlp.{part}": (_EXPERTS * _INNER, _WIDTH) for part in ("w1", "w2")}
             names["mlp.experts.bias"] = (_WIDTH,)
         else:
             linears |= {"mlp.fc1": (_INNER, _WIDTH), "mlp.fc2": (_WIDTH, _INNER)}
@@ -119,7 +119,7 @@ def _norm(vectors: torch.Tensor, weights: dict[str, torch.Tensor], name: str) ->
 
 def _attention(vectors: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:
     all_three = vectors @ own["attn.Wqkv.weight"].T + own["attn.Wqkv.bias"]
-    query, key, value = (one.reshape(len(vectors), _HEADS, -1).transpose(0, 1) for one in all_three.chunk(3, dim=-1))
+    query, key, value = (part.reshape(len(vectors), _HEADS, -1).transpose(0, 1) for part in all_three.chunk(3, dim=-1))
     query, key = _turned(query), _turned(key)
     seen = torch.softmax(query @ key.transpose(1, 2) / math.sqrt(query.shape[-1]), -1) @ value
     return seen.transpose(0, 1).reshape(len(vectors), -1) @ own["attn.out_proj.weight"].T + own["attn.out_proj.bias"]
@@ -130,8 +130,8 @@ def _turned(heads: torch.Tensor) -> torch.Tensor:
     width = heads.shape[-1]
     speeds = _BASE ** (-torch.arange(0, width, 2) / width)
     angles = torch.arange(heads.shape[1])[:, None] * speeds
-    one, other = heads.chunk(2, dim=-1)
-    return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+    left, right = heads.chunk(2, dim=-1)
+    return torch.cat([left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin()], -1)
 
 
 def _feed_forward(vectors: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -145,6 +145,6 @@ def _experts(vectors: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tenso
     for vector in vectors:
         weights = torch.softmax(own["mlp.router.layer.weight"] @ vector, 0)
         taken = weights.argsort(descending=True)[:_TAKEN].tolist()
-        of_each = [weights[one] * (functional.gelu(first[one] @ vector) @ second[one]) for one in taken]
+        of_each = [weights[expert] * (functional.gelu(first[expert] @ vector) @ second[expert]) for expert in taken]
         results.append(torch.stack(of_each).sum(0) + own["mlp.experts.bias"])
     return torch.stack(results)

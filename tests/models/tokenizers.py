@@ -185,8 +185,8 @@ def marian(*, max_tokens: int, languages: Sequence[str] = ()) -> Any:
     """
     with tempfile.TemporaryDirectory() as written:
         folder, pieces = Path(written), [*_ROBERTA_TOKENS]
-        other = [sentence for one in sentences().values() for sentence in one]
-        for name, lines in (("source.spm", _corpus()), ("target.spm", other)):
+        translated = [sentence for of_language in sentences().values() for sentence in of_language]
+        for name, lines in (("source.spm", _corpus()), ("target.spm", translated)):
             with (folder / name).open("wb") as file:
                 sentencepiece.SentencePieceTrainer.train(
                     sentence_iterator=iter(lines),
@@ -197,7 +197,7 @@ def marian(*, max_tokens: int, languages: Sequence[str] = ()) -> Any:
                 )
             model = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
             found = range(model.get_piece_size())
-            pieces += [model.id_to_piece(one) for one in found if not model.is_control(one)]
+            pieces += [model.id_to_piece(piece_id) for piece_id in found if not model.is_control(piece_id)]
         pieces += [f">>{language}<<" for language in languages]
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         (folder / "vocab.json").write_text(json.dumps(numbers))

@@ -101,17 +101,17 @@ def _in_order(
     """Ours in the order of the reference as far as scores are too close to have one, with the reference's own where it
     was cut there.
     """
-    if any(abs(one["score"] - other["score"]) > tolerance for one, other in zip(ours, expected, strict=False)):
+    if any(abs(found["score"] - wanted["score"]) > tolerance for found, wanted in zip(ours, expected, strict=False)):
         return list(ours)
     waiting = list(ours)
     ordered: list[Mapping[str, Any]] = []
-    for one in expected:
-        near = [other for other in waiting if abs(other["score"] - one["score"]) <= tolerance]
-        same = [other for other in near if {**other, "score": 0} == {**one, "score": 0}]
-        is_cut = bool(ours) and abs(ours[-1]["score"] - one["score"]) <= tolerance
+    for wanted in expected:
+        near = [found for found in waiting if abs(found["score"] - wanted["score"]) <= tolerance]
+        same = [found for found in near if {**found, "score": 0} == {**wanted, "score": 0}]
+        is_cut = bool(ours) and abs(ours[-1]["score"] - wanted["score"]) <= tolerance
         chosen = (same or near or waiting)[:1]
-        ordered += [{**one, "score": chosen[0]["score"]}] if chosen and is_cut and not same else chosen
-        waiting = [other for other in waiting if not any(other is taken for taken in chosen)]
+        ordered += [{**wanted, "score": chosen[0]["score"]}] if chosen and is_cut and not same else chosen
+        waiting = [found for found in waiting if not any(found is taken for taken in chosen)]
     return ordered + waiting
 
 
@@ -124,7 +124,7 @@ def _difference(ours: Any, expected: Any, tolerance: float) -> tuple[float, str]
         return _largest([(str(key), *_difference(ours[key], value, tolerance)) for key, value in expected.items()])
     if isinstance(expected, list | tuple) and isinstance(ours, list | tuple) and len(ours) == len(expected):
         pairs = enumerate(zip(ours, expected, strict=True))
-        return _largest([(str(index), *_difference(one, other, tolerance)) for index, (one, other) in pairs])
+        return _largest([(str(index), *_difference(found, wanted, tolerance)) for index, (found, wanted) in pairs])
     return 0.0, "" if ours == expected else f"{ours!r}, expected {expected!r}"
 
 

@@ -95,7 +95,7 @@ def comparison(request: pytest.FixtureRequest, sample: Sample) -> Iterator[Calla
         return started[-1]
 
     yield start
-    request.node.user_properties += [(PROPERTY, one.record()) for one in started]
+    request.node.user_properties += [(PROPERTY, compared.record()) for compared in started]
 
 
 @pytest.fixture(scope="session", autouse=True)

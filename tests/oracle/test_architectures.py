@@ -21,7 +21,7 @@ from tests.suite.sampling import Sample
 pytestmark = pytest.mark.long
 
 # Those that transformers does not have are compared with their published code, in test_own_code.py.
-_ARCHITECTURES = [name for name, one in (ENCODERS | ENCODER_DECODERS).items() if one.publish is None]
+_ARCHITECTURES = [name for name, architecture in (ENCODERS | ENCODER_DECODERS).items() if architecture.publish is None]
 # Not those with the names of special tokens: the tokenizers' suites say what becomes of them.
 _TEXTS = [text for text in PICKED if "[CLS]" not in text] + [*generated(41, 16), *generated(42, 4, words=(60, 150))]
 # Logits of up to 50, where sums of float32 in another order differ by more than scores do.

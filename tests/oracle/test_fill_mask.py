@@ -36,7 +36,7 @@ def _cases(tokenizer: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     vocabulary = sorted(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
     # What results show of a token (token_str), such as " the", where that is read as one token.
     shown = [tokenizer.decode(tokenizer.convert_tokens_to_ids([token])) for token in vocabulary]
-    shown = [one for one in shown if len(tokenizer(one, add_special_tokens=False)["input_ids"]) == 1]
+    shown = [word for word in shown if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1]
     # What spells another special token: without its mask, transformers cannot be asked to take it for text.
     texts = [
         text

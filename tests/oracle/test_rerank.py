@@ -81,7 +81,7 @@ async def test_rankings_equal_those_of_sentence_transformers(
     for (query, texts, top_n, function), answer in answers:
         ours = [{"corpus_id": text.index, "score": text.score} for text in answer.result.rerank.texts]
         ranked = reference.rank(query, texts, top_k=top_n or None, activation_fn=_FUNCTIONS[function][1])
-        expected = [{"corpus_id": one["corpus_id"], "score": float(one["score"])} for one in ranked]
+        expected = [{"corpus_id": rank["corpus_id"], "score": float(rank["score"])} for rank in ranked]
         compared.compare_ranked((query, texts, top_n, function), ours, expected)
     compared.check(at_least=suite.drawn)
 

@@ -197,14 +197,14 @@ class _Reference:
             return_dict_in_generate=True,
             **options,
         )
-        texts = [self._ended(ids, one, ends, stop_strings) for one in found.sequences[:, len(ids) :].tolist()]
+        texts = [self._ended(ids, row, ends, stop_strings) for row in found.sequences[:, len(ids) :].tolist()]
         for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
             said["score"] = float(score)
         return texts
 
     def _ended(self, ids: list[int], found: list[int], ends: list[int], stop_strings: Sequence[str]) -> dict[str, Any]:
         # What follows the end of a text is padding.
-        found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
+        found = found[: next((place for place, token_id in enumerate(found, 1) if token_id in ends), len(found))]
         for count in range(1, len(found) + 1):
             text = self._text(ids, found[:count])
             if places := [place for stop in stop_strings if (place := text.find(stop)) >= 0]:

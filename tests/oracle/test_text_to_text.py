@@ -198,14 +198,14 @@ async def test_the_languages_of_a_translation_are_the_tokens_that_the_model_has_
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     async with serving(tmp_path / "repository", {family: ("translation", source)}) as served:
         reference, client = _Reference(source), served.client
-        for text, (language, other) in zip(texts, pairs, strict=False):
+        for text, (language, target) in zip(texts, pairs, strict=False):
             reference.tokenizer.src_lang = language
-            forced = tokenizer.convert_tokens_to_ids(other)
+            forced = tokenizer.convert_tokens_to_ids(target)
             (wanted,) = reference.generate(text, max_new_tokens=12, forced_bos_token_id=forced)
             ours = await client.translate(
-                family, text, source_language=language, target_language=other, num_beams=1, max_new_tokens=12
+                family, text, source_language=language, target_language=target, num_beams=1, max_new_tokens=12
             )
-            compared.compare((text, language, other), list(ours.token_ids), wanted["token_ids"])
+            compared.compare((text, language, target), list(ours.token_ids), wanted["token_ids"])
         with pytest.raises(InvalidInput, match=f"target_language: is missing; model '{family}' knows: {known}"):
             await client.translate(family, texts[0])
     compared.check(at_least=len(texts))
@@ -239,12 +239,12 @@ async def _compare(
     for (text, options), ours in zip(cases, found, strict=True):
         expected = reference.generate(text, **options)
         # A score is a sum over a power of the text's length, and so is its difference, which grows with the sum.
-        power, scored = options.get("length_penalty", 1.0), [one for one in expected if "score" in one]
-        sizes = [max(len(one["token_ids"]) ** -power, abs(one["score"])) for one in scored]
+        power, scored = options.get("length_penalty", 1.0), [sequence for sequence in expected if "score" in sequence]
+        sizes = [max(len(sequence["token_ids"]) ** -power, abs(sequence["score"])) for sequence in scored]
         compared.compare(
             (text, options), [*map(_said, ours)], expected, tolerance=_SCORES[family] * max(1.0, *sizes, 0.0)
         )
-        assert all(len(one.logprobs) == ("top_logprobs" in options) * len(one.token_ids) for one in ours)
+        assert all(len(sequence.logprobs) == ("top_logprobs" in options) * len(sequence.token_ids) for sequence in ours)
 
 
 def _said(text: GeneratedText) -> dict[str, Any]:
@@ -279,14 +279,14 @@ async def test_texts_equal_those_of_the_pipeline_of_a_task(
         client = served.client
         found = await asyncio.gather(
             *(
-                client.summarize(family, one["text"], truncation=right, **one["options"])
+                client.summarize(family, case["text"], truncation=right, **case["options"])
                 if task == "summarization"
-                else client.translate(family, one["text"], target_language="de", truncation=right, **one["options"])
-                for one in cases
+                else client.translate(family, case["text"], target_language="de", truncation=right, **case["options"])
+                for case in cases
             )
         )
     said = _T5_TASKS[asked_for]
-    for case, text, ((expected,),) in zip(cases, found, ([one] for one in answers[family]), strict=True):
+    for case, text, ((expected,),) in zip(cases, found, ([answer] for answer in answers[family]), strict=True):
         (wanted,) = expected.values()
         settings = {name: value for name, value in said.items() if name != "prefix"} | case["options"]
         whole = str(said["prefix"]) + case["text"]
@@ -322,9 +322,11 @@ async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
     compared = comparison(f"{task}-{family}-pipeline", f"pipeline({task!r}), transformers {version}")
     async with serving(tmp_path / "repository", {family: (task, source)}) as served:
         method = served.client.summarize if task == "summarization" else served.client.translate
-        asked = (method(family, one["text"], truncation=Truncation.TRUNCATION_RIGHT, **one["options"]) for one in cases)
+        asked = (
+            method(family, case["text"], truncation=Truncation.TRUNCATION_RIGHT, **case["options"]) for case in cases
+        )
         found = await asyncio.gather(*asked)
-    for case, text, ((expected,),) in zip(cases, found, ([one] for one in answers[family]), strict=True):
+    for case, text, ((expected,),) in zip(cases, found, ([answer] for answer in answers[family]), strict=True):
         (wanted,) = expected.values()
         if text.text != wanted and _are_as_good(source, case["text"], case["options"], text.text, wanted):
             continue
@@ -397,14 +399,14 @@ class _Reference:
             return_dict_in_generate=True,
             **{"num_beams": 1, **options, "early_stopping": _MEANINGS[options.get("early_stopping", 0)]},
         )
-        texts = [self._said(one, ends) for one in found.sequences[:, 1:].tolist()]
+        texts = [self._said(row, ends) for row in found.sequences[:, 1:].tolist()]
         for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
             said["score"] = float(score)
         return texts
 
     def _said(self, found: list[int], ends: list[int]) -> dict[str, Any]:
         # What follows the end of a text is padding.
-        found = found[: next((place for place, one in enumerate(found, 1) if one in ends), len(found))]
+        found = found[: next((place for place, token_id in enumerate(found, 1) if token_id in ends), len(found))]
         return {
             "text": self.tokenizer.decode(found, skip_special_tokens=True),
             "token_ids": found,

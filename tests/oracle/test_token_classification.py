@@ -85,13 +85,13 @@ async def test_entities_equal_those_of_transformers(family: str, suite: Suite, s
         given = {name: value for name, value in options.items() if value is not None}
         expected = [
             {
-                "label": one.get("entity") or one["entity_group"],
-                "score": float(one["score"]),
-                "text": text[one["start"] : one["end"]],
-                "start": one["start"],
-                "end": one["end"],
+                "label": entity.get("entity") or entity["entity_group"],
+                "score": float(entity["score"]),
+                "text": text[entity["start"] : entity["end"]],
+                "start": entity["start"],
+                "end": entity["end"],
             }
-            for one in pipeline(text, **given)
+            for entity in pipeline(text, **given)
         ]
         compared.compare((text, options), ours, expected)
     compared.check(at_least=suite.drawn)

@@ -65,7 +65,7 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
         given = {"hypothesis_template": template} if template else {}
         expected = pipeline(Image.open(io.BytesIO(data)), candidate_labels=labels, **given)
         found = answer.result.zero_shot_image_classification.labels
-        ours = [{"label": one.label, "score": one.score} for one in found]
+        ours = [{"label": label.label, "score": label.score} for label in found]
         compared.compare_ranked((description, labels, template), ours, expected)
     compared.check(at_least=suite.drawn)
 

@@ -4,7 +4,7 @@ Kubernetes with the same alerts, and with the dashboard.
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -14,12 +14,33 @@ from tests.reference.markdown import NOTE, code, table
 
 _ALERTS = ROOT / "docs" / "alerts.yaml"
 _DASHBOARD = ROOT / "docs" / "grafana.json"
+# Alert → what to read, in docs/.
+_READ: Mapping[str, Sequence[str]] = {
+    "NeuronpipeLatency": ("performance-tuning.md#find-the-bottleneck", "registry.md#a-versions-way-into-production"),
+    "NeuronpipeGone": ("deployment.md#health-checks-readiness-and-liveness",),
+    "NeuronpipeNoTraffic": ("deployment.md#proxies", "security.md#refused-credentials"),
+    "NeuronpipeErrors": ("troubleshooting.md#unavailable-retry", "troubleshooting.md#internal-a-fault-of-the-server"),
+    "NeuronpipeSaturated": ("autoscaling.md", "security.md#quotas"),
+    "NeuronpipeCoreLost": ("neuron.md#cores",),
+    "NeuronpipeNeuronErrors": ("neuron.md#troubleshooting",),
+    "NeuronpipeSheddingLoad": ("overload.md", "security.md#quotas"),
+    "NeuronpipeSpansLost": ("tracing.md#exporting-traces-and-metrics",),
+    "NeuronpipeRedisUnavailable": ("caching.md#when-redis-fails",),
+    "NeuronpipeCertificateExpires": ("security.md#certificate-rotation",),
+    "NeuronpipeCertificateRejected": ("security.md#certificate-rotation",),
+    "NeuronpipeJobBacklog": ("jobs.md#workers", "troubleshooting.md#jobs"),
+    "NeuronpipeDeadLetterJobs": ("troubleshooting.md#jobs",),
+    "NeuronpipeFileRejected": ("troubleshooting.md#in-the-log",),
+}
 _HEAD = f"""# Alerts
 
 {NOTE.format("[alerts.yaml](../alerts.yaml)")}
 
-Each alert carries these texts as its annotations, and a link to its section here as `runbook_url`. Panels are those of
-the [dashboard](../grafana.json). [Observability](../observability.md) says how both are installed."""
+Each alert carries these texts as its annotations, and a link to its section here as `runbook_url`. The link's host,
+`neuronpipe.example`, is a placeholder. Replace it by the host of your copy of these pages: the first lines of the file
+have the command, and on Kubernetes it is `runbooks.yaml` of the component
+[`prometheus-operator`](../kubernetes.md#components). The texts name panels of the [dashboard](../grafana.json).
+[Observability](../observability.md) says how both are installed."""
 
 
 def rules() -> list[Mapping[str, Any]]:
@@ -34,20 +55,24 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    rows = [[f"[{one['alert']}](#{one['alert'].lower()})", one["labels"]["severity"], _meaning(one)] for one in rules()]
+    rows = [
+        [f"[{rule['alert']}](#{rule['alert'].lower()})", rule["labels"]["severity"], _meaning(rule)] for rule in rules()
+    ]
     yield from table(["Alert", "Severity", "Meaning"], rows)
-    for one in rules():
+    for rule in rules():
         yield from (
             "",
-            f"## {one['alert']}",
+            f"## {rule['alert']}",
             "",
-            f"“{_meaning(one)}”. {_linked(one['annotations']['description'])}",
+            f"“{_meaning(rule)}”. {rule['annotations']['description']}",
             "",
         )
-        yield f"- **Look at**: {_linked(one['annotations']['look'])}"
-        yield f"- **Do**: {_linked(one['annotations']['do'])}"
-        yield f"- **Fires**: for {code(one['for'])}" if "for" in one else "- **Fires**: at once"
-        yield from ("", "```text", *textwrap.wrap(one["expr"], 116, break_on_hyphens=False), "```")
+        yield f"- **Look at**: {rule['annotations']['look']}"
+        yield f"- **Do**: {rule['annotations']['do']}"
+        if rule["alert"] in _READ:
+            yield f"- **Read**: {' · '.join(map(_link, _READ[rule['alert']]))}"
+        yield f"- **Fires**: for {code(rule['for'])}" if "for" in rule else "- **Fires**: at once"
+        yield from ("", "```text", *textwrap.wrap(rule["expr"], 116, break_on_hyphens=False), "```")
 
 
 def _meaning(rule: Mapping[str, Any]) -> str:
@@ -55,18 +80,13 @@ def _meaning(rule: Mapping[str, Any]) -> str:
     return re.sub(r"\{\{ \$labels\.(?:neuronpipe_)?(\w+) \}\}", lambda label: label[1].upper(), summary)
 
 
-def _linked(words: str) -> str:
-    """The words, with links in place of the paths of pages."""
-
-    def link(found: re.Match[str]) -> str:
-        page, anchor = f"{found[1]}.md", found[2]
-        headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-        # As GitHub makes anchors; tests.links finds those that lead nowhere.
-        named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
-        title = named.get(anchor, anchor) if anchor else headings[0]
-        return f"[{title}](../{page}{'#' + anchor if anchor else ''})"
-
-    return re.sub(r"docs/([\w/-]+)\.md(?:#([\w-]+))?", link, words)
+def _link(place: str) -> str:
+    """A link to a page of docs/, or to one of its sections, with its heading."""
+    page, _, anchor = place.partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    # As GitHub makes anchors; tests.links finds those that lead nowhere.
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
+    return f"[{named.get(anchor, anchor) if anchor else headings[0]}](../{place})"
 
 
 def prometheus_rule() -> str:

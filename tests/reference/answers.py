@@ -97,8 +97,11 @@ def _results() -> Mapping[str, Mapping[str, Any]]:
 
 
 def result_of(task: str) -> TaskResult:
-    """The result of the task's sample."""
-    fields = dict(_results()[task])
+    """The result of the task's sample. Raises ValueError for a task without one."""
+    results = _results()
+    if task not in results:
+        raise ValueError(f"tests/reference/answers.py: no result for the sample of {task}; add it to _results()")
+    fields = dict(results[task])
     data = fields.pop("data", None)
     result = ParseDict({task: fields}, TaskResult())
     if data is not None:

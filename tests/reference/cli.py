@@ -65,10 +65,10 @@ def synopsis_of(command: argparse.ArgumentParser) -> str:
     grouped = [group for group in command._mutually_exclusive_groups if group.required]
     alternatives = {id(action) for group in grouped for action in group._group_actions}
     actions = [action for action in command._actions if not isinstance(action, _LEFT_OUT)]
-    needed = [one for one in actions if id(one) not in alternatives and _rule(one, command) == "required"]
-    flags = [_called(one) for one in needed if one.option_strings]
-    flags += [f"({' | '.join(_called(one) for one in group._group_actions)})" for group in grouped]
-    words = [command.prog, *(_called(one) for one in needed if not one.option_strings), *flags]
+    needed = [action for action in actions if id(action) not in alternatives and _rule(action, command) == "required"]
+    flags = [_called(action) for action in needed if action.option_strings]
+    flags += [f"({' | '.join(_called(action) for action in group._group_actions)})" for group in grouped]
+    words = [command.prog, *(_called(action) for action in needed if not action.option_strings), *flags]
     return " ".join([*words, *(["[options]"] if len(actions) > len(needed) + len(alternatives) else [])])
 
 

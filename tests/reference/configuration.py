@@ -117,7 +117,7 @@ def _settings() -> dict[str, tuple[str, list[_Variant]]]:
     for owner in _OWNERS:
         for part, name, field in declared_in(owner.kind):
             _, variants = found.setdefault(name, (str(part.__doc__).partition(".")[0], []))
-            alike = [one for one in variants if _rule(name, one[0][1]) == _rule(name, field)]
+            alike = [variant for variant in variants if _rule(name, variant[0][1]) == _rule(name, field)]
             if alike:
                 alike[0].append((owner, field))
             else:

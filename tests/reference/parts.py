@@ -8,7 +8,7 @@ from functools import partial
 from neuronpipe.cli.request import sample_json
 from neuronpipe.cli.run import first_request
 from neuronpipe.client import task_methods
-from neuronpipe.core.generation_options import OPTIONS, Option
+from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.oip.task_model import TaskModel
 from neuronpipe.doors.oip.tensors import TensorSpec
@@ -36,12 +36,9 @@ def _options() -> list[str]:
     rows = []
     for name, option in OPTIONS.items():
         meaning = f"with `do_sample`: {option.text}" if option.draws else option.text
-        rows.append([code(name), text(meaning), _valid(option), code(option.openai)])
+        valid = option.bounds or _KINDS[option.kind].format(option)
+        rows.append([code(name), text(meaning), valid, code(option.openai)])
     return [*table(["Option", "Meaning", "Valid", "OpenAI's API"], rows)]
-
-
-def _valid(option: Option) -> str:
-    return option.bounds or _KINDS[option.kind].format(option)
 
 
 def _oip_tasks() -> list[str]:
@@ -70,7 +67,8 @@ def _sample(task: str) -> list[str]:
     lines += ["```text", request, *answers, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)
     tensors = [
-        ", ".join(code(one.name) + "?" * one.is_optional for one in ones) for ones in (model.inputs, model.outputs)
+        ", ".join(code(tensor.name) + "?" * tensor.is_optional for tensor in side)
+        for side in (model.inputs, model.outputs)
     ]
     return [*lines, f"{words} [OIP](oip.md#tensors-of-tasks): {' → '.join(tensors)}."]
 

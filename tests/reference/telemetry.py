@@ -98,7 +98,7 @@ def faults_of_query(query: str) -> Iterator[str]:
 
 
 def _files() -> Iterator[Path]:
-    yield from (one for one in all_pages() if "decisions" not in one.parts and one.name != "CHANGELOG.md")
+    yield from (page for page in all_pages() if "decisions" not in page.parts and page.name != "CHANGELOG.md")
     for folder in ("deploy", "docker"):
         yield from (ROOT / folder).rglob("*.yaml")
     yield from (ROOT / "services/neuronpipe/doors/http/console/static").glob("*.js")

@@ -12,6 +12,7 @@ import yaml
 _RULES = Path(__file__).parents[2] / "docs" / "alerts.yaml"
 _TOKENIZER = 'job="tokenizer", instance="t:9464"'
 _GATEWAY = 'job="gateway", instance="g:9464"'
+_OTHER = 'job="gateway", instance="h:9464"'
 
 # Alerts without a case here. A new alert has a case.
 _WITHOUT_CASE = {
@@ -46,11 +47,11 @@ def _check(tmp_path: Path, alert: str, series: dict[str, str], expected: list[di
         for rule in group["rules"]
         if rule["alert"] == alert
     ]
-    for one, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
+    for fired, labels in zip(case["alert_rule_test"][0]["exp_alerts"], expected, strict=True):
         texts: dict[str, str] = dict(rule["annotations"])
         for label, value in labels.items():
             texts = {name: text.replace(f"{{{{ $labels.{label} }}}}", value) for name, text in texts.items()}
-        one["exp_annotations"] = texts
+        fired["exp_annotations"] = texts
     file = tmp_path / "test.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(_RULES)], "evaluation_interval": "1m", "tests": [case]}))
     result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
@@ -111,7 +112,7 @@ def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
     tmp_path: Path, seconds: str, fires: bool
 ) -> None:
     where = 'job="worker", neuronpipe_job_priority="normal"'
-    series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{one}:9464"}}': seconds for one in ("v", "w")}
+    series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{pod}:9464"}}': seconds for pod in ("v", "w")}
     labels = {"severity": "warning", "neuronpipe_job_priority": "normal"}
     _check(tmp_path, "NeuronpipeJobBacklog", series, [labels] if fires else [])
 
@@ -127,6 +128,23 @@ def test_a_file_that_cannot_be_used_fires(tmp_path: Path, loaded: str, fires: bo
     labels = {"job": "gateway", "instance": "g:9464", "neuronpipe_file": "registry.json"}
     series = {f'neuronpipe_file_loaded{{{_GATEWAY}, neuronpipe_file="registry.json"}}': loaded}
     _check(tmp_path, "NeuronpipeFileRejected", series, [{"severity": "warning", **labels}] if fires else [])
+
+
+@pytest.mark.parametrize(
+    ("series", "fires"),
+    [({}, True), ({_GATEWAY: "0x10"}, False), ({_GATEWAY: "3x2"}, True), ({_GATEWAY: "3x2", _OTHER: "0x10"}, False)],
+    ids=["no gateway ever", "an idle gateway", "the last gateway stops", "one of two gateways stops"],
+)
+def test_gateways_that_are_all_gone_fire(tmp_path: Path, series: dict[str, str], fires: bool) -> None:
+    named = {f"neuronpipe_request_in_flight{{{where}}}": values for where, values in series.items()}
+    _check(tmp_path, "NeuronpipeGone", named, [{"severity": "critical"}] if fires else [])
+
+
+def test_the_texts_of_alerts_name_no_files_of_this_repository() -> None:
+    """Who is woken by one has no checkout."""
+    groups = yaml.safe_load(_RULES.read_text())["groups"]
+    annotations = [rule["annotations"] for group in groups for rule in group["rules"]]
+    assert [text for texts in annotations for text in texts.values() if re.search(r"(?<!example/)\bdocs/", text)] == []
 
 
 def test_a_new_alert_has_a_case() -> None:

@@ -40,12 +40,12 @@ def test_a_checkpoint_has_a_case_that_compiles_or_refuses_its_configuration(row:
     if "case" not in row:
         graph = next(graph for graph, served in GRAPHS.items() if row["task"].replace("-", "_") in served)
         measured = [
-            one
-            for one in json.loads(RECORD.read_text())["rows"]
-            if (one["architecture"], one["task"]) == (row["family"], graph)
+            recorded
+            for recorded in json.loads(RECORD.read_text())["rows"]
+            if (recorded["architecture"], recorded["task"]) == (row["family"], graph)
         ]
         assert measured
-        assert not any("reason" in one for one in measured)
+        assert not any("reason" in recorded for recorded in measured)
         assert "reason" not in row
         return
     path, _, name = row["case"].partition("::")

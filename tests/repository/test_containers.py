@@ -152,8 +152,8 @@ def test_every_service_has_settings_that_exist(merged: dict[str, Any]) -> None:
         known = {variable_name(kind, field) for field in fields_of(kind)}
         environment = merged["services"][name].get("environment") or {}
         assert {variable for variable in environment if variable.startswith("NEURONPIPE_")} <= known
-        defaults = {variable_name(kind, field): one.default for field, one in fields_of(kind).items()}
-        assert [one for one, value in environment.items() if one in known and value == str(defaults[one])] == []
+        defaults = {variable_name(kind, field): setting.default for field, setting in fields_of(kind).items()}
+        assert [name for name, value in environment.items() if name in known and value == str(defaults[name])] == []
 
 
 def test_the_redis_of_jobs_loses_nothing_and_is_not_that_of_the_caches() -> None:

@@ -66,7 +66,7 @@ class _Set:
     def set(self, name: str, variable: str, value: str) -> None:
         """A variable of a Deployment's container."""
         environment, variable = self.container(name)["env"], f"NEURONPIPE_{variable}"
-        environment[:] = [one for one in environment if one["name"] != variable] + [{"name": variable, "value": value}]
+        environment[:] = [env for env in environment if env["name"] != variable] + [{"name": variable, "value": value}]
 
     def remove(self, *keys: str) -> None:
         """Removes objects."""
@@ -79,9 +79,9 @@ def _drop_mount(found: _Set) -> None:
 
 
 def _second_autoscaler(found: _Set) -> None:
-    other = copy.deepcopy(found["ScaledObject/tokenizer"])
-    other["metadata"]["name"] = "other"
-    found.manifests.append(other)
+    second = copy.deepcopy(found["ScaledObject/tokenizer"])
+    second["metadata"]["name"] = "other"
+    found.manifests.append(second)
 
 
 # What each rule sees in a set, once it is broken.
@@ -117,8 +117,8 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         ]["metadata"].pop("namespace")
     },
     (cluster.secrets_exist, _TLS): {
-        "secret tls-tokenizer is made nowhere": lambda one: one.remove("Certificate/tokenizer"),
-        "PodMonitor neuronpipe: secret tls-prometheus is made nowhere": lambda one: one.remove(
+        "secret tls-tokenizer is made nowhere": lambda broken: broken.remove("Certificate/tokenizer"),
+        "PodMonitor neuronpipe: secret tls-prometheus is made nowhere": lambda broken: broken.remove(
             "Certificate/prometheus"
         ),
     },
@@ -299,16 +299,16 @@ _FAULTS: dict[tuple[Rule, tuple[str, ...]], dict[str, Callable[[_Set], object]]]
         ][0].update(name="x")
     },
     (cluster.monitors_scrape_all_metrics, _PLAIN): {
-        "container worker: 0 monitors scrape it": lambda one: one["Deployment/worker"]["spec"]["template"]["metadata"][
-            "labels"
-        ].pop("app.kubernetes.io/part-of"),
-        "has no port metric, which is scraped": lambda one: one.scraped().update(port="metric"),
-        "its metrics have no TLS, and are scraped otherwise": lambda one: one.scraped().update(scheme="https"),
-        "None is not its name": lambda one: one["PodMonitor/neuronpipe"]["spec"].pop("jobLabel"),
+        "container worker: 0 monitors scrape it": lambda broken: broken["Deployment/worker"]["spec"]["template"][
+            "metadata"
+        ]["labels"].pop("app.kubernetes.io/part-of"),
+        "has no port metric, which is scraped": lambda broken: broken.scraped().update(port="metric"),
+        "its metrics have no TLS, and are scraped otherwise": lambda broken: broken.scraped().update(scheme="https"),
+        "None is not its name": lambda broken: broken["PodMonitor/neuronpipe"]["spec"].pop("jobLabel"),
     },
     (cluster.monitors_scrape_all_metrics, _TLS): {
-        "its metrics have TLS, and are scraped otherwise": lambda one: one.scraped().pop("scheme"),
-        "its certificate is not for gateway": lambda one: one.scraped()["tlsConfig"].update(serverName="gateway"),
+        "its metrics have TLS, and are scraped otherwise": lambda broken: broken.scraped().pop("scheme"),
+        "its certificate is not for gateway": lambda broken: broken.scraped()["tlsConfig"].update(serverName="gateway"),
     },
     (cluster.kserve_sees_grpc, ("kserve",)): {
         "api is no name of a port for gRPC": lambda broken: broken["ClusterServingRuntime/neuronpipe"]["spec"][
@@ -373,23 +373,39 @@ def test_one_line_puts_every_image_behind_a_registry(name: str, tmp_path: Path) 
     if name == "base":
         folder = tmp_path / "overlay"
         folder.mkdir()
-        parts = [f"../deploy/components/{one}" for one in _PLAIN]
+        parts = [f"../deploy/components/{part}" for part in _PLAIN]
         (folder / "kustomization.yaml").write_text(
             yaml.safe_dump({"resources": ["../deploy/base"], "components": parts})
         )
     objects = Objects(rendered(folder, kustomize()))
-    workloads = [*objects.containers, *(check for one in objects.workloads.values() for check in one.checks)]
-    images = [str(one.content["image"]) for one in workloads]
+    workloads = [*objects.containers, *(check for workload in objects.workloads.values() for check in workload.checks)]
+    images = [str(container.content["image"]) for container in workloads]
     images += [
-        one["image"]
+        container["image"]
         for runtime in objects.of_kind("ClusterServingRuntime").values()
-        for one in runtime["spec"]["containers"]
+        for container in runtime["spec"]["containers"]
     ]
     foreign = {"redis:7.4-bookworm"}
     names = {path.removeprefix(f"{prefix}/").partition(":")[0] for path in {*images} - foreign}
     assert images
     assert names <= _TARGETS, names
     assert "image-prefix" not in objects.of_kind("ConfigMap")
+
+
+def test_one_line_names_the_host_of_every_runbook(tmp_path: Path) -> None:
+    copied = shutil.copytree(DEPLOY, tmp_path / "deploy")
+    place = copied / "components/prometheus-operator/runbooks.yaml"
+    place.write_text(place.read_text().replace("  host: neuronpipe.example\n", "  host: pages.example.com/models\n"))
+    folder = tmp_path / "overlay"
+    folder.mkdir()
+    parts = [f"../deploy/components/{one}" for one in ("cpu", "observability", "prometheus-operator")]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../deploy/base"], "components": parts}))
+    objects = Objects(rendered(folder, kustomize()))
+    rules = objects.of_kind("PrometheusRule")["neuronpipe"]["spec"]["groups"][0]["rules"]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules}
+    page = "https://pages.example.com/models/docs/reference/alerts.html"
+    assert links == {alert: f"{page}#{alert.lower()}" for alert in links}
+    assert "runbooks" not in objects.of_kind("ConfigMap")
 
 
 def test_every_component_is_in_some_combination() -> None:

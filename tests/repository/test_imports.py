@@ -136,7 +136,7 @@ def test_a_library_whose_insides_are_used_is_bounded_behind_the_version_that_is_
     extra: str, package: str
 ) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (bound,) = [found[1] for one in extras[extra] if (found := re.fullmatch(rf"{package}>=[\d.]+,<0\.(\d+)", one))]
+    (bound,) = [found[1] for pin in extras[extra] if (found := re.fullmatch(rf"{package}>=[\d.]+,<0\.(\d+)", pin))]
     tested = re.search(rf"^{package}==0\.(\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert tested
     assert int(bound) == int(tested[1]) + 1

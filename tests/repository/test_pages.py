@@ -62,9 +62,9 @@ def test_every_decision_has_a_status_and_a_date() -> None:
 def _unknown(pattern: str, known: set[str]) -> list[str]:
     """What pages name by a pattern that is neither known nor a word of the sources."""
     code = "\n".join(file.read_text(errors="replace") for file in sources())
-    named = {(one, name) for one in all_pages() for name in re.findall(pattern, one.read_text())}
-    missing = [(one, name) for one, name in named if name not in known and not re.search(rf"{name}(?![\w-])", code)]
-    return [f"{one}: {name}" for one, name in missing]
+    named = {(page, name) for page in all_pages() for name in re.findall(pattern, page.read_text())}
+    missing = [(page, name) for page, name in named if name not in known and not re.search(rf"{name}(?![\w-])", code)]
+    return [f"{page}: {name}" for page, name in missing]
 
 
 def test_every_variable_that_a_page_names_exists() -> None:
@@ -115,7 +115,7 @@ def _differs_on_the_site(page: Path) -> Iterator[int]:
 
 
 def test_lists_and_tables_are_the_same_on_the_site_as_on_github() -> None:
-    docs = [one for one in all_pages() if one.is_relative_to(ROOT / "docs")]
+    docs = [page for page in all_pages() if page.is_relative_to(ROOT / "docs")]
     assert [f"{doc.relative_to(ROOT)}:{line}" for doc in docs for line in _differs_on_the_site(doc)] == []
 
 

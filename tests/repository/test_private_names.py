@@ -31,10 +31,6 @@ _EXCEPTIONS = {
 }  # fmt: skip
 
 
-def _is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
 @cache
 def _trees() -> dict[str, ast.Module]:
     paths = (path for path in _PACKAGE.rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc")))
@@ -73,6 +69,6 @@ def test_no_private_name_of_a_library_is_used() -> None:
         (path, name)
         for path, tree in _trees().items()
         for name in _used(tree)
-        if _is_private(name) and name not in own | _NAMED_TUPLES
+        if name.startswith("_") and not name.endswith("__") and name not in own | _NAMED_TUPLES
     }
     assert foreign == set(_EXCEPTIONS)

@@ -58,9 +58,9 @@ def test_an_option_has_its_value_and_its_rule() -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="what to read")
     parser.add_argument("--level", type=int, choices=[1, 2], default=2, help="how much (default: %(default)s)")
     parser.add_argument("--out", required=True, metavar="DIR", help="where | to <b>")
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--fast", action="store_true", help="x")
-    one.add_argument("--slow", action="store_true", help="y")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--fast", action="store_true", help="x")
+    group.add_argument("--slow", action="store_true", help="y")
     assert list(cli.options_of(parser))[3:] == [
         "| `FILE…` | required | what to read |",
         "| `--level {1,2}` |  | how much (default: 2) |",
@@ -70,7 +70,7 @@ def test_an_option_has_its_value_and_its_rule() -> None:
     ]
 
 
-@pytest.mark.parametrize("command", [pytest.param(one, id=one.prog) for one in cli.commands(make_parser())])
+@pytest.mark.parametrize("command", [pytest.param(command, id=command.prog) for command in cli.commands(make_parser())])
 def test_the_help_of_a_command_has_its_purpose_and_an_example_that_it_accepts(
     command: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,11 @@ def test_each_sample_has_a_result_of_its_task(task: str) -> None:
     assert getattr(result, task).ListFields()
 
 
+def test_a_task_without_a_result_is_told_where_to_add_one() -> None:
+    with pytest.raises(ValueError, match=r"answers\.py: no result for the sample of new_task; add it to _results\(\)"):
+        result_of("new_task")
+
+
 @pytest.mark.parametrize(("task", "field"), _PARTS_OF.items())
 def test_parts_of_a_text_are_where_the_result_says(task: str, field: str) -> None:
     text: Any = SAMPLES[task][field]

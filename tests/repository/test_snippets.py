@@ -96,7 +96,7 @@ def _refused(gateway: ServiceProcess) -> Counter[str]:
     """How many requests were at fault so far, by the status that says so; a program may hide it from who runs it."""
     requests = "neuronpipe_request_duration_seconds_count"
     counts = {name: int(count) for name, count in series_of(gateway).items() if name.startswith(requests)}
-    return Counter({name: one for name, one in counts.items() if any(f'"{status}"' in name for status in _FAULTS)})
+    return Counter({name: count for name, count in counts.items() if any(f'"{status}"' in name for status in _FAULTS)})
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_a_snippet_is_right(fence: Fence, folder: Path, request: pytest.FixtureR
         _PARSERS[fence.language](fence.content)
         return
     if fence.language not in _RUNNERS:
-        what = fence.language or "no language"
-        pytest.fail(f"{fence}: a block of {what} cannot be run; put <!-- not run here: REASON --> before it")
+        language = fence.language or "no language"
+        pytest.fail(f"{fence}: a block of {language} cannot be run; put <!-- not run here: REASON --> before it")
     gateway: ServiceProcess = request.getfixturevalue("gateway")
     (folder / "models").symlink_to(request.getfixturevalue("repository"))
     refused = _refused(gateway)

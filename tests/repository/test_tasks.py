@@ -45,11 +45,11 @@ def test_every_option_of_generation_is_declared_with_the_type_of_its_field() -> 
     assert set(OPTIONS) == set(fields)
     wrong = [
         name
-        for name, one in OPTIONS.items()
-        if one.kind not in types[fields[name].type]
-        or fields[name].is_repeated != (one.kind in ("texts", "tokens", "sequences", "biases"))
-        or (fields[name].is_repeated and not one.max_items)
-        or (one.kind in ("text", "json") and not one.max_size)
+        for name, option in OPTIONS.items()
+        if option.kind not in types[fields[name].type]
+        or fields[name].is_repeated != (option.kind in ("texts", "tokens", "sequences", "biases"))
+        or (fields[name].is_repeated and not option.max_items)
+        or (option.kind in ("text", "json") and not option.max_size)
     ]
     assert wrong == []
 

@@ -34,10 +34,10 @@ def _drawn() -> Arrows:
 def _beyond(wing: str, arrows: Arrows) -> set[str]:
     """The wings to which arrows lead from one, directly or through others."""
     found: set[str] = set()
-    next_ones = set(arrows.get(wing, ()))
-    while next_ones:
-        found |= next_ones
-        next_ones = {beyond for one in next_ones for beyond in arrows.get(one, ())} - found
+    border = set(arrows.get(wing, ()))
+    while border:
+        found |= border
+        border = {beyond for importer in border for beyond in arrows.get(importer, ())} - found
     return found
 
 

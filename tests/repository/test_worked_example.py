@@ -1,12 +1,11 @@
-"""The task that CONTRIBUTING.md adds as an example: worked_example.diff applies to this repository, and its tests pass.
-
-The diff has no generated code: the test generates it, as `make fix-protos` does.
+"""The task that CONTRIBUTING.md adds as an example: the page's commands apply worked_example.diff, generate code and
+pages from it, and run the test of the task.
 """
 
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,31 +13,42 @@ import pytest
 from tests.documentation.pages import ROOT, fences
 
 _DIFF = Path(__file__).with_name("worked_example.diff")
-_COPIED = ("demo", "docs", "protos", "services", "tests", "pyproject.toml")
+_COPIED = (
+    *("demo", "deploy", "docker", "docs", "examples", "protos", "services", "tests", ".ci"),
+    *("CONTRIBUTING.md", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml"),
+)
 _TESTS = (
-    "tests/unit/tasks/test_sentence_distance.py",
     "tests/unit/tasks/test_base_options.py",
     "tests/unit/cli/test_request.py",
     "tests/unit/doors/oip/test_task_model.py",
+    "tests/repository/test_sample_answers.py",
 )
-_IGNORED = shutil.ignore_patterns("__pycache__", "node_modules", "*.png", "results.json")
+_IGNORED = shutil.ignore_patterns("__pycache__", "node_modules", "*.png")
+# The environment is that of this test, whatever its age.
+_MAKE = ("make", "--old-file=.venv/.dev", "--old-file=.venv/.demo")
+
+
+def test_the_worked_example_fits_the_repository_line_by_line() -> None:
+    _run(["git", "apply", "--check", str(_DIFF)], ROOT)
 
 
 @pytest.mark.sampled
 @pytest.mark.timeout(300)
-def test_the_worked_example_applies_and_its_tests_pass(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_add_the_task_and_its_tests_pass(tmp_path: Path) -> None:
     for name in _COPIED:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, tmp_path / name, ignore=_IGNORED)
         else:
             shutil.copy(source, tmp_path)
-    _run(["git", "apply", "-C1", str(_DIFF)], tmp_path)
-    generate = ["-m", "grpc_tools.protoc", "-Iprotos", f"--python_out={tmp_path / 'made'}"]
-    (tmp_path / "made").mkdir()
-    _run([sys.executable, *generate, "protos/neuronpipe/api/v1/tasks.proto"], tmp_path)
-    shutil.copytree(tmp_path / "made/neuronpipe/api/v1", tmp_path / "services/neuronpipe/api/v1", dirs_exist_ok=True)
-    _run([sys.executable, "-m", "pytest", "-n0", "-q", "--share", "1", *_TESTS], tmp_path)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    [block] = [fence for fence in fences(ROOT / "CONTRIBUTING.md") if "git apply" in fence.content]
+    commands = [shlex.split(line) for line in block.content.splitlines()]
+    assert [command[0] for command in commands] == ["git", "make", ".venv/bin/python"]
+    for command in commands:
+        _run([*_MAKE, *command[1:]] if command[0] == "make" else command, tmp_path)
+    _run([".venv/bin/python", "-m", "tests.reference", "--check"], tmp_path)
+    _run([".venv/bin/python", "-m", "pytest", "-n0", "-q", "--share", "1", *_TESTS], tmp_path)
 
 
 def _run(command: list[str], folder: Path) -> None:

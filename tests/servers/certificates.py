@@ -90,8 +90,8 @@ class Authority:
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
         builder = builder.last_update(now + days[0] * _DAY).next_update(now + days[1] * _DAY)
-        for one in revoked:
-            entry = x509.RevokedCertificateBuilder().serial_number(one.number).revocation_date(now - _DAY)
+        for certificate in revoked:
+            entry = x509.RevokedCertificateBuilder().serial_number(certificate.number).revocation_date(now - _DAY)
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
 

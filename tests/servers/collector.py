@@ -106,7 +106,7 @@ def _received(service: str, span: Any) -> Received:
 
 def _attributes(attributes: Any) -> dict[str, Value]:
     found: list[KeyValue] = list(attributes)
-    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in found}
+    return {attribute.key: getattr(attribute.value, str(attribute.value.WhichOneof("value"))) for attribute in found}
 
 
 @contextmanager

@@ -261,7 +261,9 @@ def _kind_of(task: str) -> Any:
 def _usage(task: str) -> str:
     needed = NEEDED[task]
     fields: Mapping[str, Any] = _kind_of(task).fields_by_name
-    options = [f"[{flag(name)}]" for name in fields if name in FIELDS and name not in needed]
+    others = [name for name in fields if name in FIELDS and name not in needed]
+    # With --texts, a task of single texts gets several inputs.
+    options = [f"[{flag(name)}]" for name in others if name != "texts" or "text" not in fields]
     return f"{task.replace('_', '-')} takes {' '.join([*map(flag, needed), *options])}"
 
 

@@ -29,6 +29,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import message_fields
+from neuronpipe.core.tensors import float_bytes
 
 P = ParamSpec("P")
 ValueT = TypeVar("ValueT")
@@ -270,7 +271,12 @@ def vector_of(result: SentenceEmbeddingResult) -> NDArray[Any]:
     """Returns the vector: float32, or int8 or uint8 for precisions with bytes. Raises KeyError if the type is newer."""
     if result.packed:
         return np.frombuffer(result.packed, _PACKED_DTYPES[result.precision])
-    return np.array(result.embedding, np.float32)
+    return np.frombuffer(float_bytes(result), "<f4").astype(np.float32)
+
+
+def matrix_of(result: SentenceEmbeddingResult) -> NDArray[Any]:
+    """Returns the vectors of texts, [texts, dimensions]; see vector_of."""
+    return vector_of(result).reshape(result.vectors or 1, -1)
 
 
 def to_array(result: FeatureExtractionResult | MultiVectorEmbeddingResult) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TokenWeight,
     Truncation,
 )
-from neuronpipe.client.task_call import EmbeddedChunk, Messages, chunks_of, task_method
+from neuronpipe.client.task_call import EmbeddedChunk, Messages, chunks_of, matrix_of, task_method
 from neuronpipe.core.generation_options import GenerationFields
 
 
@@ -82,6 +82,22 @@ class TaskMethods:
         version: str = "",
     ) -> Sequence[TokenWeight]:
         """Returns the `top_k` heaviest tokens of the vocabulary whose weight for a text is above zero; 0: all."""
+
+    @task_method("sentence_embedding", matrix_of)
+    def embed_texts(
+        self,
+        model: str,
+        texts: Iterable[str],
+        *,
+        normalize: bool = True,
+        dimensions: int = 0,
+        prompt_name: str = "",
+        precision: "EmbeddingPrecision.ValueType" = EmbeddingPrecision.EMBEDDING_PRECISION_UNSPECIFIED,
+        max_chunks: int = 0,
+        truncation: "Truncation.ValueType" = Truncation.TRUNCATION_UNSPECIFIED,
+        version: str = "",
+    ) -> NDArray[Any]:
+        """Returns the vectors of 1 to 1024 texts: [texts, dimensions], with the options of `embed`."""
 
     @task_method("multi_vector_embedding")
     def embed_tokens(

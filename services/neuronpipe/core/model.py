@@ -182,6 +182,11 @@ class ModelSpec(Frozen):
             raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
 
     @property
+    def is_static(self) -> bool:
+        """Whether the model is a table of token vectors, which computes a text in less time than a queue takes."""
+        return self.architecture == "StaticEmbeddingModel"
+
+    @property
     def takes_texts(self) -> bool:
         """Whether the model has a tokenizer, with images or without."""
         return self.image is None or self.vocabulary_size > 0

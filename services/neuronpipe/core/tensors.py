@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
@@ -56,3 +58,18 @@ def _to_array(tensor: Tensor) -> Array:
     except ValueError as error:  # too many dimensions, or giant dimensions of an empty array
         problem = f"no array can have its shape of {len(shape)} dimensions"
         raise InvalidInput(f"tensor {tensor.name}", problem) from error
+
+
+# A packed field of floats and a field of bytes have the same form on the wire. So BytesValue, whose field has number 1,
+# reads and writes a message's first field. Two copies take 2 µs for 384 numbers and 4 µs for 4096. An object for each
+# number takes 35 and 650 µs (2026-11-29, 2 busy virtual CPUs).
+
+
+def float_bytes(message: Message) -> bytes:
+    """Returns the numbers of a message's first field, a repeated field of floats: float32, little-endian."""
+    return BytesValue.FromString(message.SerializeToString()).value
+
+
+def write_floats(numbers: bytes, message: Message) -> None:
+    """Writes numbers, float32 little-endian, into a message's first field, a repeated field of floats."""
+    message.MergeFromString(BytesValue(value=numbers).SerializeToString())

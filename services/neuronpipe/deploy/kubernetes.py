@@ -85,10 +85,11 @@ class KubernetesTarget:
         yield command("kubectl", "-n", NAMESPACE, "rollout", "status", "deployment/gateway", _WAIT)
 
     def call(self) -> str:
-        key = f"NEURONPIPE_API_KEY={self.api_key} " if self.api_key else ""
+        """Returns the commands of a call; KEY stands for a key that is made later, or was made by another call."""
+        key, model = self.api_key or "KEY", model_name(self._endpoint)
         return (
             f"kubectl -n {NAMESPACE} port-forward deployment/gateway 50050 &\n"
-            f"{key}neuronpipe infer --target 127.0.0.1:50050 --model {model_name(self._endpoint)} --text TEXT"
+            f"NEURONPIPE_API_KEY={key} neuronpipe infer --target 127.0.0.1:50050 --model {model} --text TEXT"
         )
 
     @contextmanager

@@ -9,16 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
-from neuronpipe.api.v1.inference_pb2 import Priority
+from neuronpipe.api.v1.inference_pb2 import Priority, Usage
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, Truncation
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, SetupError
+from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeError, SetupError
 from neuronpipe.core.model import base_name
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.doors.text_stream import begun, side_by_side
+from neuronpipe.doors.vectors import joined_texts, lists_of_texts, results_of_texts
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
@@ -37,6 +39,7 @@ _PRIORITIES = {
 # Names that clients of servers of one model send where they have none: the name of huggingface_hub, the names of TGI's
 # and TEI's documentation, and the server's address, which Hugging Face's client for JavaScript sends.
 _ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
+_PLACE_OF_TEXT = re.compile(r"texts\[(\d+)\]")
 # Largest results that are written on the event loop: making lists of larger results takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
 
@@ -140,19 +143,50 @@ class Inference:
             return [await self.infer_one(call, model, inputs[0], request_inputs.fields, index=index)]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes
 
-        async def run(shared: Call, number: int, input: TaskInput) -> InferenceResult:
+        async def run(shared: Call, first: int, together: list[TaskInput]) -> list[InferenceResult]:
             nonlocal left_bytes
-            index = number if request_inputs.is_list else None
-            result = await self.infer_one(shared, model, input, request_inputs.fields, index=index)
-            left_bytes -= result.result.size_bytes
+            index = first if request_inputs.is_list else None
+            if len(together) == 1:
+                results = [await self.infer_one(shared, model, together[0], request_inputs.fields, index=index)]
+            else:
+                results = await self._infer_texts(shared, model, together, request_inputs.fields, first)
+            left_bytes -= sum([result.result.size_bytes for result in results])
             if left_bytes < 0:
                 problem = f"the results are too large for one response, the limit is {limit_bytes} bytes"
                 raise InvalidInput(request_inputs.name, f"{problem}; send fewer at once")
-            return result
+            return results
 
-        runs = [partial(run, number=number, input=input) for number, input in enumerate(inputs)]
+        lists = lists_of_texts(inputs) if self._is_static(model) else [[input] for input in inputs]
+        firsts = accumulate(map(len, lists), initial=0)
+        runs = [partial(run, first=first, together=together) for first, together in zip(firsts, lists, strict=False)]
         at_once = self.settings.max_batch_items
-        return await infer_together(self.pipeline, call, runs, Spans.HTTP_BATCH, at_once=at_once)
+        results = await infer_together(self.pipeline, call, runs, Spans.HTTP_BATCH, at_once=at_once)
+        return [*chain.from_iterable(results)]
+
+    def _is_static(self, model: ModelName) -> bool:
+        with suppress(NeuronpipeError):  # the pipeline says more about a model that is not served
+            return self.catalog.spec(*model).is_static
+        return False
+
+    async def _infer_texts(
+        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], fields: FieldNames, first: int
+    ) -> list[InferenceResult]:
+        """Returns the results of texts with the same options, of which the pipeline gets one input. `first`: the index
+        of the first text. The first result has the usage of all.
+        """
+        try:
+            request = InferenceRequest(call, *model, pack_input(joined_texts(inputs)))
+            result = await self.pipeline.infer(request, Spans.HTTP_REQUEST)
+        except InvalidInput as error:
+            place = _PLACE_OF_TEXT.fullmatch(error.field)
+            if place is None:
+                raise _renamed(error, fields, None) from error
+            own = InvalidInput("text", error.problem, error.mentions)
+            raise _renamed(own, fields, first + int(place[1])) from error
+        return [
+            result._replace(value=own, usage=Usage() if number else result.usage)
+            for number, own in enumerate(results_of_texts(result.result.message, len(inputs)))
+        ]
 
     async def stream(
         self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames

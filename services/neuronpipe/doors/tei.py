@@ -17,10 +17,11 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
+from neuronpipe.core.tensors import float_bytes, write_floats
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors import inference as doors
 from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
-from neuronpipe.doors.vectors import float32_bytes, token_places, token_vectors, write_numbers
+from neuronpipe.doors.vectors import token_places, token_vectors
 from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
@@ -114,7 +115,7 @@ async def _embed(call: _TeiCall, message: tei.EmbedRequest) -> tei.EmbedResponse
     )
     result = await call.infer(tasks.TaskInput(sentence_embedding=input), Spans.TEI_EMBED)
     response = tei.EmbedResponse()
-    write_numbers(float32_bytes(result.result.message.sentence_embedding), response)
+    write_floats(float_bytes(result.result.message.sentence_embedding), response)
     return _with_metadata(response, result, len(message.inputs))
 
 
@@ -135,7 +136,7 @@ async def _embed_all(call: _TeiCall, message: tei.EmbedAllRequest) -> tei.EmbedA
     result = await call.infer(tasks.TaskInput(feature_extraction=input), Spans.TEI_EMBED_ALL)
     response = tei.EmbedAllResponse()
     for vector in token_vectors(result.result.message.feature_extraction):
-        write_numbers(vector.tobytes(), response.token_embeddings.add())
+        write_floats(vector.tobytes(), response.token_embeddings.add())
     return _with_metadata(response, result, len(message.inputs))
 
 

@@ -1,20 +1,23 @@
 """Parts of inputs and results that several protocols share: texts or token ids, vectors, and the places of tokens."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import Message
-from google.protobuf.wrappers_pb2 import BytesValue
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.packed import Packed, pack_result
+from neuronpipe.core.tensors import float_bytes, write_floats
+from neuronpipe.tasks.many_texts import MAX_TEXTS
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS
 
 _NO_PLACE = (None, None)
+# The characters of the texts that are one input together, whose tokens are far fewer than an input may have.
+_MOST_CHARACTERS = 64 << 10
 # The words of Voyage, Cohere and Jina for prompts: for a text to find others by, and for a text to be found.
 _QUERY = dict.fromkeys(("query", "search_query", "retrieval.query"), "query")
 _DOCUMENT = ("document", "passage", "corpus")
@@ -71,6 +74,46 @@ def embedding_input(value: str | list[int] | bytes, **options: Any) -> tasks.Tas
     return tasks.TaskInput(sentence_embedding=tasks.SentenceEmbeddingInput(token_ids=value, **options))
 
 
+def lists_of_texts(inputs: Sequence[tasks.TaskInput]) -> list[list[tasks.TaskInput]]:
+    """Divides inputs, in their order, into lists of texts to embed with the same options, and other inputs alone."""
+    lists, options, size = list[list[tasks.TaskInput]](), tasks.SentenceEmbeddingInput(), 0
+    for input in inputs:
+        own = tasks.SentenceEmbeddingInput()
+        own.CopyFrom(input.sentence_embedding)
+        own.text, length = "", len(input.sentence_embedding.text)
+        if lists and size and size + length <= _MOST_CHARACTERS and len(lists[-1]) < MAX_TEXTS and own == options:
+            lists[-1].append(input)
+            size += length
+        else:
+            lists.append([input])
+            options, size = own, 0 if own.token_ids or own.return_sparse or own.return_multi_vector else length
+    return lists
+
+
+def joined_texts(inputs: Sequence[tasks.TaskInput]) -> tasks.TaskInput:
+    """Returns one input with the texts of inputs that have the same options."""
+    joined = tasks.TaskInput()
+    joined.sentence_embedding.CopyFrom(inputs[0].sentence_embedding)
+    joined.sentence_embedding.text = ""
+    joined.sentence_embedding.texts.extend([input.sentence_embedding.text for input in inputs])
+    return joined
+
+
+def results_of_texts(result: tasks.TaskResult, count: int) -> Iterator[Packed[tasks.TaskResult]]:
+    """Yields the result of each text of an input with several."""
+    together = result.sentence_embedding
+    numbers = together.packed or float_bytes(together)
+    size_bytes = len(numbers) // count
+    for start in range(0, size_bytes * count, size_bytes):
+        own, message = numbers[start : start + size_bytes], tasks.TaskResult()
+        if together.packed:
+            message.sentence_embedding.packed = own
+            message.sentence_embedding.precision = together.precision
+        else:
+            write_floats(own, message.sentence_embedding)
+        yield pack_result(message)
+
+
 def embedding_of(result: tasks.TaskResult) -> tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult:
     """Returns the vector of a text or an image."""
     return result.image_embedding if result.HasField("image_embedding") else result.sentence_embedding
@@ -83,24 +126,9 @@ def listed(inputs: Any) -> tuple[Sequence[Any], bool]:
     return inputs, True
 
 
-def float32_bytes(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> bytes:
-    """Returns the vector, float32, little-endian."""
-    # A packed field of floats and a field of bytes have the same form on the wire, so BytesValue reads the field with
-    # its number, 1, and skips others. BytesValue copies 384 numbers twice in 0.6 µs; np.array of the list takes 18 µs
-    # (2026-11-22, 2 busy virtual CPUs).
-    return BytesValue.FromString(result.SerializeToString()).value
-
-
-def write_numbers(numbers: bytes, message: Message) -> None:
-    """Writes a vector, float32 little-endian, into the repeated field `embeddings` of TEI's messages."""
-    # The field has the number 1, as in float32_bytes. Two copies take 2 µs for 384 numbers and 4 µs for 4096; the
-    # message's own constructor makes an object of each number, in 35 and 650 µs (2026-11-29, 2 busy virtual CPUs).
-    message.MergeFromString(BytesValue(value=numbers).SerializeToString())
-
-
 def vector(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> NDArray[np.float32]:
     """Returns the vector, float32 [dimensions]."""
-    return np.frombuffer(float32_bytes(result), "<f4")
+    return np.frombuffer(float_bytes(result), "<f4")
 
 
 def numbers(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> NDArray[Any]:
@@ -112,7 +140,7 @@ def numbers(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) 
 
 def base64_of(result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult) -> str:
     """Returns the bytes of a vector's numbers, little-endian, in Base64."""
-    return b64encode(result.packed or float32_bytes(result)).decode()
+    return b64encode(result.packed or float_bytes(result)).decode()
 
 
 def token_vectors(result: tasks.FeatureExtractionResult | tasks.MultiVectorEmbeddingResult) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.pipeline import Pipeline
-from neuronpipe.gateway.requests import InferenceOutcome, InferenceRequest, InferenceResult
+from neuronpipe.gateway.requests import InferenceOutcome, InferenceRequest
 from neuronpipe.platform.process.background import run_together
 
 RequestT = TypeVar("RequestT")
@@ -37,17 +37,17 @@ async def infer_batch(
 async def infer_together(
     pipeline: Pipeline,
     call: Call,
-    infer: Sequence[Callable[[Call], Coroutine[Any, Any, InferenceResult]]],
+    infer: Sequence[Callable[[Call], Coroutine[Any, Any, AnswerT]]],
     span: Name,
     *,
     at_once: int,
-) -> list[InferenceResult]:
+) -> list[AnswerT]:
     """Runs inputs side by side, `at_once` at most. All must succeed: the first error ends the rest, and is raised.
     `infer`: runs each input with the call that they share.
     """
     places = asyncio.Semaphore(at_once)
 
-    async def run(infer_input: Callable[[Call], Coroutine[Any, Any, InferenceResult]]) -> InferenceResult:
+    async def run(infer_input: Callable[[Call], Coroutine[Any, Any, AnswerT]]) -> AnswerT:
         async with places:
             return await infer_input(shared)
 

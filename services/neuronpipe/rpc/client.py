@@ -205,7 +205,8 @@ def check_health(target: str, service: str | None, timeout_s: float, tls: TlsFil
             except grpc.RpcError as failure:
                 if failure.code() == grpc.StatusCode.NOT_FOUND:
                     return "NOT_FOUND"
-                raise Unavailable(f"{target} does not report its health: {failure.code().name}") from failure
+                cause = ": ".join(filter(None, (failure.code().name, failure.details())))
+                raise Unavailable(f"{target} does not report its health: {cause}") from failure
             return _STATUSES.get(status, str(status))
 
         name = _INFERENCE_SERVICE if service is None else service

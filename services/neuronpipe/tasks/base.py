@@ -1,7 +1,7 @@
 """The contract of a task, and the checks that tasks share."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -110,6 +110,9 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, text_pair: str | None = None, *, prompt: str = "") -> EncodedText:
         """Encodes the whole text or pair behind the prompt as one sequence of any length."""
+
+    def encode_each(self, texts: Sequence[str], *, prompt: str = "") -> Iterator[EncodedText]:
+        """Encodes each of several whole texts behind the prompt, as `encode` does, in less time."""
 
     def encode_chat(
         self,

@@ -109,9 +109,8 @@ def divide(
     if dropped and or_default(truncation) == Truncation.TRUNCATION_ERROR:
         if not max_chunks:
             raise too_long(field_name, tokens, model)
-        raise InvalidInput(
-            field_name, f"{-(-len(places) // room)} chunks of {room} tokens, the limit is {max_chunks} (max_chunks)"
-        )
+        problem = f"{-(-len(places) // room)} chunks of {room} tokens, the limit is {max_chunks} (max_chunks)"
+        raise InvalidInput(field_name, problem, ["max_chunks"])
     places = places[dropped:] if side_of(truncation) == "left" else places[: len(places) - dropped]
     chunks = list[Chunk]()
     for start in range(0, len(places), room):

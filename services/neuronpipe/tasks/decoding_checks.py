@@ -36,6 +36,12 @@ def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, output
             _check_annotations(task.annotations, annotations[index], tokens, model, f"annotations[{index}]")
 
 
+def check_annotations(expected: Annotations, annotations: ArraySets, model: ModelSpec) -> None:
+    """Checks annotations that the task does not declare, because only some inputs have them. Raises InvalidInput."""
+    for index, arrays in enumerate(annotations):
+        _check_annotations(expected, arrays, 0, model, f"annotations[{index}]")
+
+
 def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
     """Returns the number of tokens; 0 for outputs without a token axis."""
     tokens = 0

@@ -9,6 +9,8 @@ models of images and texts the result of `get_image_features`. Vectors are scale
 the original length.
 """
 
+import numpy as np
+
 from neuronpipe.api.v1.tasks_pb2 import (
     ImageClassificationInput,
     ImageClassificationResult,
@@ -19,7 +21,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
 from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
-from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_fields, vector_of
+from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_of, vectors_result
 
 # The pipeline's default.
 _TOP_K = 5
@@ -51,7 +53,7 @@ def decode_embedding(
     input: ImageEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ImageEmbeddingResult:
     """Returns the vector from the graph's output."""
-    return ImageEmbeddingResult(**vector_fields(vector_of(outputs[0]), input, model))
+    return vectors_result(ImageEmbeddingResult, vector_of(outputs[0])[np.newaxis], input, model)
 
 
 _TRAITS = traits_of("image")

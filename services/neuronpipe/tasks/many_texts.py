@@ -1,13 +1,14 @@
 """Limits and joining of tasks with many texts, and hypotheses: sentences that are true if their labels fit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import LabelScore
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, Truncation
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.tasks.base import Encoded, check_text
+from neuronpipe.tasks.base import Encoded, TextTokenizer, check_text, encode_text, text_sequence
 
 MAX_TEXTS = 1024
 # Limits the bytes of all pairs. The first text is tokenized again with each of the others, while other texts of the
@@ -33,6 +34,22 @@ def check_pairs(first_name: str, first: str, name: str, texts: Sequence[str]) ->
     if size_bytes > _MAX_BYTES:
         problem = f"{len(texts)} pairs of {size_bytes} bytes together, the limit is {_MAX_BYTES}"
         raise InvalidInput(f"{first_name} and {name}", problem)
+
+
+def encode_texts(
+    tokenizer: TextTokenizer,
+    model: ModelSpec,
+    named: Sequence[tuple[str, str]],
+    truncation: "Truncation.ValueType",
+    prompt: str,
+) -> Iterator[Encoded]:
+    """Yields the encoding of each of several texts, given with their names for errors, as encode_text encodes it."""
+    together = tokenizer.encode_each([text for _, text in named], prompt=prompt)
+    for (name, text), encoded in zip(named, together, strict=True):
+        if len(encoded.token_ids) <= model.max_tokens:
+            yield Encoded([text_sequence(encoded, tokenizer, model, name, prompt)])
+        else:
+            yield encode_text(tokenizer, model, text, None, truncation, name, prompt)
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:

@@ -84,14 +84,18 @@ def _best_tokens(result: Any) -> list[int | None]:
 
 
 def _embedding(result: Any) -> Vectors:
-    """Returns the embedding, [1, dimensions]: 1 and -1 for binary precisions, steps from the middle for int8, uint8."""
+    """Returns the vectors, [vectors, dimensions]: 1 and -1 for binary precisions, steps from the middle for int8,
+    uint8.
+    """
     if not result.packed:
-        return np.array([result.embedding], np.float64)
-    if result.precision in _MIDDLES:
+        numbers = np.array(result.embedding, np.float64)
+    elif result.precision in _MIDDLES:
         dtype, middle = _MIDDLES[result.precision]
-        return np.frombuffer(result.packed, dtype)[np.newaxis] - middle
-    bits = np.unpackbits(np.frombuffer(result.packed, np.uint8))
-    return 2.0 * bits[np.newaxis].astype(np.float64) - 1.0
+        numbers = np.frombuffer(result.packed, dtype) - middle
+    else:
+        numbers = 2.0 * np.unpackbits(np.frombuffer(result.packed, np.uint8)).astype(np.float64) - 1.0
+    # Results of an image have one vector.
+    return numbers.reshape(getattr(result, "vectors", 0) or 1, -1)
 
 
 def _vectors(result: Any) -> Vectors:

@@ -1,5 +1,5 @@
-"""Sentence embedding: a text to its vector. Pooling runs inside the model's graph; this file cuts and scales the
-vector.
+"""Sentence embedding: texts to their vectors. Pooling runs inside the model's graph; this file cuts and scales the
+vectors.
 
 Equal to sentence-transformers' `encode(text, prompt_name, normalize_embeddings=True, truncate_dim=dimensions)`. With
 another `precision`, equal to its `quantize_embeddings` of that vector, for int8 with the ranges of the bundle.
@@ -10,6 +10,8 @@ But each chunk has its special tokens and its prompt.
 A model that also answers sparse-embedding and multi-vector-embedding (bge-m3) returns these results with the vector,
 from the same execution: FlagEmbedding's `return_sparse` and `return_colbert_vecs`.
 """
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,21 +37,24 @@ from neuronpipe.tasks.base import (
     traits_of,
 )
 from neuronpipe.tasks.chunks import TEXT_TOKENS, check_chunks, divide, encode_chunks, encoded_chunks
-from neuronpipe.tasks.decoding_checks import check_decodable
+from neuronpipe.tasks.decoding_checks import check_annotations, check_decodable
 from neuronpipe.tasks.feature_extraction import check_vectors_size
+from neuronpipe.tasks.many_texts import PART, check_texts, encode_texts, join
 from neuronpipe.tasks.multi_vector_embedding import MultiVectorFacts
 from neuronpipe.tasks.vectors import (
     VECTOR_OPTIONS,
     EmbeddingFacts,
     check_prompt,
     check_vector_options,
-    vector_fields,
     vector_of,
+    vectors_result,
 )
 
 
 def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
-    if not input.token_ids:
+    if input.texts:
+        _check_texts(input)
+    elif not input.token_ids:
         check_text("text", input.text, may_be_empty=True)
     elif input.text:
         raise InvalidInput("token_ids", "replace text; send one of them")
@@ -66,8 +71,20 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
             raise InvalidInput(field, f"is for a model that also answers {other.name.replace('_', '-')}")
 
 
+def _check_texts(input: SentenceEmbeddingInput) -> None:
+    check_texts("texts", input.texts, may_be_empty=True)
+    if input.text or input.token_ids:
+        other = "text" if input.text else "token_ids"
+        raise InvalidInput("texts", f"replace {other}; send one of them", [other])
+    for field in _RETURNED:
+        if getattr(input, field):
+            raise InvalidInput(field, "is for a single text")
+
+
 def encode(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """Returns a sequence for each chunk: text behind the prompt of the input or of the model, or token ids alone."""
+    """Returns a sequence for each chunk: texts are behind the prompt of the input or of the model, token ids alone."""
+    if input.texts:
+        return _encode_texts(input, tokenizer, model)
     encoded = _encode_chunks(input, tokenizer, model)
     if not (input.return_sparse or input.return_multi_vector):  # the usual case
         return encoded
@@ -93,15 +110,38 @@ def _encode_chunks(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, mode
     return encode_chunks(tokenizer, model, input.text, None, input.truncation, input.max_chunks, prompt=prompt)
 
 
+def _encode_texts(input: SentenceEmbeddingInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
+    prompt = EmbeddingFacts.of(model).prompt_of(input.prompt_name)
+    named = [(f"texts[{index}]", text) for index, text in enumerate(input.texts)]
+    if not input.max_chunks:
+        return join(encode_texts(tokenizer, model, named, input.truncation, prompt))
+    parts = [
+        encode_chunks(tokenizer, model, text, None, input.truncation, input.max_chunks, name, prompt)
+        for name, text in named
+    ]
+    encoded = join(parts)
+    if not encoded.annotations:
+        return encoded
+    # The only chunk of a text has any weight.
+    weights = [chunk for part in parts for chunk in part.annotations or [{TEXT_TOKENS: np.ones(1, np.int32)}]]
+    return encoded._replace(
+        annotations=[{**part, **chunk} for part, chunk in zip(encoded.annotations, weights, strict=True)]
+    )
+
+
 def decode(
     input: SentenceEmbeddingInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceEmbeddingResult:
-    """Returns the vector from the graph's output for each chunk, and the other results that the input asks for."""
-    vector = vector_of(outputs[0])
-    if len(outputs) > 1:
+    """Returns the vectors from the graph's output for each text or chunk, and the other results that the input asks
+    for.
+    """
+    vectors = np.stack([vector_of(output) for output in outputs])
+    if annotations and len(outputs) > 1:
         weights = np.concatenate([chunk[TEXT_TOKENS] for chunk in annotations]).astype(np.float32)
-        vector = weights @ np.stack([vector_of(output) for output in outputs]) / weights.sum()
-    result = SentenceEmbeddingResult(**vector_fields(vector, input, model))
+        vectors = np.stack([weights[own] @ vectors[own] / weights[own].sum() for own in _texts_of(annotations, model)])
+    result = vectors_result(SentenceEmbeddingResult, vectors, input, model)
+    if len(vectors) > 1:
+        result.vectors = len(vectors)
     if input.return_sparse:
         check_decodable(sparse_embedding.TASK, model, annotations, outputs)
         result.sparse.CopyFrom(sparse_embedding.decode(SparseEmbeddingInput(), model, annotations, outputs))
@@ -111,8 +151,18 @@ def decode(
     return result
 
 
+def _texts_of(annotations: ArraySets, model: ModelSpec) -> list[slice]:
+    """Returns the chunks of each text."""
+    if PART not in annotations[0]:
+        return [slice(None)]
+    check_annotations(Annotations({PART: 1}), annotations, model)
+    parts = np.concatenate([chunk[PART] for chunk in annotations])
+    starts = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
+    return [slice(start, end) for start, end in pairwise([*starts, len(parts)])]
+
+
 _RETURNED = {"return_sparse": sparse_embedding.TASK, "return_multi_vector": multi_vector_embedding.TASK}
-traits = traits_of("text", "prompt_name", "truncation", "max_chunks", *_RETURNED, "token_ids")
+traits = traits_of("text", "prompt_name", "truncation", "max_chunks", *_RETURNED, "token_ids", "texts")
 _DECODED = *VECTOR_OPTIONS, *_RETURNED
 _LENGTHS = Annotations({TEXT_TOKENS: 1}, may_be_missing=True)
 TASK = Task("sentence_embedding", check, traits, encode, decode, _DECODED, EmbeddingFacts, _LENGTHS)

@@ -8,8 +8,8 @@ import numpy as np
 from neuronpipe.api.v1.tasks_pb2 import SentenceSimilarityInput, SentenceSimilarityResult
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
-from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
-from neuronpipe.tasks.many_texts import check_texts, join
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, traits_of
+from neuronpipe.tasks.many_texts import check_texts, encode_texts, join
 from neuronpipe.tasks.vectors import EmbeddingFacts, check_dimensions, normalized, vector_of
 
 
@@ -24,7 +24,7 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
     """Returns one sequence of the source, then one sequence of each text, all behind the model's prompt, if any."""
     named = [("source", input.source), *((f"texts[{index}]", text) for index, text in enumerate(input.texts))]
     prompt = EmbeddingFacts.of(model).prompt
-    return join(encode_text(tokenizer, model, text, None, input.truncation, name, prompt) for name, text in named)
+    return join(encode_texts(tokenizer, model, named, input.truncation, prompt))
 
 
 def decode(

@@ -1,15 +1,18 @@
 """The vector of a text or an image: its options, and how it is cut, scaled and packed."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
+from google.protobuf.message import Message
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import EmbeddingPrecision
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
-from neuronpipe.core.tensors import Array, Arrays
+from neuronpipe.core.tensors import Array, Arrays, write_floats
+
+ResultT = TypeVar("ResultT", bound=Message)
 
 
 class PromptFacts(TaskFacts):
@@ -39,7 +42,7 @@ def check_prompt(name: str, facts: PromptFacts) -> None:
 
 # The smallest norm that a vector is divided by, as in torch.nn.functional.normalize.
 SMALLEST_NORM = 1e-12
-# Fields of inputs that `packed_vector` reads.
+# Fields of inputs that `vectors_result` reads.
 VECTOR_OPTIONS = ("dimensions", "skip_normalize", "precision")
 
 _PRECISIONS = frozenset(EmbeddingPrecision.values())
@@ -94,27 +97,33 @@ def normalized(vectors: Array) -> Array:
     return scaled
 
 
-def vector_fields(vector: Array, input: Any, model: ModelSpec) -> dict[str, Any]:
-    """Returns the fields of a result: the vector, float32 [embedding_dimensions], converted by the input's options."""
-    vector = vector[: input.dimensions or None]
+def vectors_result(kind: type[ResultT], vectors: Array, input: Any, model: ModelSpec) -> ResultT:
+    """Returns a result with vectors, float32 [vectors, embedding_dimensions], converted by the input's options."""
+    result: Any = kind()
+    vectors = vectors[:, : input.dimensions or None]
     if input.precision in _BINARY:
         # Signed numbers have the highest bit the other way round, which subtracts 128.
         flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_BINARY else 0)
-        return {"packed": (np.packbits(vector > 0) ^ flipped).tobytes(), "precision": input.precision}
+        result.packed, result.precision = (np.packbits(vectors > 0, axis=1) ^ flipped).tobytes(), input.precision
+        return cast(ResultT, result)
     if not input.skip_normalize:
-        vector = vector / max(float(np.linalg.norm(vector)), SMALLEST_NORM)
+        # One by one, because sums of several vectors at once have other last bits than np.linalg.norm of a vector.
+        lengths = np.sqrt(np.array([vector.dot(vector) for vector in vectors]))
+        vectors = vectors / np.maximum(lengths, np.float32(SMALLEST_NORM))[:, np.newaxis]
     if input.precision in _INTEGERS:
         check_vector_options(input, model)  # an item may not come from the tokenizer, which checks it
-        steps = _steps(vector, EmbeddingFacts.of(model))
+        steps = _steps(vectors, EmbeddingFacts.of(model))
         # Signed numbers have the highest bit the other way round, as above.
         flipped = np.uint8(128 if input.precision == EmbeddingPrecision.EMBEDDING_PRECISION_INT8 else 0)
-        return {"packed": (steps ^ flipped).tobytes(), "precision": input.precision}
-    return {"embedding": vector.tolist()}
+        result.packed, result.precision = (steps ^ flipped).tobytes(), input.precision
+    else:
+        write_floats(vectors.astype("<f4", copy=False).tobytes(), result)
+    return cast(ResultT, result)
 
 
-def _steps(vector: Array, facts: EmbeddingFacts) -> Array:
-    """Returns the step of each dimension's range that contains the number, uint8. Equals quantize_embeddings."""
+def _steps(vectors: Array, facts: EmbeddingFacts) -> Array:
+    """Returns the step of its dimension's range that contains each number, uint8. Equals quantize_embeddings."""
     lowest, highest = (np.array(limits, np.float32) for limits in (facts.lowest, facts.highest))
     sizes = (highest - lowest) / 255
-    steps: Array = np.clip(np.floor((vector - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)
+    steps: Array = np.clip(np.floor((vectors - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)
     return steps

@@ -45,17 +45,17 @@ def configuration_exists(objects: Objects) -> Iterator[str]:
     how to make the ConfigMap of an authority.
     """
     for name, policy in objects.of_kind("BackendTLSPolicy").items():
-        for one in policy["spec"]["validation"]["caCertificateRefs"]:
-            if f"create configmap {one['name']} " not in _PAGES["kubernetes.md"]:
-                yield f"BackendTLSPolicy {name}: ConfigMap {one['name']} is made nowhere"
+        for reference in policy["spec"]["validation"]["caCertificateRefs"]:
+            if f"create configmap {reference['name']} " not in _PAGES["kubernetes.md"]:
+                yield f"BackendTLSPolicy {name}: ConfigMap {reference['name']} is made nowhere"
     for workload in objects.workloads.values():
         account = workload.pod.get("serviceAccountName")
         if account and account not in objects.of_kind("ServiceAccount"):
             yield f"{workload}: there is no service account {account}"
-        for one in workload.containers:
-            for variable in one.content.get("env", []):
-                if "configMapKeyRef" in variable.get("valueFrom", {}) and one.environment[variable["name"]] is None:
-                    yield f"{one}: {variable['name']} is in no ConfigMap"
+        for container in workload.containers:
+            for env in container.content.get("env", []):
+                if "configMapKeyRef" in env.get("valueFrom", {}) and container.environment[env["name"]] is None:
+                    yield f"{container}: {env['name']} is in no ConfigMap"
 
 
 def _secrets(objects: Objects) -> Iterator[tuple[str, str]]:
@@ -105,8 +105,8 @@ def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
     """What is scaled exists, has one autoscaler and no number of its own; what is asked for is a metric."""
     owners: dict[str, list[str]] = {}
     for kind in ("HorizontalPodAutoscaler", "ScaledObject"):
-        for name, one in objects.of_kind(kind).items():
-            spec = one["spec"]
+        for name, manifest in objects.of_kind(kind).items():
+            spec = manifest["spec"]
             scaled = spec["scaleTargetRef"]["name"]
             owners.setdefault(scaled, []).append(f"{kind} {name}")
             if scaled not in objects.workloads:
@@ -115,9 +115,9 @@ def autoscaling_has_one_owner(objects: Objects) -> Iterator[str]:
                 yield f"{kind} {name}: {scaled} has replicas of its own, which every apply would set back"
             yield from (f"{kind} {name}: {metric} is no metric" for metric in _unknown_metrics(spec))
             address = [trigger["metadata"].get("scalerAddress", "") for trigger in spec.get("triggers", [])]
-            for host, _, port in (each.partition(":") for each in address if each):
+            for host, _, port in (given.partition(":") for given in address if given):
                 found = objects.of_kind("Service").get(host.partition(".")[0], {"spec": {"ports": []}})
-                if int(port) not in [each["port"] for each in found["spec"]["ports"]]:
+                if int(port) not in [entry["port"] for entry in found["spec"]["ports"]]:
                     yield f"{kind} {name}: there is no Service for {host}:{port}"
             yield from (f"{kind} {name}: {fault}" for fault in _faults_of_none(objects, scaled, spec))
     for scaled, found_owners in owners.items():
@@ -140,9 +140,9 @@ def _faults_of_none(objects: Objects, scaled: str, spec: Mapping[str, Any]) -> I
         return
     if not any(trigger["type"] == "external-push" for trigger in spec["triggers"]):
         yield "nothing brings it back from none"
-    for one in objects.containers:
-        if one.target == "gateway" and not int(one.setting("max_held_requests")):
-            yield f"{one} refuses what it is to answer"
+    for container in objects.containers:
+        if container.target == "gateway" and not int(container.setting("max_held_requests")):
+            yield f"{container} refuses what it is to answer"
 
 
 def _unknown_metrics(spec: Mapping[str, Any]) -> Iterator[str]:
@@ -160,8 +160,8 @@ def kserve_sees_grpc(objects: Objects) -> Iterator[str]:
     known = {variable_name(kind, field) for field in fields_of(kind)}
     for name, runtime in objects.of_kind("ClusterServingRuntime").items():
         [container] = runtime["spec"]["containers"]
-        environment = {one["name"]: one["value"] for one in container["env"]}
-        yield from (f"ClusterServingRuntime {name}: {one} is no setting" for one in environment.keys() - known)
+        environment = {env["name"]: env["value"] for env in container["env"]}
+        yield from (f"ClusterServingRuntime {name}: {env} is no setting" for env in environment.keys() - known)
         [port] = container["ports"]
         if port["name"] != "h2c" and "grpc" not in port["name"]:
             yield f"ClusterServingRuntime {name}: {port['name']} is no name of a port for gRPC"
@@ -179,29 +179,31 @@ def monitors_scrape_all_metrics(objects: Objects) -> Iterator[str]:
     """
     monitors = objects.of_kind("PodMonitor")
     for workload in objects.workloads.values() if monitors else ():
-        scraped = [one for one in workload.containers if "metrics" in one.ports]
+        scraped = [container for container in workload.containers if "metrics" in container.ports]
         selecting = [
-            one for one in monitors.values() if selects(one["spec"]["selector"]["matchLabels"], workload.labels)
+            monitor
+            for monitor in monitors.values()
+            if selects(monitor["spec"]["selector"]["matchLabels"], workload.labels)
         ]
         if len(selecting) != 1:
-            yield from (f"{one}: {len(selecting)} monitors scrape it" for one in scraped)
+            yield from (f"{container}: {len(selecting)} monitors scrape it" for container in scraped)
             continue
         spec = selecting[0]["spec"]
         [endpoint] = spec["podMetricsEndpoints"]
-        for one in scraped:
-            if endpoint["port"] not in one.ports:
-                yield f"{one}: has no port {endpoint['port']}, which is scraped"
+        for container in scraped:
+            if endpoint["port"] not in container.ports:
+                yield f"{container}: has no port {endpoint['port']}, which is scraped"
             if workload.labels.get(spec.get("jobLabel", "")) != workload.name:
-                yield f"{one}: {spec.get('jobLabel')} is not its name"
-            has_tls = bool(one.setting("tls_certificate"))
+                yield f"{container}: {spec.get('jobLabel')} is not its name"
+            has_tls = bool(container.setting("tls_certificate"))
             if has_tls != (endpoint.get("scheme") == "https"):
-                yield f"{one}: its metrics have {'TLS' if has_tls else 'no TLS'}, and are scraped otherwise"
+                yield f"{container}: its metrics have {'TLS' if has_tls else 'no TLS'}, and are scraped otherwise"
             elif has_tls and endpoint["tlsConfig"]["serverName"] not in _names_of(objects, workload):
-                yield f"{one}: its certificate is not for {endpoint['tlsConfig']['serverName']}"
+                yield f"{container}: its certificate is not for {endpoint['tlsConfig']['serverName']}"
 
 
 def _names_of(objects: Objects, workload: Workload) -> list[str]:
     """The names in the certificate of a workload's pods."""
     secret = workload.volumes.get("tls", {}).get("secret", {}).get("secretName")
-    certificates = (one["spec"] for one in objects.of_kind("Certificate").values())
-    return [name for one in certificates if one["secretName"] == secret for name in one["dnsNames"]]
+    specs = (certificate["spec"] for certificate in objects.of_kind("Certificate").values())
+    return [name for spec in specs if spec["secretName"] == secret for name in spec["dnsNames"]]

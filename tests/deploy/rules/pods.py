@@ -73,11 +73,11 @@ def probes_ask_for_what_exists(objects: Objects) -> Iterator[str]:
                 yield from (f"{container}, {kind}: {fault}" for fault in _probe_faults(container, kind, probe))
 
 
-def _probe_faults(one: Container, kind: str, probe: Mapping[str, Any]) -> Iterator[str]:
+def _probe_faults(container: Container, kind: str, probe: Mapping[str, Any]) -> Iterator[str]:
     port, service, files = _asked(probe)
-    if port not in one.ports.values():
+    if port not in container.ports.values():
         yield f"port {port} is none of the container's"
-    of_gateway = one.target == "gateway" and kind == "readinessProbe"
+    of_gateway = container.target == "gateway" and kind == "readinessProbe"
     if (
         (service in (None, INFERENCE))
         if of_gateway and "exec" in probe
@@ -86,11 +86,11 @@ def _probe_faults(one: Container, kind: str, probe: Mapping[str, Any]) -> Iterat
         pass
     else:
         yield f"asks for {service!r}"
-    has_tls = bool(one.setting("tls_certificate"))
+    has_tls = bool(container.setting("tls_certificate"))
     if has_tls != ("exec" in probe):
         yield "is plain, and the port has TLS" if has_tls else "is a command, and the port has no TLS"
     for file in files:
-        if not any(file.startswith(f"{path}/") for path in one.mounts):
+        if not any(file.startswith(f"{path}/") for path in container.mounts):
             yield f"{file} is not mounted"
 
 
@@ -126,16 +126,16 @@ def updates_wait_for_models(objects: Objects) -> Iterator[str]:
         for container in objects.containers
         if container.target in CALLED
     }
-    for one in objects.containers:
-        if one.target in CALLED:
-            needed_s = max(starts_s.values()) if one.target == "gateway" else starts_s[one.workload.name]
-            given_s = one.workload.manifest["spec"].get("progressDeadlineSeconds", _PROGRESS_S)
+    for container in objects.containers:
+        if container.target in CALLED:
+            needed_s = max(starts_s.values()) if container.target == "gateway" else starts_s[container.workload.name]
+            given_s = container.workload.manifest["spec"].get("progressDeadlineSeconds", _PROGRESS_S)
             if given_s <= needed_s:
-                yield f"{one.workload}: is given up after {given_s} s, and may take {needed_s} s to start"
+                yield f"{container.workload}: is given up after {given_s} s, and may take {needed_s} s to start"
 
 
-def _longest_start_s(one: Container) -> int:
-    probe = one.content.get("startupProbe", {})
+def _longest_start_s(container: Container) -> int:
+    probe = container.content.get("startupProbe", {})
     return int(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
 
 
@@ -290,8 +290,8 @@ def volumes_are_there(objects: Objects) -> Iterator[str]:
             yield f"{container}: has no /tmp"
 
 
-def _room(one: Container) -> int:
+def _room(container: Container) -> int:
     """Bytes of the volume, of the pod alone, in which bundles are kept; 0 without one."""
-    mount = one.mounts.get(str(one.setting("repository_cache")), {})
-    limit = one.workload.volumes.get(mount.get("name", ""), {}).get("emptyDir", {}).get("sizeLimit", "0Gi")
+    mount = container.mounts.get(str(container.setting("repository_cache")), {})
+    limit = container.workload.volumes.get(mount.get("name", ""), {}).get("emptyDir", {}).get("sizeLimit", "0Gi")
     return int(limit.removesuffix("Gi")) << 30

@@ -38,11 +38,11 @@ def services_select_pods(objects: Objects) -> Iterator[str]:
 
 def targets_are_services(objects: Objects) -> Iterator[str]:
     """What a service calls is a Service here, with that port; stages are headless, as the gateway balances itself."""
-    for one, host, port in _calls(objects):
+    for caller, host, port in _calls(objects):
         found = objects.of_kind("Service").get(host)
-        if found is None or port not in [each["port"] for each in found["spec"]["ports"]]:
-            yield f"{one}: there is no Service {host} with port {port}"
-        elif one.target == "gateway" and "redis" not in host and found["spec"].get("clusterIP") != "None":
+        if found is None or port not in [entry["port"] for entry in found["spec"]["ports"]]:
+            yield f"{caller}: there is no Service {host} with port {port}"
+        elif caller.target == "gateway" and "redis" not in host and found["spec"].get("clusterIP") != "None":
             yield f"Service {host}: is not headless"
 
 
@@ -57,12 +57,12 @@ def _calls(objects: Objects) -> Iterator[tuple[Container, str, int]]:
 
 def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
     """Between pods exactly the calls that settings name, and from outside the gateway's ports and metrics alone."""
-    workloads = [one for one in objects.workloads.values() if not one.is_job]
+    workloads = [workload for workload in objects.workloads.values() if not workload.is_job]
     if not workloads:
         return
     needed = {
-        (one.workload.name, callee.name, port)
-        for one, host, port in _calls(objects)
+        (caller.workload.name, callee.name, port)
+        for caller, host, port in _calls(objects)
         for callee in objects.selected(host)
     }
     callers: list[Workload | str] = [*workloads, _ANYWHERE]
@@ -94,7 +94,7 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
             yield f"network: {workload.name} may call anybody, which it does not need"
         if workload.name in outside and not may_leave:
             yield f"network: {workload.name} does not reach what is outside"
-    resolving = {one.workload.name for one, _, _ in _calls(objects)} | outside
+    resolving = {caller.workload.name for caller, _, _ in _calls(objects)} | outside
     for workload in workloads:
         if (workload.name in resolving) and not _resolves_names(objects, workload):
             yield f"network: {workload.name} looks up names, and may not"
@@ -142,7 +142,7 @@ def _admits(
     port: Sequence[Any],
 ) -> bool:
     """Whether a rule of a policy lets the other side through; one without peers, or ports, lets all through."""
-    known = ports is None or any(one.get("port") in port for one in ports)
+    known = ports is None or any(allowed.get("port") in port for allowed in ports)
     if not known or peers is None:
         return known
     if isinstance(other, str):
@@ -195,13 +195,13 @@ def _has_tls(stage: Container) -> bool:
 
 def routes_lead_to_services(objects: Objects) -> Iterator[str]:
     """Each route has a listener of a Gateway for itself. Routes and Ingresses have a Service with their port."""
-    routes = [one for kind in ("GRPCRoute", "HTTPRoute") for one in objects.of_kind(kind).values()]
+    routes = [route for kind in ("GRPCRoute", "HTTPRoute") for route in objects.of_kind(kind).values()]
     taken: set[str] = set()
     for route in routes:
         name = f"{route['kind']} {route['metadata']['name']}"
         for parent in route["spec"]["parentRefs"]:
             gateway = objects.of_kind("Gateway").get(parent["name"], {"spec": {"listeners": []}})
-            listeners = {one["name"]: one for one in gateway["spec"]["listeners"]}
+            listeners = {listener["name"]: listener for listener in gateway["spec"]["listeners"]}
             listener = listeners.get(parent.get("sectionName"))
             if listener is None:
                 yield f"{name}: there is no listener {parent.get('sectionName')}"
@@ -218,7 +218,7 @@ def routes_lead_to_services(objects: Objects) -> Iterator[str]:
             if objects.of_kind("BackendTLSPolicy") and not verified:
                 yield f"{name}: calls {backend['name']} with TLS, which it does not have, or as another"
     for name, ingress in objects.of_kind("Ingress").items():
-        for path in (one for rule in ingress["spec"]["rules"] for one in rule["http"]["paths"]):
+        for path in (path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]):
             backend = path["backend"]["service"]
             if not _has_port(objects, backend["name"], "name", backend["port"]["name"]):
                 yield f"Ingress {name}: there is no Service {backend['name']} with port {backend['port']['name']}"

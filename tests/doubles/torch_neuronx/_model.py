@@ -73,7 +73,7 @@ class Model:
 
     def _parameters(self) -> dict[str, torch.Tensor]:
         """Those of the program that are states."""
-        named = {name.removeprefix("func."): one for name, one in self.module.neuron_program.named_parameters()}
+        named = {name.removeprefix("func."): weight for name, weight in self.module.neuron_program.named_parameters()}
         return {name: named[name] for name in self.stamp["aliases"]}
 
     def execute(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -42,9 +42,9 @@ def litellm(url: str, writer: str) -> dict[str, Any]:
     [call] = client.completion(**formed, tools=[_TOOL], tool_choice="required").choices[0].message.tool_calls[:1]
     ranked = {"query": QUERY, "documents": DOCUMENTS, "top_n": 1, "api_key": "none"}
     return {
-        "embeddings": [one["embedding"] for one in client.embedding("openai/minilm", TEXTS, **options).data],
+        "embeddings": [entry["embedding"] for entry in client.embedding("openai/minilm", TEXTS, **options).data],
         "vllm's embeddings": [
-            one["embedding"] for one in client.embedding("hosted_vllm/minilm", TEXTS, **options).data
+            entry["embedding"] for entry in client.embedding("hosted_vllm/minilm", TEXTS, **options).data
         ],
         "chat": client.completion(**asked).choices[0].message.content,
         "vllm's chat": client.completion(**asked | {"model": "hosted_vllm/writer"}).choices[0].message.content,
@@ -85,7 +85,7 @@ def langchain(url: str, writer: str) -> dict[str, Any]:
     said = {
         "chat": short.invoke(CHAT).content,
         "async chat": asyncio.run(short.ainvoke(CHAT)).content,
-        "stream": "".join(one.content for one in short.stream(CHAT)),
+        "stream": "".join(chunk.content for chunk in short.stream(CHAT)),
         "form": long.with_structured_output(SCHEMA).invoke(CHAT),
         "tool's form": long.with_structured_output(SCHEMA, method="function_calling").invoke(CHAT),
     }
@@ -135,10 +135,10 @@ def llama_index(url: str, writer: str) -> dict[str, Any]:
         max_tokens=MAX_TOKENS,
         max_retries=0,
     )
-    messages = [ChatMessage(**one) for one in CHAT]
+    messages = [ChatMessage(**message) for message in CHAT]
     return {
         "chat": chat.chat(messages).message.content,
-        "stream": "".join(one.delta or "" for one in chat.stream_chat(messages)),
+        "stream": "".join(chunk.delta or "" for chunk in chat.stream_chat(messages)),
         "openai": openai.get_text_embedding_batch(TEXTS),
         "openai query": openai.get_query_embedding(TEXTS[0]),
         "tei": tei.get_text_embedding_batch(TEXTS),
@@ -206,7 +206,7 @@ def tei_client(url: str, writer: str) -> dict[str, Any]:
     [tokens] = embedder.tokenize(TEXTS[0])
     return {
         "healthy": embedder.health(),
-        "kinds": [one.info().server_model_type.value for one in (embedder, classifier, reranker)],
+        "kinds": [client.info().server_model_type.value for client in (embedder, classifier, reranker)],
         "embed": embedder.embed(TEXTS),
         "decode": embedder.decode([tokens.get_ids()]),
         "classify": [[[score.label, score.score] for score in labels.scores] for labels in classifier.classify(TEXTS)],

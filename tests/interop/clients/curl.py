@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.interop.clients.lines import One, serve_lines
+from tests.interop.clients.lines import CallRecord, serve_lines
 from tests.interop.clients.wire import body_of, fields_of, read_response
 
 _LIMIT_S = "60"
@@ -20,8 +20,8 @@ def _tls_options(case: dict[str, Any]) -> list[str]:
     return ["--http2", "--cacert", tls["ca"], *shown]
 
 
-def _call_once(case: dict[str, Any], call: dict[str, Any], folder: Path) -> One:
-    one = One()
+def _call_once(case: dict[str, Any], call: dict[str, Any], folder: Path) -> CallRecord:
+    record = CallRecord()
     head, body, sent = folder / "head", folder / "body", folder / "sent"
     sent.write_bytes(body_of(call))
     body.unlink(missing_ok=True)
@@ -38,10 +38,10 @@ def _call_once(case: dict[str, Any], call: dict[str, Any], folder: Path) -> One:
     status = lines[0].split()[1] if lines else f"none, {done.stderr.strip()}"
     pairs = [line.partition(": ") for line in lines[1:] if ": " in line]
     received = body.read_bytes() if body.exists() else b""
-    return read_response(one, status, [(key, value) for key, _, value in pairs], received)
+    return read_response(record, status, [(key, value) for key, _, value in pairs], received)
 
 
-def _run(case: dict[str, Any]) -> Sequence[Sequence[One]]:
+def _run(case: dict[str, Any]) -> Sequence[Sequence[CallRecord]]:
     with TemporaryDirectory() as folder:
         return [[_call_once(case, call, Path(folder)) for _ in range(call["repeat"])] for call in case["calls"]]
 

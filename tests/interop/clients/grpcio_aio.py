@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tests.interop.clients.grpcio_sync import compression_of, credentials_of, options_of
-from tests.interop.clients.lines import One, metadata_of, requests_of, serve_lines
+from tests.interop.clients.lines import CallRecord, metadata_of, requests_of, serve_lines
 
 
 def _channel(case: dict[str, Any]) -> grpc.aio.Channel:
@@ -26,8 +26,8 @@ async def _requests(call: dict[str, Any]) -> AsyncIterator[bytes]:
         yield request
 
 
-async def _call_once(channel: grpc.aio.Channel, call: dict[str, Any]) -> One:
-    one = One()
+async def _call_once(channel: grpc.aio.Channel, call: dict[str, Any]) -> CallRecord:
+    record = CallRecord()
     given: dict[str, Any] = {"timeout": call["timeout_ms"] / 1000 or None, "metadata": metadata_of(call)}
     path, client_streams, server_streams = (
         call["path"],
@@ -47,19 +47,19 @@ async def _call_once(channel: grpc.aio.Channel, call: dict[str, Any]) -> One:
     with suppress(grpc.RpcError, asyncio.CancelledError):
         if server_streams:
             async for data in running:
-                one.received(data)
+                record.received(data)
                 if call["read_pause_ms"]:
                     await asyncio.sleep(call["read_pause_ms"] / 1000)
-                if len(one.responses) == call["cancel_after"]:
+                if len(record.responses) == call["cancel_after"]:
                     running.cancel()
         else:
-            one.received(await running)
+            record.received(await running)
     if timer:
         timer.cancel()
-    return one.ended((await running.code()).value[0], await running.details(), await running.trailing_metadata())
+    return record.ended((await running.code()).value[0], await running.details(), await running.trailing_metadata())
 
 
-async def _caller(channel: grpc.aio.Channel, call: dict[str, Any]) -> list[One]:
+async def _caller(channel: grpc.aio.Channel, call: dict[str, Any]) -> list[CallRecord]:
     await asyncio.sleep(call["start_ms"] / 1000)
     ends_s = time.monotonic() + call["for_ms"] / 1000
     calls = [await _call_once(channel, call)]
@@ -68,7 +68,7 @@ async def _caller(channel: grpc.aio.Channel, call: dict[str, Any]) -> list[One]:
     return calls
 
 
-async def _run(case: dict[str, Any]) -> Sequence[Sequence[One]]:
+async def _run(case: dict[str, Any]) -> Sequence[Sequence[CallRecord]]:
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(_channel(case)) for _ in range(case["connections"])]
         ended = await asyncio.gather(
@@ -77,7 +77,7 @@ async def _run(case: dict[str, Any]) -> Sequence[Sequence[One]]:
                 for call in case["calls"]
             )
         )
-    return [[one for caller in callers for one in caller] for callers in ended]
+    return [[record for caller in callers for record in caller] for callers in ended]
 
 
 if __name__ == "__main__":

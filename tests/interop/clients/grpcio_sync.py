@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tests.interop.clients.lines import One, metadata_of, requests_of, serve_lines, tls_of
+from tests.interop.clients.lines import CallRecord, metadata_of, requests_of, serve_lines, tls_of
 
 
 def options_of(case: dict[str, Any]) -> list[tuple[str, int]]:
@@ -50,8 +50,8 @@ def _requests(call: dict[str, Any]) -> Iterator[bytes]:
         yield request
 
 
-def _call_once(channel: grpc.Channel, call: dict[str, Any]) -> One:
-    one = One()
+def _call_once(channel: grpc.Channel, call: dict[str, Any]) -> CallRecord:
+    record = CallRecord()
     given: dict[str, Any] = {"timeout": call["timeout_ms"] / 1000 or None, "metadata": metadata_of(call)}
     path = call["path"]
     client_streams, server_streams = call["kind"] in ("client", "bidi"), call["kind"] in ("server", "bidi")
@@ -68,17 +68,17 @@ def _call_once(channel: grpc.Channel, call: dict[str, Any]) -> One:
         timer.start()
     try:
         for data in running if server_streams else [running.result()]:
-            one.received(data)
+            record.received(data)
             if call["read_pause_ms"]:
                 time.sleep(call["read_pause_ms"] / 1000)
-            if len(one.responses) == call["cancel_after"]:
+            if len(record.responses) == call["cancel_after"]:
                 running.cancel()
     except (grpc.RpcError, grpc.FutureCancelledError):
         pass
-    return one.ended(running.code().value[0], running.details(), running.trailing_metadata())
+    return record.ended(running.code().value[0], running.details(), running.trailing_metadata())
 
 
-def _caller(channel: grpc.Channel, call: dict[str, Any]) -> list[One]:
+def _caller(channel: grpc.Channel, call: dict[str, Any]) -> list[CallRecord]:
     time.sleep(call["start_ms"] / 1000)
     ends_s = time.monotonic() + call["for_ms"] / 1000
     calls = [_call_once(channel, call)]
@@ -87,14 +87,14 @@ def _caller(channel: grpc.Channel, call: dict[str, Any]) -> list[One]:
     return calls
 
 
-def _run(case: dict[str, Any]) -> Sequence[Sequence[One]]:
+def _run(case: dict[str, Any]) -> Sequence[Sequence[CallRecord]]:
     channels = [_channel(case) for _ in range(case["connections"])]
     with ThreadPoolExecutor(sum(call["repeat"] for call in case["calls"])) as threads:
         callers = [
             [threads.submit(_caller, channels[number % len(channels)], call) for number in range(call["repeat"])]
             for call in case["calls"]
         ]
-        ended = [[one for caller in of_call for one in caller.result()] for of_call in callers]
+        ended = [[record for caller in of_call for record in caller.result()] for of_call in callers]
     for channel in channels:
         channel.close()
     return ended

@@ -18,7 +18,7 @@ _SMALL_BYTES = 16_384
 
 
 @dataclass
-class One:
+class CallRecord:
     """A call, as it goes."""
 
     began_s: float = field(default_factory=time.monotonic)
@@ -32,7 +32,7 @@ class One:
         """A response has come."""
         self.responses.append((len(data), zlib.crc32(data), data if len(data) <= _SMALL_BYTES else b""))
 
-    def ended(self, status: int, message: str | None, trailing: Iterable[Any] | None) -> "One":
+    def ended(self, status: int, message: str | None, trailing: Iterable[Any] | None) -> "CallRecord":
         """The call is over."""
         self.seconds = time.monotonic() - self.began_s
         self.status, self.message = status, message or ""
@@ -55,7 +55,7 @@ def tls_of(case: dict[str, Any]) -> dict[str, bytes] | None:
     return case["tls"] and {name: Path(path).read_bytes() for name, path in case["tls"].items()}
 
 
-def outcome_of(calls: Sequence[One]) -> dict[str, Any]:
+def outcome_of(calls: Sequence[CallRecord]) -> dict[str, Any]:
     """The JSON of the calls that one description stands for."""
     first = calls[0]
     worst = next((call for call in calls if call.status), first)
@@ -72,7 +72,7 @@ def outcome_of(calls: Sequence[One]) -> dict[str, Any]:
     }
 
 
-def serve_lines(run: Callable[[dict[str, Any]], Sequence[Sequence[One]]]) -> None:
+def serve_lines(run: Callable[[dict[str, Any]], Sequence[Sequence[CallRecord]]]) -> None:
     """Runs each case that comes, until the input ends."""
     for line in sys.stdin:
         outcomes = [outcome_of(calls) for calls in run(json.loads(line))]

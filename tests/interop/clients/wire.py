@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from tests.interop.clients.lines import One, metadata_of, requests_of
+from tests.interop.clients.lines import CallRecord, metadata_of, requests_of
 
 
 def fields_of(call: dict[str, Any]) -> list[tuple[str, str]]:
@@ -26,17 +26,17 @@ def body_of(call: dict[str, Any]) -> bytes:
     )
 
 
-def read_response(one: One, status: str, fields: Sequence[tuple[str, str]], body: bytes) -> One:
+def read_response(record: CallRecord, status: str, fields: Sequence[tuple[str, str]], body: bytes) -> CallRecord:
     """What a response means. `status`: HTTP's. `fields`: of the head, and the trailers behind them."""
     place = 0
     while place + 5 <= len(body):
         end = place + 5 + int.from_bytes(body[place + 1 : place + 5], "big")
-        one.received(body[place + 5 : end])
+        record.received(body[place + 5 : end])
         place = end
     code = dict(fields).get("grpc-status")
     if code is None or place != len(body):
-        return one.ended(2, f"HTTP {status}, grpc-status {code}, {len(body) - place} bytes left over", fields)
-    return one.ended(
+        return record.ended(2, f"HTTP {status}, grpc-status {code}, {len(body) - place} bytes left over", fields)
+    return record.ended(
         int(code),
         unquote(dict(fields).get("grpc-message", "")),
         [(key, base64.b64decode(value + "==") if key.endswith("-bin") else value) for key, value in fields],

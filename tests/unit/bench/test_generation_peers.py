@@ -32,7 +32,7 @@ def _running(generate: str) -> Iterator[PeerProcess]:
 def _wait_until_stopped(process: PeerProcess) -> None:
     """The signal is on its way where the processes have no CPU."""
     limit_s = time.monotonic() + _LIMIT_S
-    while {one.status() for one in process.family()} != {psutil.STATUS_STOPPED}:
+    while {member.status() for member in process.family()} != {psutil.STATUS_STOPPED}:
         assert time.monotonic() < limit_s
         time.sleep(0.01)
 

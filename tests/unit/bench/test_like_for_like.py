@@ -52,9 +52,9 @@ def _turns() -> list[Measurement]:
 def test_the_best_peer_has_the_dtype_of_ours_and_is_another_one_for_each_figure() -> None:
     targets = {target.name: target for target in check_targets(Measurements(_turns()))}
     many = targets["serve all, int8, 32 callers: throughput to the best peer's with the same graph (litserve a, int8)"]
-    one = targets["serve all, int8, 1 callers: p50 to the best peer's with the same graph (triton b, int8)"]
+    target = targets["serve all, int8, 1 callers: p50 to the best peer's with the same graph (triton b, int8)"]
     assert (many.measured and many.measured.median, many.is_met) == (2.3, True)
-    assert (one.measured and one.measured.median, one.is_met) == (0.5, True)
+    assert (target.measured and target.measured.median, target.is_met) == (0.5, True)
 
 
 def test_the_page_has_like_for_like_before_the_others_and_measures_it_with_the_models(tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_what_versions_share_is_in_the_bucket_once(bucket: _Bucket) -> None:
 
 def test_a_version_that_is_pushed_twice_is_there_once_and_none_takes_its_place(bucket: _Bucket, tmp_path: Path) -> None:
     bucket.repository.push(bucket.bundles[0], lambda line: None)
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
     with pytest.raises(SetupError, match="m/1: is there with another content; versions do not change"):
-        bucket.repository.push(other, lambda line: None)
+        bucket.repository.push(changed, lambda line: None)
     assert bucket.repository.bundle(_M1).digest == bucket.bundles[0].digest
 
 
@@ -116,7 +116,7 @@ def test_files_of_no_version_are_deleted_and_no_others(bucket: _Bucket) -> None:
     left = [f".blobs/sha256/{name}" for name in ("a" * 64, "b" * 64)]
     for deletes in (False, True):
         found = bucket.repository.collect_garbage(3600, deletes=deletes)
-        assert [(one.name, one.size) for one in found] == [(name, 4) for name in left]
+        assert [(blob.name, blob.size) for blob in found] == [(name, 4) for name in left]
     assert bucket.objects == before | {"models/other": b"not ours", "another/.blobs/sha256/c": b"not ours"}
     del bucket.objects["models/m/1/manifest.json"]
     assert bucket.repository.collect_garbage(0, deletes=True) == []  # version 2 has the same files
@@ -146,7 +146,7 @@ def test_a_push_beside_a_collector_loses_no_file(bucket: _Bucket, monkeypatch: p
     def push_when_about_to_delete(method: str, key: str) -> None:
         if method == "DELETE" and key.startswith("models/.blobs/sha256/") and not pushing.ident:
             pushing.start()
-            while not any(one.startswith("waits") for one in told):
+            while not any(line.startswith("waits") for line in told):
                 time.sleep(0.01)
 
     bucket.look_on = push_when_about_to_delete
@@ -247,19 +247,20 @@ def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_no
     third = read_bundle(_write_larger(tmp_path / "compiled"))
     bucket.repository.push(third, lambda line: None)
     sizes = [
-        sum(path.stat().st_size for path in one.folder.rglob("*") if path.is_file()) for one in (*bucket.bundles, third)
+        sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
+        for bundle in (*bucket.bundles, third)
     ]
     room = sizes[0] + sizes[2] + 100
     cache = bucket.open_cache(max_bytes=room)
     cache.hold(_M1, bucket.bundles[0].digest)
-    other = bucket.open_cache(max_bytes=room)
-    other.hold(_M2, bucket.bundles[1].digest)
+    second = bucket.open_cache(max_bytes=room)
+    second.hold(_M2, bucket.bundles[1].digest)
     problem = r"bytes to fetch beside .* in use are more than .* the limit \(--repository-c"
     with pytest.raises(SetupError, match=problem):
         bucket.open_cache(max_bytes=sizes[2]).hold(ModelKey("m", 3), third.digest)
     assert {path.name for path in (bucket.cache / "m").iterdir()} >= {"1", "2"}
     cache.release(_M1)
-    other.release(_M2)
+    second.release(_M2)
     os.utime(bucket.cache / "m" / "1")  # the older one is used again
     bucket.open_cache(max_bytes=room).hold(ModelKey("m", 3), third.digest).files.check()
     assert {path.name for path in (bucket.cache / "m").iterdir()} == {"1", "3"}
@@ -277,8 +278,8 @@ def _write_larger(repository: Path, size: int = 3000) -> Path:
 
 
 def test_who_waits_for_another_process_or_fetches_gives_up_when_the_process_ends(bucket: _Bucket) -> None:
-    cache, other = bucket.open_cache(), bucket.open_cache()
-    with other._locked():
+    cache, holder = bucket.open_cache(), bucket.open_cache()
+    with holder._locked():
         threading.Timer(0.2, cache.end).start()
         with pytest.raises(SetupError, match="as the process ends"):
             cache.hold(_M1, bucket.bundles[0].digest)
@@ -386,38 +387,38 @@ def test_a_version_is_not_used_while_another_process_deletes_it(bucket: _Bucket)
 
 def _replaced(bucket: _Bucket, tmp_path: Path) -> Bundle:
     """Version 1 with another content, which takes its place in the bucket."""
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
-    bucket.objects["models/m/1/manifest.json"] = (other.folder / MANIFEST_FILE).read_bytes()
-    return other
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    bucket.objects["models/m/1/manifest.json"] = (changed.folder / MANIFEST_FILE).read_bytes()
+    return changed
 
 
 def test_a_version_that_is_approved_with_another_content_takes_the_place_of_the_old_one(
     bucket: _Bucket, tmp_path: Path
 ) -> None:
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
-    other = _replaced(bucket, tmp_path)
-    bundle = bucket.open_cache().hold(_M1, other.digest)
+    changed = _replaced(bucket, tmp_path)
+    bundle = bucket.open_cache().hold(_M1, changed.digest)
     bundle.files.check()
-    assert (bundle.digest, bundle.manifest.cache_results) == (other.digest, True)
+    assert (bundle.digest, bundle.manifest.cache_results) == (changed.digest, True)
 
 
 def test_a_version_that_another_process_has_replaced_meanwhile_is_not_deleted(
     bucket: _Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
-    other = _replaced(bucket, tmp_path)
+    changed = _replaced(bucket, tmp_path)
     first, second = bucket.open_cache(), bucket.open_cache()
     locked = second._locked
 
     @contextlib.contextmanager
     def locked_later() -> Iterator[None]:
         monkeypatch.setattr(second, "_locked", locked)
-        first.hold(_M1, other.digest)
+        first.hold(_M1, changed.digest)
         with locked():
             yield
 
     monkeypatch.setattr(second, "_locked", locked_later)
-    bundle = second.hold(_M1, other.digest)
+    bundle = second.hold(_M1, changed.digest)
     second.release(_M1)
     bundle.files.check()
     assert not bundle_cache._delete_unused(bundle.folder), "the first process has it no more"
@@ -440,12 +441,12 @@ def test_a_process_that_ends_leaves_what_it_has_fetched_to_the_next(
 
 def test_parts_that_nothing_wants_any_more_make_room(bucket: _Bucket, tmp_path: Path) -> None:
     bucket.open_cache()
-    left, other = bucket.cache / ".fetching" / ("a" * 64), bucket.cache / ".fetching" / "not-ours"
+    left, foreign = bucket.cache / ".fetching" / ("a" * 64), bucket.cache / ".fetching" / "not-ours"
     left.write_bytes(b"x" * 4000)
-    other.write_bytes(b"x")
+    foreign.write_bytes(b"x")
     sizes = sum(path.stat().st_size for path in bucket.bundles[0].folder.rglob("*") if path.is_file())
     bucket.open_cache(max_bytes=sizes + 100).hold(_M1, bucket.bundles[0].digest).files.check()
-    assert [left.exists(), other.exists()] == [False, True]
+    assert [left.exists(), foreign.exists()] == [False, True]
 
 
 def test_the_signature_of_a_version_that_is_here_already_is_fetched_where_it_is_wanted(
@@ -502,9 +503,9 @@ def test_a_registry_that_cannot_be_read_changes_nothing_here_or_for_a_process_th
     assert (begun.registry.revision, bool(begun.problem)) == (source.registry.revision, True)
     bucket.breaks = set()
     bucket.objects["models/registry.json"] = written
-    for one in (source, begun):
-        one.look()
-        assert one.problem == ""
+    for follower in (source, begun):
+        follower.look()
+        assert follower.problem == ""
 
 
 def test_a_bucket_without_a_registry_is_not_served(bucket: _Bucket) -> None:

@@ -85,7 +85,7 @@ def test_an_unloaded_model_keeps_names_and_shares_for_when_it_is_loaded_again(
     assert unloaded.reject(bundles[1], _SIGNED).models["m"].is_unloaded
     for loaded in unloaded.load("m", _SIGNED), unloaded.roll_back("m", None, _SIGNED):
         assert loaded.models["m"] == canary.models["m"]
-    assert [one.action for one in unloaded.load("m", _SIGNED).history[-2:]] == ["unload", "load"]
+    assert [change.action for change in unloaded.load("m", _SIGNED).history[-2:]] == ["unload", "load"]
 
 
 def test_a_model_that_nobody_has_approved_is_not_loaded(bundles: list[Bundle]) -> None:
@@ -131,9 +131,9 @@ def test_the_stable_version_is_not_rejected(registry: Registry, bundles: list[Bu
 
 
 def test_a_version_does_not_change_its_content(registry: Registry, tmp_path: Path) -> None:
-    other = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
+    changed = read_bundle(write_bundle(tmp_path / "other", "m", 1, cache_results=True))
     with pytest.raises(SetupError, match="versions do not change: compile another one"):
-        registry.approve(other, _SIGNED)
+        registry.approve(changed, _SIGNED)
 
 
 def test_a_rollback_restores_aliases_and_route_and_is_itself_in_the_history(registry: Registry) -> None:

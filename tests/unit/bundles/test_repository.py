@@ -176,17 +176,17 @@ def test_a_back_end_without_an_artefact_is_told_which_there_are(tmp_path: Path) 
 
 
 def test_equal_bundles_have_equal_digests(tmp_path: Path) -> None:
-    one, other = (read_bundle(write_bundle(tmp_path / place)) for place in ("one", "other"))
-    assert one.digest == other.digest
+    first, second = (read_bundle(write_bundle(tmp_path / place)) for place in ("one", "other"))
+    assert first.digest == second.digest
 
 
 def test_a_bundle_with_another_file_has_another_digest(tmp_path: Path) -> None:
-    one = read_bundle(write_bundle(tmp_path / "one"))
+    bundle = read_bundle(write_bundle(tmp_path / "one"))
     with new_bundle(tmp_path / "other", "m", 1) as folder:
         write_files(folder)
         (folder / "tokenizer.json").write_text("[]")
         write_manifest(folder, manifest())
-    assert read_bundle(tmp_path / "other/m/1").digest != one.digest
+    assert read_bundle(tmp_path / "other/m/1").digest != bundle.digest
 
 
 def test_the_manifest_has_the_digest_of_every_file_but_itself(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def test_a_redis_that_never_answers_is_told_with_its_address_after_one_time_limi
                 asked.append(silent.accept()[0])
             except BlockingIOError:
                 break
-    for one in asked:
-        one.close()
+    for connection in asked:
+        connection.close()
     assert ended.value.code == 1
     told = f"--jobs-redis-url {address}: the Redis of jobs does not answer (TimeoutError)"
     assert capsys.readouterr().err == f"neuronpipe: UNAVAILABLE: {told}\n"

@@ -41,8 +41,12 @@ def test_every_field_of_every_task_has_a_flag_and_no_flag_is_left_over() -> None
 
 
 def _flagged(kind: Descriptor) -> list[FieldDescriptor]:
-    """The fields that have flags: options in a message of their own have none, nor what goes with messages."""
-    return [field for field in kind.fields if not field.message_type and field.name not in _OF_CHATS]
+    """The fields that have flags: options in a message of their own have none, nor what goes with messages.
+
+    With --texts, an input of one text becomes several inputs.
+    """
+    left_out = {*_OF_CHATS, "texts"} if "text" in kind.fields_by_name else {*_OF_CHATS}
+    return [field for field in kind.fields if not field.message_type and field.name not in left_out]
 
 
 def test_it_is_known_of_every_task_what_it_needs() -> None:

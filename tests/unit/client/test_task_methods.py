@@ -52,9 +52,9 @@ def client(gateway: FakeGateway) -> Iterator[Client]:
 
 
 def test_there_is_a_method_for_each_task() -> None:
-    # Of feature extraction there are two: chunks have offsets besides their vectors.
-    assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields) + 1
-    assert {"extract_features", "embed_chunks"} <= set(_METHODS)
+    # Two tasks have two methods: chunks have offsets besides their vectors, and texts have rows of vectors.
+    assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields) + 2
+    assert {"extract_features", "embed_chunks", "embed", "embed_texts"} <= set(_METHODS)
 
 
 @pytest.mark.parametrize("method", _METHODS)
@@ -66,7 +66,7 @@ async def test_options_are_named_in_the_signatures_of_both_clients(
         assert parameters == inspect.signature(getattr(asynchronous, method)).parameters
     assert next(iter(parameters)) == "model"
     # Unpack gives each option of generation its name and type.
-    named = [name for name, one in parameters.items() if (name, one.kind) != ("options", one.VAR_KEYWORD)]
+    named = [name for name, value in parameters.items() if (name, value.kind) != ("options", value.VAR_KEYWORD)]
     assert named[-1] == "version"
     assert not [name for name in named if parameters[name].kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)]
     assert getattr(client, method).__doc__
@@ -80,6 +80,10 @@ async def test_results_have_their_types_in_both_clients(client: Client, gateway:
     assert [(label.label, label.score) for label in labels] == [("a", 0.5)]
     gateway.result = task_result(sentence_embedding={"embedding": [0.5, 1]})
     assert assert_type(client.embed("m", "x"), NDArray[Any]).tolist() == [0.5, 1]
+    assert client.embed_texts("m", ["x"]).tolist() == [[0.5, 1]]
+    gateway.result = task_result(sentence_embedding={"embedding": [0.5, 1, 2, 3], "vectors": 2})
+    assert assert_type(client.embed_texts("m", ["x", "y"]), NDArray[Any]).tolist() == [[0.5, 1], [2, 3]]
+    assert list(gateway.requests[-1].input.sentence_embedding.texts) == ["x", "y"]
 
 
 def test_a_text_of_several_is_not_lost(client: Client, gateway: FakeGateway) -> None:

@@ -188,7 +188,7 @@ def test_without_a_file_there_are_different_texts_of_our_own_half_of_them_in_oth
 def test_every_language_has_the_same_sentences_of_its_own() -> None:
     assert len(sentences()) >= 15
     assert {len(sentence) for sentence in sentences().values()} == {6}
-    every = [sentence for one in sentences().values() for sentence in one]
+    every = [sentence for of_language in sentences().values() for sentence in of_language]
     assert len(set(every)) == len(every)
     # The third and the last are the shortest and one of the longest, which calibration and comparison share.
     assert all(len(sentence[2]) < len(sentence[0]) < len(sentence[5]) for sentence in sentences().values())

@@ -58,10 +58,10 @@ def test_a_description_that_is_another_json_is_no_artefact(content: str, tmp_pat
 
 
 def test_of_two_artefacts_of_one_stamp_the_last_one_counts(tmp_path: Path, artifact: Path) -> None:
-    cache, other = ArtifactCache(tmp_path / "cache"), tmp_path / "other.pt"
-    other.write_bytes(b"compiled again")
+    cache, recompiled = ArtifactCache(tmp_path / "cache"), tmp_path / "other.pt"
+    recompiled.write_bytes(b"compiled again")
     cache.add(_STAMP, artifact)
-    cache.add(_STAMP, other)
+    cache.add(_STAMP, recompiled)
     found = cache.find(_STAMP)
     assert found is not None
     assert found.read_bytes() == b"compiled again"

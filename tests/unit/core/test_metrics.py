@@ -23,7 +23,7 @@ def test_a_bucket_keeps_the_last_sampled_request_as_its_exemplar() -> None:
     histogram.record(3, first)
     histogram.record(4, last)
     histogram.record(5)
-    assert [(bucket, one.value, one.context) for bucket, one in histogram.exemplars.items()] == [(0, 4, last)]
+    assert [(bucket, kept.value, kept.context) for bucket, kept in histogram.exemplars.items()] == [(0, 4, last)]
 
 
 def test_the_same_labels_are_the_same_series() -> None:

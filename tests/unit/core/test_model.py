@@ -171,15 +171,15 @@ def test_facts_of_a_task_that_nobody_declared_are_refused() -> None:
 
 
 def test_encodings_depend_on_the_facts_that_a_task_says_and_on_no_others() -> None:
-    one, same, other = (
+    spec, same, other = (
         model_spec(facts={"a": _Facts(seen=seen, unseen=unseen)}) for seen, unseen in ((1, 1), (1, 2), (2, 1))
     )
     assert (
-        encoding_traits(one)
+        encoding_traits(spec)
         == encoding_traits(same)
-        == encoding_traits(model_spec(facts={"b": _OtherFacts(), **one.facts}))
+        == encoding_traits(model_spec(facts={"b": _OtherFacts(), **spec.facts}))
     )
-    assert encoding_traits(one) != encoding_traits(other)
+    assert encoding_traits(spec) != encoding_traits(other)
 
 
 def test_what_callers_are_told_is_what_the_tasks_say() -> None:

@@ -66,7 +66,7 @@ def test_tensors_are_the_same_as_arrays_and_as_bytes() -> None:
     data = [to_tensor_set(array).SerializeToString() for array in arrays]
     assert list(TensorSets(arrays=arrays).data) == data
     read = TensorSets(data=data).arrays
-    assert [one["input_ids"].tolist() for one in read] == [[1, 2], [3]]
+    assert [sequence["input_ids"].tolist() for sequence in read] == [[1, 2], [3]]
     assert len(TensorSets(data=data)) == len(TensorSets(arrays=arrays)) == 2
 
 

@@ -185,7 +185,9 @@ def test_a_bundle_goes_to_the_cluster_in_an_image(programs: Programs, tmp_path: 
 
 
 def test_a_dry_run_writes_and_calls_nothing(programs: Programs, tmp_path: Path) -> None:
-    said = _deployed(_target(tmp_path / "out", serverless=_SERVERLESS), is_dry=True)
+    target = _target(tmp_path / "out", serverless=_SERVERLESS)
+    said = _deployed(target, is_dry=True)
+    assert "NEURONPIPE_API_KEY=KEY neuronpipe infer" in target.call()
     assert programs.calls == []
     assert not (tmp_path / "out").exists()
     assert "memory: 4096Mi" in "\n".join(said)

@@ -135,7 +135,7 @@ async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_a
     await first.say((first.id_of("a"), NewTokens((), GenerationFigures(), is_waiting=True)))
     second = await system.connect()
     await first.die()
-    assert [one.is_waiting for one in told] == [True, False]
+    assert [tokens.is_waiting for tokens in told] == [True, False]
     await second.answer("a")
     assert await values([task]) == [value("a")]
 
@@ -157,15 +157,15 @@ async def test_a_text_comes_token_by_token_and_its_generator_that_is_closed_aban
 async def test_an_endpoint_that_drains_gets_no_more_and_answers_what_it_has(system: System) -> None:
     draining = await system.connect()
     (a,) = await system.ask("a")
-    other = await system.connect()
+    second = await system.connect()
     await system.ask("occupies the other")
     await draining.say()
     await draining.drain("a")
     (b,) = await system.ask("b")
-    await other.say()
-    assert (draining.names, other.names) == ([["a"]], [["occupies the other"], ["b"]])
+    await second.say()
+    assert (draining.names, second.names) == ([["a"]], [["occupies the other"], ["b"]])
     await draining.answer("a")
-    await other.answer("b")
+    await second.answer("b")
     assert await values([a, b]) == [value("a"), value("b")]
     await draining.die()
     assert system.reports == [True]
@@ -175,10 +175,10 @@ async def test_what_a_draining_endpoint_has_not_read_is_sent_to_another_and_coun
     draining = await system.connect()
     (asked,) = await system.ask("a")
     for _ in range(4):  # one more than the endpoints that may die with an item
-        other = await system.connect()
+        second = await system.connect()
         await draining.drain()
-        assert other.names == [["a"]]
-        draining = other
+        assert second.names == [["a"]]
+        draining = second
     await draining.answer("a")
     assert await values([asked]) == [value("a")]
 
@@ -364,11 +364,11 @@ async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
     stuck = await system.connect()
     stuck.is_jammed = is_jammed
     (asked,) = await system.ask("a")
-    other = await system.connect()
+    second = await system.connect()
     await asyncio.wait_for(stuck.serving, LIMIT_S)
     monkeypatch.undo()
     await settled()
-    await other.answer("a")
+    await second.answer("a")
     assert await values([asked]) == [value("a")]
     (record,) = caplog.records
     assert record.message == "a stage's process is stuck"
@@ -444,23 +444,23 @@ _NO_TWO = r"^no process of the tokenizer service has model 'two' version 7$"
 
 
 async def test_an_item_goes_only_to_endpoints_that_have_its_model(system: System) -> None:
-    one, both, two = await system.connect(_ONE), await system.connect(_ONE, _TWO), await system.connect(_TWO)
+    of_one, both, of_two = await system.connect(_ONE), await system.connect(_ONE, _TWO), await system.connect(_TWO)
     for name, model in {"a": _ONE, "b": _TWO, "c": _ONE, "d": _TWO}.items():
         await system.ask_for(model, name)
-    assert {name for names in one.names for name in names} <= {"a", "c"}
-    assert {name for names in two.names for name in names} <= {"b", "d"}
+    assert {name for names in of_one.names for name in names} <= {"a", "c"}
+    assert {name for names in of_two.names for name in names} <= {"b", "d"}
     for _ in range(2):
-        for wire in (one, both, two):
+        for wire in (of_one, both, of_two):
             await wire.say()
-    assert sorted(itertools.chain(*one.names, *both.names, *two.names)) == ["a", "b", "c", "d"]
+    assert sorted(itertools.chain(*of_one.names, *both.names, *of_two.names)) == ["a", "b", "c", "d"]
 
 
 async def test_an_item_whose_model_is_busy_does_not_hold_up_those_of_other_models(system: System) -> None:
-    one, two = await system.connect(_ONE), await system.connect(_TWO)
+    of_one, of_two = await system.connect(_ONE), await system.connect(_TWO)
     await system.ask_for(_ONE, "occupies it")
     await system.ask_for(_ONE, "waits")
     await system.ask_for(_TWO, "passes")
-    assert (one.names, two.names) == ([["occupies it"]], [["passes"]])
+    assert (of_one.names, of_two.names) == ([["occupies it"]], [["passes"]])
 
 
 async def test_an_endpoint_takes_its_share_only_of_models_that_it_has(system: System) -> None:
@@ -489,10 +489,10 @@ async def test_a_model_that_no_endpoint_has_fails_at_once_by_its_name_and_versio
 async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fails_and_the_others_do_not(
     system: System, ending: str
 ) -> None:
-    one, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
+    of_one, both = await system.connect(_ONE), await system.connect(_ONE, _TWO)
     (first,) = await system.ask_for(_TWO, "occupies it")
     (waiting,) = await system.ask_for(_TWO, "waits")
-    (other,) = await system.ask_for(_ONE, "of the other model")
+    (answered,) = await system.ask_for(_ONE, "of the other model")
     if ending == "goes":
         await both.die()
     elif ending == "drops the model":
@@ -508,8 +508,8 @@ async def test_when_the_last_endpoint_with_a_model_ends_whoever_waits_for_it_fai
     if ending != "goes":
         await both.answer("occupies it")
         assert await first == value("occupies it")
-    await one.answer("of the other model")
-    assert await other == value("of the other model")
+    await of_one.answer("of the other model")
+    assert await answered == value("of the other model")
 
 
 async def test_a_model_that_an_endpoint_gets_is_asked_for_there(system: System) -> None:
@@ -525,16 +525,16 @@ async def test_a_retired_endpoint_gets_nothing_new_answers_what_it_has_and_is_th
     retired = await system.connect()
     a, b = await system.ask("a", "b")
     await retired.say()
-    other = await system.connect()
+    second = await system.connect()
     await retired.retire()
     (c,) = await system.ask("c")
-    assert (retired.names, other.names) == ([["a", "b"]], [["c"]])
+    assert (retired.names, second.names) == ([["a", "b"]], [["c"]])
     await retired.answer("a")
     await settled()
     assert not retired.serving.done()
     await retired.answer("b")
     await asyncio.wait_for(retired.serving, LIMIT_S)
-    await other.answer("c")
+    await second.answer("c")
     assert await values([a, b, c]) == [value("a"), value("b"), value("c")]
     assert (retried.value, system.reports) == (0, [True])
 
@@ -561,11 +561,11 @@ async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(
     monkeypatch.setattr("neuronpipe.gateway.coalescing._RETIRED_LIMIT_S", 0.01)
     retired = await system.connect()
     (asked,) = await system.ask("a")
-    other = await system.connect()
+    second = await system.connect()
     await retired.retire()
     await asyncio.wait_for(retired.serving, LIMIT_S)
     await settled()
-    await other.answer("a")
+    await second.answer("a")
     assert await asked == value("a")
 
 

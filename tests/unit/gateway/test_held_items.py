@@ -50,8 +50,8 @@ async def test_an_endpoint_that_drains_while_it_is_told_what_is_needed_gets_noth
 
 async def test_an_item_is_held_until_an_endpoint_comes_that_has_its_model(held: System) -> None:
     (task,) = await held.ask("a")
-    other = await held.connect(_OTHER)
-    assert (other.names, task.done()) == ([], False)
+    other_wire = await held.connect(_OTHER)
+    assert (other_wire.names, task.done()) == ([], False)
     wire = await held.connect(MODEL)
     await wire.answer("a")
     assert await values([task]) == [value("a")]
@@ -96,25 +96,25 @@ async def test_items_that_are_held_again_count_for_their_own_tenants_and_request
     assert len(refused) in (2, 3)  # three where what had occupied the process is held as well, for no tenant
     held = {name: record.service for name, record in records.items() if record}
     assert held == {name: "" if name in refused else "tokenizer" for name in greedy}
-    other = asyncio.create_task(ask("other", "other"))
+    other_task = asyncio.create_task(ask("other", "other"))
     await settled()
-    assert not other.done()
-    for task in (*greedy.values(), other):
+    assert not other_task.done()
+    for task in (*greedy.values(), other_task):
         task.cancel()
-    await asyncio.gather(*greedy.values(), other, return_exceptions=True)
+    await asyncio.gather(*greedy.values(), other_task, return_exceptions=True)
 
 
 async def test_a_request_is_held_until_none_of_its_items_is(held: System, held_items: HeldItems) -> None:
     record = held_items.new_time()
     assert record
-    one, two = [*await held.ask("a", held=record), *await held.ask_for(_OTHER, "b", held=record)]
+    first, second = [*await held.ask("a", held=record), *await held.ask_for(_OTHER, "b", held=record)]
     wire = await held.connect(MODEL)
     assert (wire.names, record.service) == ([["a"]], "tokenizer")
-    other = await held.connect(_OTHER)
-    assert (other.names, record.service) == ([["b"]], "")
+    other_wire = await held.connect(_OTHER)
+    assert (other_wire.names, record.service) == ([["b"]], "")
     await wire.answer("a")
-    await other.answer("b")
-    assert await values([one, two]) == [value("a"), value("b")]
+    await other_wire.answer("b")
+    assert await values([first, second]) == [value("a"), value("b")]
 
 
 async def test_the_item_that_is_one_too_many_is_refused_and_a_place_is_free_when_a_caller_leaves(held: System) -> None:
@@ -172,13 +172,13 @@ async def test_metrics_and_the_span_tell_how_long_an_item_was_held_and_how_that_
     sent, left = await system.ask("a", "b")
     enter_span(None)
     held = next(family for family in meters.families() if family.instrument is Metrics.HELD)
-    assert [held.number(one) for one in held.series.values()] == [2]
+    assert [held.number(series) for series in held.series.values()] == [2]
     left.cancel()
     await settled()
     wire = await system.connect()
     await wire.answer("a")
     await values([sent])
-    assert [held.number(one) for one in held.series.values()] == [0]
+    assert [held.number(series) for series in held.series.values()] == [0]
     assert meters.counter(Metrics.HELD_ENDED, "tokenizer", "sent").value == 1
     assert meters.counter(Metrics.HELD_ENDED, "tokenizer", "ended").value == 1
     assert sum(meters.histogram(Metrics.HELD_DURATION, "tokenizer").counts) == 2

@@ -34,7 +34,7 @@ async def test_a_quick_answer_waits_for_those_before_it() -> None:
             first_may_end.set()
         return number
 
-    assert [one async for one in answer_in_order(_numbers(3, []), answer, 3)] == [0, 1, 2]
+    assert [value async for value in answer_in_order(_numbers(3, []), answer, 3)] == [0, 1, 2]
     assert ended == [1, 2, 0]
 
 
@@ -143,4 +143,4 @@ async def test_requests_of_large_batches_begin_a_few_in_a_turn_and_tenants_take_
         assert len(pipeline.begun) - begun <= most  # a place that is given back is taken in the same turn
         begun = len(pipeline.begun)
     assert begun < 500
-    assert [len(one) for one in await asyncio.gather(*flood)] == [500] * 10
+    assert [len(answers) for answers in await asyncio.gather(*flood)] == [500] * 10

@@ -85,7 +85,7 @@ async def _execute(item: ExecuteItem) -> Prediction:
 
 
 async def _postprocess(item: PostprocessItem) -> Packed[TaskResult]:
-    arrays = [array for one in (*item.annotations.arrays, *item.outputs.arrays) for array in one.values()]
+    arrays = [array for by_name in (*item.annotations.arrays, *item.outputs.arrays) for array in by_name.values()]
     seen = [item.input.message.text_classification.text, *(array.tobytes().decode() for array in arrays)]
     label = LabelScore(label=" ".join(seen), score=1)
     return pack_result(task_result(text_classification={"labels": [label]}))
@@ -501,7 +501,7 @@ async def test_a_call_that_is_cancelled_leaves_nothing_to_the_garbage_collector(
         await asyncio.wait([task])
         del task
         assert kept
-        assert not any(one() for one in kept)
+        assert not any(reference() for reference in kept)
     finally:
         gc.enable()
 
@@ -684,7 +684,7 @@ async def test_past_the_deadline_a_streams_requests_are_told_so() -> None:
 
 async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     held_items, learned = HeldItems(1, 1), list[float]()
-    monkeypatch.setattr(ModelLoad, "note_answer", lambda self, one, seconds: learned.append(seconds))
+    monkeypatch.setattr(ModelLoad, "note_answer", lambda self, tenant_load, seconds: learned.append(seconds))
 
     async def execute(item: ExecuteItem) -> Prediction:
         held = held_items.hold("neuron-executor", 0, held_time=item.work.held)

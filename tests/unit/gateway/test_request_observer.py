@@ -288,7 +288,7 @@ async def test_a_request_over_http_has_a_span_of_a_server_that_names_no_rpc() ->
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
     """The fields of the requests' lines in the log, which has them."""
     caplog.set_level(logging.INFO, "neuronpipe.requests")
-    return lambda: [vars(one)["fields"] for one in caplog.records if one.message == "request"]
+    return lambda: [vars(record)["fields"] for record in caplog.records if record.message == "request"]
 
 
 async def test_a_request_has_a_line_in_the_log_with_the_duration_of_its_answer(
@@ -318,4 +318,4 @@ async def test_a_request_that_fails_or_is_refused_has_a_line_with_its_status(
 async def test_without_being_asked_for_no_request_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "neuronpipe.requests")
     await _infer(Recorded())
-    assert [one.message for one in caplog.records] == []
+    assert [record.message for record in caplog.records] == []

@@ -215,10 +215,10 @@ def test_callers_show_a_certificate_of_the_current_authorities(tmp_path: Path) -
     _AUTHORITY.issue().write(tmp_path)
     replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
-    own, other = _AUTHORITY.issue("a.example"), Authority("another").issue("a.example")
+    own, foreign = _AUTHORITY.issue("a.example"), Authority("another").issue("a.example")
     with _echoing(tls) as port:
         assert _shown(port, "localhost", own, tmp_path / "caller")
-        for refused in (None, other):
+        for refused in (None, foreign):
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 _shown(port, "localhost", refused, tmp_path / "caller")
         new = Authority("the next one")

@@ -35,13 +35,13 @@ def test_a_file_that_cannot_be_used_at_first_is_an_error(tmp_path: Path) -> None
 
 
 def test_a_change_is_seen_though_time_and_size_are_the_same(tmp_path: Path) -> None:
-    file, other = tmp_path / "file", tmp_path / "other"
+    file, written = tmp_path / "file", tmp_path / "other"
     file.write_text("a")
     watched = _watched(file)
-    other.write_text("b")
+    written.write_text("b")
     before = file.stat()
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(file)
+    os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
+    written.replace(file)
     assert _seen(watched) == ("b", "")
 
 

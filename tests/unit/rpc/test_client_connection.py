@@ -49,10 +49,10 @@ class _Server:
 
 @pytest_asyncio.fixture
 async def server(tmp_path: Path) -> AsyncIterator[_Server]:
-    one = _Server(tmp_path)
-    await one.start()
-    yield one
-    await one.stop(0)
+    running = _Server(tmp_path)
+    await running.start()
+    yield running
+    await running.stop(0)
 
 
 class _Stubs:
@@ -70,13 +70,10 @@ async def connection(
     monkeypatch.setattr(rpc_client, "LOOK_EVERY_S", 0)
     replace(tmp_path / "ca.crt", _AUTHORITY.certificate)
     _AUTHORITY.issue("first.example").write(tmp_path / "client")
-    one = ServiceConnection(server.target, _Stubs, tls=_files(tmp_path))
-    yield one
-    await one.close()
-
-
-def _files(folder: Path) -> TlsFiles:
-    return TlsFiles(folder / "client" / "tls.crt", folder / "client" / "tls.key", folder / "ca.crt")
+    files = TlsFiles(tmp_path / "client" / "tls.crt", tmp_path / "client" / "tls.key", tmp_path / "ca.crt")
+    opened = ServiceConnection(server.target, _Stubs, tls=files)
+    yield opened
+    await opened.close()
 
 
 async def _tell(connection: ServiceConnection[_Stubs]) -> bytes:

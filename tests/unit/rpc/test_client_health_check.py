@@ -3,6 +3,9 @@
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 
 import grpc
 import pytest
@@ -10,7 +13,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from neuronpipe import cli
 from neuronpipe.core.errors import Unavailable
+from neuronpipe.platform.tls import TlsFiles
 from neuronpipe.rpc.client import check_health
+from tests.servers.certificates import Authority, replace
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -99,8 +104,83 @@ def test_a_service_that_the_server_does_not_have_is_unavailable(target: str) -> 
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match=f"^{_NOWHERE} does not report its health: UNAVAILABLE$"):
+    with pytest.raises(Unavailable, match=f"^{_NOWHERE} does not report its health: UNAVAILABLE: .*refused"):
         check_health(_NOWHERE, "", 10)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority()
+
+
+@pytest.fixture
+def encrypted(servicer: health.HealthServicer, authority: Authority) -> Iterator[str]:
+    """The target of a healthy server that wants a client's certificate."""
+    servicer.set("", _SERVING)
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    issued = authority.issue()
+    credentials = grpc.ssl_server_credentials([(issued.key, issued.certificate)], authority.certificate, True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+def _files(folder: Path, authority: Authority, client: Authority | None) -> TlsFiles:
+    replace(folder / "ca.crt", authority.certificate)
+    if client is None:
+        return TlsFiles(ca=folder / "ca.crt")
+    client.issue("caller").write(folder)
+    return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+
+
+def test_a_caller_with_the_right_certificates_learns_the_health(
+    encrypted: str, authority: Authority, tmp_path: Path
+) -> None:
+    assert check_health(encrypted, "", 10, _files(tmp_path, authority, authority)) == ""
+
+
+def test_a_server_of_another_authority_is_told_as_such(encrypted: str, authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"UNAVAILABLE: .*CERTIFICATE_VERIFY_FAILED"):
+        check_health(encrypted, "", 10, _files(tmp_path, Authority("another"), authority))
+
+
+def test_a_missing_certificate_of_the_client_ends_with_what_grpc_says(
+    encrypted: str, authority: Authority, tmp_path: Path
+) -> None:
+    with pytest.raises(Unavailable, match=r"UNAVAILABLE: .*(Socket closed|Connection reset by peer)"):
+        check_health(encrypted, "", 10, _files(tmp_path, authority, None))
+
+
+def test_a_call_without_tls_at_a_port_with_tls_ends_with_what_grpc_says(encrypted: str) -> None:
+    with pytest.raises(Unavailable, match=r"UNAVAILABLE: .*(Socket closed|Connection reset by peer)"):
+        check_health(encrypted, "", 10)
+
+
+def test_a_call_with_tls_at_a_port_without_is_told_as_such(target: str, authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"UNAVAILABLE: .*WRONG_VERSION_NUMBER"):
+        check_health(target, "", 10, _files(tmp_path, authority, None))
+
+
+class _OldHttp(StreamRequestHandler):
+    """A server of HTTP/1.1, which knows no preface of HTTP/2."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+
+
+def test_the_command_says_that_a_port_speaks_http(capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadingTCPServer(("127.0.0.1", 0), _OldHttp) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        target = f"127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(SystemExit):
+            cli.main(["health", "--target", target])
+        server.shutdown()
+        serving.join()
+    assert f"--target {target} speaks HTTP/1.1; give the port of gRPC" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "found"), [((), _INFERENCE), (("--service", ""), "the process")])

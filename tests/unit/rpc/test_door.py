@@ -595,8 +595,8 @@ async def _double(number: int, context: Context) -> int:
 
 
 async def _count(number: int, context: Context) -> AsyncIterator[int]:
-    for one in range(number):
-        yield one
+    for counted in range(number):
+        yield counted
 
 
 async def _sum(numbers: AsyncIterator[int], context: Context) -> int:
@@ -650,11 +650,11 @@ async def test_all_four_kinds_of_rpcs_are_answered_at_every_door_of_a_process(ca
         async with grpc.aio.insecure_channel(address) as opened:
             channel: Any = opened
             assert await channel.unary_unary("/test.Numbers/Double")(b"21", timeout=_LIMIT_S) == b"42"
-            found = [one async for one in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)]
+            found = [message async for message in channel.unary_stream("/test.Numbers/Count")(b"3", timeout=_LIMIT_S)]
             assert found == [b"0", b"1", b"2"]
             assert await channel.stream_unary("/test.Numbers/Sum")(iter([b"1", b"2"]), timeout=_LIMIT_S) == b"3"
             sums = channel.stream_stream("/test.Numbers/RunningSum")(iter([b"1", b"2"]), timeout=_LIMIT_S)
-            assert [one async for one in sums] == [b"1", b"3"]
+            assert [message async for message in sums] == [b"1", b"3"]
     await life.stop()
 
 
@@ -668,8 +668,8 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
     async def halve(number: int, context: Context) -> int:
         return number // 2
 
-    other = replace(_rpc("Double"), path="/test.Others/Double")
-    handlers: RpcHandlers = [(_rpc("Double"), _double), (other, halve)]
+    renamed = replace(_rpc("Double"), path="/test.Others/Double")
+    handlers: RpcHandlers = [(_rpc("Double"), _double), (renamed, halve)]
     async with _channel_to(caplog, ["test.Numbers", "test.Others"], handlers) as channel:
         answers = [
             await channel.unary_unary(f"/test.{service}/Double")(b"8", timeout=_LIMIT_S)
@@ -700,8 +700,8 @@ async def test_one_connection_does_not_take_all_calls_of_a_process(caplog: pytes
         held = [asyncio.create_task(_infer(system)) for _ in range(5)]
         await began.wait()
         assert system.life.in_flight.count <= 2
-        async with grpc.aio.insecure_channel(system.address, options=[("grpc.use_local_subchannel_pool", 1)]) as other:
-            stream = InferenceServiceStub(other).InferStream(iter([InferStreamRequest()]), timeout=_LIMIT_S)
+        async with grpc.aio.insecure_channel(system.address, options=[("grpc.use_local_subchannel_pool", 1)]) as fresh:
+            stream = InferenceServiceStub(fresh).InferStream(iter([InferStreamRequest()]), timeout=_LIMIT_S)
             assert [answer async for answer in stream] == [InferStreamResponse()]
         assert system.life.in_flight.count <= 2
         released.set()

@@ -615,9 +615,9 @@ def _reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class _Unread:
@@ -753,12 +753,12 @@ async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
 
 
 async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> None:
-    one, two = ModelKey("one", 1), ModelKey("two", 12)
+    first, second = ModelKey("one", 1), ModelKey("two", 12)
     async with _conversation(
         _announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()
     ) as (stream, _):
-        assert stream.models == frozenset({one})
-        assert (await stream.receive()).models == frozenset({one, two})
+        assert stream.models == frozenset({first})
+        assert (await stream.receive()).models == frozenset({first, second})
         assert (await stream.receive()).models == frozenset()
 
 

@@ -817,9 +817,9 @@ async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, v
         yield rpc.decode(request.SerializeToString())
 
     answers = [
-        rpc.response_class.FromString(rpc.encode(one)) async for one in stage_method(rpc, stage)(requests(), None)
+        rpc.response_class.FromString(rpc.encode(part)) async for part in stage_method(rpc, stage)(requests(), None)
     ]
-    assert [one for answer in answers for one in answer.outcomes] == [outcome]
+    assert [returned for answer in answers for returned in answer.outcomes] == [outcome]
 
 
 @pytest.mark.usefixtures("impatient")

@@ -35,14 +35,14 @@ def test_every_address_of_a_name_is_kept() -> None:
         number = int(port.address.rpartition(":")[2])
         for *_, where in socket.getaddrinfo("localhost", number, type=socket.SOCK_STREAM):
             family = socket.AF_INET6 if len(where) == 4 else socket.AF_INET
-            with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
-                other.bind(where)
+            with socket.socket(family) as probe, pytest.raises(OSError, match="Address already in use"):
+                probe.bind(where)
 
 
 @pytest.mark.parametrize("reuse_port", [False, True])
 def test_a_port_that_another_service_listens_on_is_refused(reuse_port: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0), reuse_port=reuse_port) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0), reuse_port=reuse_port) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         problem = f"^--listen: cannot listen on {address}: Address already in use$"
         with pytest.raises(SetupError, match=problem), shared_port("--listen", address):
             pass

@@ -149,7 +149,8 @@ _CASES: dict[str, tuple[Any, list[Arrays], list[Arrays]]] = {
 @pytest.mark.parametrize("name", TASKS)
 def test_the_options_alone_decode_to_the_same_result(name: str) -> None:
     task, (input, annotations, outputs) = TASKS[name], _CASES[name]
-    model = model_spec(name, labels=("a", "b", "c", "d", "e")[: _numbers_of(outputs)], tokens=tuple("uvwxyz"))
+    numbers = next(iter(outputs[0].values())).shape[-1]
+    model = model_spec(name, labels=("a", "b", "c", "d", "e")[:numbers], tokens=tuple("uvwxyz"))
 
     def decoded(given: Any) -> Any:
         # Copies, as arrays of a stage are read once.
@@ -178,10 +179,6 @@ def _options(name: str, input: Any) -> Any:
     part = TASKS[name].decoding_part(TaskInput(**{name: input}))
     assert part.WhichOneof("task") == name
     return getattr(part, name)
-
-
-def _numbers_of(outputs: list[Arrays]) -> int:
-    return int(next(iter(outputs[0].values())).shape[-1])
 
 
 def _bare(input: Any) -> Any:

@@ -58,7 +58,7 @@ def test_a_stop_string_ends_the_text_before_it(size: int) -> None:
 
 def test_a_stop_string_before_half_a_character_ends_the_text_with_its_token() -> None:
     pieces = (b"x", b"at\xe5", b"\x8c\x97")  # a token may have the end of a word and the begin of a character
-    detokenizer = Detokenizer(lambda ids: b"".join(pieces[one] for one in ids).decode("utf-8", errors="replace"))
+    detokenizer = Detokenizer(lambda ids: b"".join(pieces[token] for token in ids).decode("utf-8", errors="replace"))
     for token_ids in ([0, 1], [0, 1, 2]):
         released = release(detokenizer, [], token_ids, ["at"], is_last=False)
         assert (released.text, released.tokens, released.is_stopped) == ("x", 2, True)
@@ -130,7 +130,7 @@ def _with(tokenizer: Tokenizer, decoder: Any) -> Tokenizer:
 def _byte_level() -> Tokenizer:
     letters = {bytes([value]): letter for value, letter in _byte_letters().items()}
     whole = [b"a", b" b", b"\xe4\xbd\xa0", b"\xa0\xe4", b"c\xf0\x9f", b"\xef\xbf\xbd", b"\x98\x80d"]
-    pieces = ["".join(letters[bytes([byte])] for byte in one) for one in whole]
+    pieces = ["".join(letters[bytes([byte])] for byte in piece) for piece in whole]
     return _tokenizer(
         [*pieces, *(letters[bytes([byte])] for byte in b"\x80\x98\x9f\xe4\xbd\xf0\xff")], decoders.ByteLevel()
     )
@@ -183,7 +183,7 @@ class _Case:
         self.chosen = random.Random(zlib.crc32(kind.encode()))
         self.hidden = self.tokenizer.token_to_id("\0</s>")
         byte_ids = [self.tokenizer.token_to_id(piece) for piece in _BYTE_PIECES]
-        self._byte_ids = [one for one in byte_ids if one is not None]
+        self._byte_ids = [byte_id for byte_id in byte_ids if byte_id is not None]
 
     def ids(self) -> list[int]:
         """Tokens of all kinds; some are mostly bytes, or mostly without a text."""
@@ -196,7 +196,7 @@ class _Case:
     def text(self, ids: Sequence[int]) -> str:
         """As transformers decodes them."""
         reference = PreTrainedTokenizerFast(tokenizer_object=self.tokenizer)
-        kept = [one for one in ids if one != self.hidden]
+        kept = [token_id for token_id in ids if token_id != self.hidden]
         return str(reference.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def whole_text(self, ids: Sequence[int]) -> str:

@@ -61,7 +61,7 @@ def test_the_image_is_not_sent_to_where_nobody_needs_it() -> None:
 
 
 def test_images_are_encoded_alike_where_their_bytes_are_equal() -> None:
-    one, same, other = (
+    traits, same, other = (
         TASK.traits(ImageClassificationInput(image=image, top_k=k)) for image, k in ((b"a", 1), (b"a", 2), (b"b", 1))
     )
-    assert one == same != other
+    assert traits == same != other

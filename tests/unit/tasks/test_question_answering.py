@@ -36,11 +36,11 @@ def _window(starts: Sequence[int], *, cls: bool = True) -> Arrays:
 def _logits(start: Sequence[float], end: Sequence[float]) -> Arrays:
     """Logits of [CLS] and the words from weights; all other tokens are poisoned."""
 
-    def one(weights: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def logits(weights: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         cls, *words = (math.log(weight) if weight else -200.0 for weight in weights)
         return np.array([cls, _POISON, _POISON, *words, _POISON], np.float32)
 
-    return {"start_logits": one(start), "end_logits": one(end)}
+    return {"start_logits": logits(start), "end_logits": logits(end)}
 
 
 def _answers(input: QuestionAnsweringInput, *windows: tuple[Arrays, Arrays]) -> list[tuple[str, object, int, int]]:
@@ -93,21 +93,21 @@ def test_an_answer_has_at_most_fifteen_tokens_unless_asked() -> None:
 
 def test_equal_passages_of_two_windows_add_up() -> None:
     # Both windows see "cd" alone at the same place: 0.5 x 0.8 and 0.4 x 0.5.
-    one = (_window([0, 3]), _logits([1, 4, 5], [1, 1, 8]))
-    other = (_window([3, 6]), _logits([5, 4, 1], [4, 5, 1]))
-    assert _answers(_ask(), one, other) == [("cd", 0.40 + 0.20, 3, 5)]
+    first = (_window([0, 3]), _logits([1, 4, 5], [1, 1, 8]))
+    second = (_window([3, 6]), _logits([5, 4, 1], [4, 5, 1]))
+    assert _answers(_ask(), first, second) == [("cd", 0.40 + 0.20, 3, 5)]
 
 
 def test_passages_that_differ_in_case_only_are_one_answer_at_the_first_ones_place() -> None:
-    one = (_window([0]), _logits([1, 3], [2, 2]))  # 3/4 x 1/2
-    other = (_window([3]), _logits([1, 1], [1, 3]))  # 1/2 x 3/4
-    assert _answers(_ask(context="Cd cD", top_k=2), one, other) == [("Cd", 0.75, 0, 2)]
+    first = (_window([0]), _logits([1, 3], [2, 2]))  # 3/4 x 1/2
+    second = (_window([3]), _logits([1, 1], [1, 3]))  # 1/2 x 3/4
+    assert _answers(_ask(context="Cd cD", top_k=2), first, second) == [("Cd", 0.75, 0, 2)]
 
 
 def test_windows_compete() -> None:
-    one = (_window([0]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
-    other = (_window([3]), _logits([1, 9], [1, 9]))  # 9/10 x 9/10
-    assert _answers(_ask(top_k=2), one, other) == [("cd", 0.81, 3, 5), ("ab", 0.25, 0, 2)]
+    first = (_window([0]), _logits([1, 1], [1, 1]))  # 1/2 x 1/2
+    second = (_window([3]), _logits([1, 9], [1, 9]))  # 9/10 x 9/10
+    assert _answers(_ask(top_k=2), first, second) == [("cd", 0.81, 3, 5), ("ab", 0.25, 0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ def _embedding(*numbers: float) -> TaskResult:
     return task_result(sentence_embedding={"embedding": numbers})
 
 
+def _two_embeddings(*numbers: float) -> TaskResult:
+    return task_result(sentence_embedding={"embedding": numbers, "vectors": 2})
+
+
 def _bits(*octets: int) -> TaskResult:
     ubinary = EmbeddingPrecision.EMBEDDING_PRECISION_UBINARY
     return task_result(sentence_embedding={"packed": bytes(octets), "precision": ubinary})
@@ -82,12 +86,15 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("result", "other", "expected"),
     [
         (_labels("a", "b"), _labels("a", "c"), 1.0),
         (_labels("a", "b"), _labels("b", "a"), 0.0),
         (_embedding(1, 0), _embedding(3, 4), 0.6),  # (1 x 3) / (1 x 5)
         (_embedding(1, 0), _embedding(-1, 0), 0.0),
+        # The second vectors: (1 x 3) / (1 x 5). All four numbers as one vector: 4 / 7.2.
+        (_two_embeddings(1, 0, 1, 0), _two_embeddings(1, 0, 3, 4), 0.6),
+        (_two_embeddings(1, 0, 1, 0), _embedding(1, 0, 1, 0), 0.0),
         (_embedding(1, 0), _embedding(1, 0, 0), 0.0),
         (_bits(0b11110000), _bits(0b11110001), 0.75),  # 7 bits of 8 are the same, one is not: (7 - 1) / 8
         (_steps(_INT8_STEPS, b"\x7f\x80"), _steps(_INT8_STEPS, b"\x7f\x7f"), 0.0),
@@ -114,11 +121,11 @@ _FLOAT, _INT8 = FeatureType.FEATURE_TYPE_FLOAT32, FeatureType.FEATURE_TYPE_INT8
         (TaskResult(), TaskResult(), 0.0),
     ],
 )
-def test_agreement_is_what_the_task_compares(one: TaskResult, other: TaskResult, expected: float) -> None:
-    task = one.WhichOneof("task") or "text_classification"
+def test_agreement_is_what_the_task_compares(result: TaskResult, other: TaskResult, expected: float) -> None:
+    task = result.WhichOneof("task") or "text_classification"
     model = model_spec(task if task in ("text_classification", "summarization") else "text_classification")
-    assert result_agreement(TaskInput(), model, one, other) == pytest.approx(expected)
-    assert result_agreement(TaskInput(), model, other, one) == pytest.approx(expected)
+    assert result_agreement(TaskInput(), model, result, other) == pytest.approx(expected)
+    assert result_agreement(TaskInput(), model, other, result) == pytest.approx(expected)
 
 
 def test_every_task_has_a_measure() -> None:

@@ -42,8 +42,8 @@ def test_bits_equal_those_of_sentence_transformers(name: Literal["binary", "ubin
     input = SentenceEmbeddingInput(precision=precision)
     ours = [decode(input, _MODEL, [], [{"sentence_embedding": vector}]) for vector in vectors]
     expected = quantize_embeddings(vectors, precision=name)
-    assert [one.packed for one in ours] == [one.tobytes() for one in expected]
-    assert {(one.precision, len(one.embedding)) for one in ours} == {(precision, 0)}
+    assert [vector.packed for vector in ours] == [vector.tobytes() for vector in expected]
+    assert {(vector.precision, len(vector.embedding)) for vector in ours} == {(precision, 0)}
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8"])
@@ -61,7 +61,7 @@ def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(
     ]
     expected = quantize_embeddings(np.array(floats, np.float32), precision=name, ranges=ranges)
     ours = [decode(input, model, [], [{"sentence_embedding": vector}]).packed for vector in vectors]
-    assert ours == [one.tobytes() for one in expected]
+    assert ours == [vector.tobytes() for vector in expected]
 
 
 def test_bytes_are_refused_without_ranges_and_for_vectors_that_have_others() -> None:
@@ -180,4 +180,77 @@ def test_token_ids_that_the_model_cannot_take_are_refused(token_ids: list[int], 
 def test_what_is_encoded_otherwise_has_other_traits() -> None:
     cut = {"token_ids": [1], "truncation": Truncation.TRUNCATION_LEFT}
     fields: list[Any] = [{"text": "1"}, {"token_ids": [1]}, {"token_ids": [1, 1]}, cut]
+    fields += [{"texts": ["1"]}, {"texts": ["1", "1"]}]
     assert len({TASK.traits(SentenceEmbeddingInput(**field)) for field in fields}) == len(fields)
+
+
+def test_each_of_several_texts_is_a_sequence_behind_the_prompt() -> None:
+    tokenizer = WordTokenizer("query:", "a", "b")
+    query, a, b = tokenizer.ids("query: a b")
+    model = model_spec("sentence_embedding", prompts={"query": "query: "})
+    encoded = encode_checked(TASK, SentenceEmbeddingInput(texts=["a", "b b"], prompt_name="query"), tokenizer, model)
+    sequences = [[CLS, query, a, SEP], [CLS, query, b, b, SEP]]
+    assert [sequence["input_ids"].tolist() for sequence in encoded.sequences] == sequences
+    assert not encoded.annotations
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"dimensions": 8}, {"skip_normalize": True}, *({"precision": precision} for precision in range(1, 6))],
+    ids=str,
+)
+def test_the_vectors_of_texts_are_those_of_each_text_one_after_another(asked: Any) -> None:
+    vectors = np.random.default_rng(7).standard_normal((3, 16)).astype(np.float32)
+    model = model_spec("sentence_embedding", embedding_dimensions=16, lowest=[-0.5] * 16, highest=[0.5] * 16)
+    outputs = [{"sentence_embedding": vector} for vector in vectors]
+    input = SentenceEmbeddingInput(**asked)
+    together, each = decode(input, model, [], outputs), [decode(input, model, [], [output]) for output in outputs]
+    assert together.vectors == 3
+    assert list(together.embedding) == [number for one in each for number in one.embedding]
+    assert together.packed == b"".join(one.packed for one in each)
+    assert {one.precision for one in (together, *each)} == {asked.get("precision", 0) * (asked.get("precision", 0) > 1)}
+    assert {one.vectors for one in each} == {0}
+
+
+def test_each_of_several_long_texts_has_the_mean_of_its_own_chunks() -> None:
+    # Each chunk has room for 4 words: the first text has chunks of 4 and 2, the second a single one.
+    input = SentenceEmbeddingInput(texts=["a b c d e f", "a"], max_chunks=2, skip_normalize=True)
+    encoded = encode_checked(TASK, input, WordTokenizer(), _MODEL)
+    assert [len(sequence["input_ids"]) - 2 for sequence in encoded.sequences] == [4, 2, 1]
+    outputs = [{"sentence_embedding": np.full(4, number, np.float32)} for number in (1, 4, 9)]
+    # (4 * 1 + 2 * 4) / 6 = 2
+    assert list(decode(input, _MODEL, encoded.annotations, outputs).embedding) == [2.0] * 4 + [9.0] * 4
+
+
+def test_parts_of_texts_that_no_encoding_has_are_refused() -> None:
+    annotations = [{"text_tokens": np.ones(1, np.int32), "part": np.array([-1], np.int32)}] * 2
+    outputs = [{"sentence_embedding": np.ones(4, np.float32)}] * 2
+    with pytest.raises(InvalidInput, match=r"annotations\[0\].part"):
+        decode(SentenceEmbeddingInput(), _MODEL, annotations, outputs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text": "a", "texts": ["b"]}, "texts: replace text; send one of them"),
+        ({"token_ids": [1], "texts": ["b"]}, "texts: replace token_ids; send one of them"),
+        ({"texts": ["a", "b\0"]}, "texts[1]: has the character NUL at position 1"),
+        ({"texts": ["a"] * 1025}, "texts: 1025 texts, must be from 1 to 1024"),
+        ({"texts": ["a"], "return_sparse": True}, "return_sparse: is for a single text"),
+        ({"texts": ["a", "a b c d e"]}, "texts[1]: 7 tokens, the model takes 6; set truncation to cut"),
+        (
+            {"texts": ["a", "a b c d e f g h i"], "max_chunks": 2},
+            "texts[1]: 3 chunks of 4 tokens, the limit is 2 (max_chunks)",
+        ),
+    ],
+)
+def test_texts_that_cannot_be_embedded_are_refused_by_their_place(fields: Any, expected: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode_checked(TASK, SentenceEmbeddingInput(**fields), WordTokenizer(), _MODEL)
+    assert str(caught.value).startswith(expected)
+
+
+def test_the_dropped_tokens_of_several_texts_are_counted_together() -> None:
+    right = Truncation.TRUNCATION_RIGHT
+    input = SentenceEmbeddingInput(texts=["a b c d e", "a", "a b c d e f"], truncation=right)
+    assert encode_checked(TASK, input, WordTokenizer(), _MODEL).truncated_tokens == 1 + 2

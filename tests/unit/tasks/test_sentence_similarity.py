@@ -79,6 +79,6 @@ def test_a_bad_input_is_refused_by_its_fields_name(input: SentenceSimilarityInpu
 
 
 def test_an_encoding_depends_on_every_text() -> None:
-    one = SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2)
-    assert TASK.traits(one) == TASK.traits(SentenceSimilarityInput(source="a", texts=["b", "c"]))
-    assert TASK.traits(one) != TASK.traits(SentenceSimilarityInput(source="a", texts=["b", "d"]))
+    input = SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2)
+    assert TASK.traits(input) == TASK.traits(SentenceSimilarityInput(source="a", texts=["b", "c"]))
+    assert TASK.traits(input) != TASK.traits(SentenceSimilarityInput(source="a", texts=["b", "d"]))

@@ -30,7 +30,7 @@ def _outputs(**changes: Any) -> dict[str, Array]:
         **prompt_arrays([5, 6, 7], [_ONE, _ONE]),
         "score": np.array(-2.5, _FLOAT),
     }
-    return {name: one for name, one in {**made, **changes}.items() if one is not None}
+    return {name: array for name, array in {**made, **changes}.items() if array is not None}
 
 
 def _decoded(outputs: dict[str, Array]) -> Any:

@@ -41,7 +41,7 @@ def test_a_text_in_another_language_has_its_token() -> None:
         TRANSLATION.encode(TranslationInput(text="a b", source_language=name), WordTokenizer(), _model())
         for name in ("", "en_XX", "fr_XX")
     ]
-    ids = [one.sequences[0]["input_ids"].tolist() for one in encoded]
+    ids = [encoding.sequences[0]["input_ids"].tolist() for encoding in encoded]
     assert ids[0] == ids[1]
     assert ids[2] == [501, *ids[0][1:]]
 

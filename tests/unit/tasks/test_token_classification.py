@@ -129,10 +129,10 @@ def test_labels_without_b_and_i_are_grouped_and_named_by_what_is_behind_the_hyph
 
 
 def test_what_two_windows_find_is_given_once_the_longer_or_the_surer() -> None:
-    one = [(0, 3, False, _B_PER, 0.9), (11, 13, False, _B_LOC, 0.9)]
-    other = [(0, 3, False, _B_PER, 0.95), (4, 7, False, _I_PER, 0.65), (11, 13, False, _B_LOC, 0.95)]
+    first = [(0, 3, False, _B_PER, 0.9), (11, 13, False, _B_LOC, 0.9)]
+    second = [(0, 3, False, _B_PER, 0.95), (4, 7, False, _I_PER, 0.65), (11, 13, False, _B_LOC, 0.95)]
     # Ann Lee is longer than Ann; Ro is surer in the second window.
-    assert _entities(_ask(), one, other) == [("PER", 0.8, "Ann Lee", 0), ("LOC", 0.95, "Ro", 11)]
+    assert _entities(_ask(), first, second) == [("PER", 0.8, "Ann Lee", 0), ("LOC", 0.95, "Ro", 11)]
 
 
 def test_one_window_may_have_overlapping_tokens() -> None:

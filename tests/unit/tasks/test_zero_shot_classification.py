@@ -117,7 +117,7 @@ def test_a_bad_input_is_refused_by_its_fields_name(changes: dict[str, object], e
 
 
 def test_an_encoding_does_not_depend_on_how_scores_are_made() -> None:
-    one = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"])
+    input = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"])
     other = ZeroShotClassificationInput(text="t", candidate_labels=["a", "b"], multi_label=True)
-    assert TASK.traits(one) == TASK.traits(other)
-    assert TASK.traits(one) != TASK.traits(ZeroShotClassificationInput(text="t", candidate_labels=["b", "a"]))
+    assert TASK.traits(input) == TASK.traits(other)
+    assert TASK.traits(input) != TASK.traits(ZeroShotClassificationInput(text="t", candidate_labels=["b", "a"]))

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,10 @@ class WordTokenizer:
         """See TextTokenizer."""
         return self._encoded((prompt + text).split(), None if text_pair is None else text_pair.split())
 
+    def encode_each(self, texts: Sequence[str], *, prompt: str = "") -> Iterator[EncodedText]:
+        """See TextTokenizer."""
+        return (self.encode(text, prompt=prompt) for text in texts)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -94,7 +98,7 @@ class WordTokenizer:
         prompt: str = "",
     ) -> EncodedText:
         """See TextTokenizer."""
-        texts = [one.split() for one in (prompt + text, text_pair) if one is not None]
+        texts = [part.split() for part in (prompt + text, text_pair) if part is not None]
         dropped = 0
         while sum(map(len, texts)) + self.special_tokens(pair=text_pair is not None) > max_tokens:
             if only_first and len(texts[0]) == 1:

@@ -668,10 +668,11 @@ class SentenceEmbeddingInput(_message.Message):
     MAX_CHUNKS_FIELD_NUMBER: _builtins.int
     RETURN_SPARSE_FIELD_NUMBER: _builtins.int
     RETURN_MULTI_VECTOR_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     TRUNCATION_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text. Required, unless there are token_ids."""
+    """The text. Required, unless there are token_ids or texts."""
     skip_normalize: _builtins.bool
     """True: return the pooled vector without scaling it to length 1. Default: false."""
     dimensions: _builtins.int
@@ -709,6 +710,12 @@ class SentenceEmbeddingInput(_message.Message):
         prompt.
         """
 
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Instead of the text: 1 to 1024 texts, each with all the other options. Not with return_sparse or
+        return_multi_vector. If a text fails, the input fails, with an error that names the text as texts[i].
+        """
+
     def __init__(
         self,
         *,
@@ -721,12 +728,13 @@ class SentenceEmbeddingInput(_message.Message):
         max_chunks: _builtins.int = ...,
         return_sparse: _builtins.bool = ...,
         return_multi_vector: _builtins.bool = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
         truncation: Global___Truncation.ValueType = ...,
         truncation_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "max_chunks", b"max_chunks", "precision", b"precision", "prompt_name", b"prompt_name", "return_multi_vector", b"return_multi_vector", "return_sparse", b"return_sparse", "skip_normalize", b"skip_normalize", "text", b"text", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "max_chunks", b"max_chunks", "precision", b"precision", "prompt_name", b"prompt_name", "return_multi_vector", b"return_multi_vector", "return_sparse", b"return_sparse", "skip_normalize", b"skip_normalize", "text", b"text", "texts", b"texts", "token_ids", b"token_ids", "truncation", b"truncation", "truncation_tokens", b"truncation_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -743,13 +751,20 @@ class SentenceEmbeddingResult(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
     MULTI_VECTOR_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
     packed: _builtins.bytes
-    """The vector of another precision: of a binary one a byte for eight dimensions, else a byte for each."""
+    """The vector of another precision: of a binary one a byte for eight dimensions, else a byte for each. For
+    `texts` the vectors come one after another.
+    """
     precision: Global___EmbeddingPrecision.ValueType
     """The precision of `packed`; not set for float32."""
+    vectors: _builtins.int
+    """The number of vectors in `embedding` or `packed`, if there are several."""
     @_builtins.property
     def embedding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: float32 [dimensions]; empty for the other precisions."""
+        """The vector: float32 [dimensions]; empty for the other precisions. For `texts` it is float32 [texts, dimensions], the
+        vectors one after another.
+        """
 
     @_builtins.property
     def sparse(self) -> Global___SparseEmbeddingResult:
@@ -767,10 +782,11 @@ class SentenceEmbeddingResult(_message.Message):
         precision: Global___EmbeddingPrecision.ValueType = ...,
         sparse: Global___SparseEmbeddingResult | None = ...,
         multi_vector: Global___MultiVectorEmbeddingResult | None = ...,
+        vectors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["multi_vector", b"multi_vector", "sparse", b"sparse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "multi_vector", b"multi_vector", "packed", b"packed", "precision", b"precision", "sparse", b"sparse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "multi_vector", b"multi_vector", "packed", b"packed", "precision", b"precision", "sparse", b"sparse", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

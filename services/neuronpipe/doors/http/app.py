@@ -135,8 +135,8 @@ class App:
         self._routes = RouteTable(handlers)
         for route, _ in handlers:
             if route.takes and not route.is_raw:
-                limit = sys.maxsize if route.takes_images else self._max_input_bytes
-                self._readers[route.key] = partial(read_body, TypeAdapter(route.takes), max_text_bytes=limit)
+                kind = TypeAdapter(route.takes)
+                self._readers[route.key] = partial(read_body, kind, max_text_bytes=self._max_input_bytes)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers a request."""

@@ -316,15 +316,19 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     return value
 
 
+# The fields of images in Base64, which may be longer than texts.
+_IMAGES = frozenset({"image", "images", "image_url", "url"})
+
+
 def _check_texts(value: Any, max_bytes: int) -> None:
-    """Raises InvalidInput if the text has more characters than an input may have bytes, before it is copied."""
+    """Raises InvalidInput if a text that is no image has more characters than an input may have bytes."""
     # Lists and objects, each with the index of its container in this list, and its name in the container.
     containers: list[tuple[Any, int, int | str]] = [([value], 0, "")]
-    for index, (container, _, _) in enumerate(containers):
+    for index, (container, _, field) in enumerate(containers):
         for name, inner in container.items() if type(container) is dict else enumerate(container):
             kind = type(inner)
             if kind is str:
-                if len(inner) > max_bytes:
+                if len(inner) > max_bytes and _IMAGES.isdisjoint((field, name)):
                     path = [name]
                     while index:
                         _, index, name = containers[index]

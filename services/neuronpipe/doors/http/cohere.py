@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput
@@ -21,7 +22,7 @@ from neuronpipe.doors.vectors import (
     prompt_of_word,
     vector,
 )
-from neuronpipe.tasks.vectors import check_vector_options, vector_fields
+from neuronpipe.tasks.vectors import check_vector_options, vectors_result
 
 _Type = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _SIDES = {"NONE": None, "START": "left", "END": "right"}
@@ -65,9 +66,7 @@ _VECTORS: Any = dict[str, list[list[float]] | list[list[int]] | list[str]]
 _ANSWER = named(
     "CohereEmbeddings", id=str, embeddings=_VECTORS, texts=list[str], response_type=str, meta=dict[str, Any]
 )
-EMBED = Route(
-    "POST", "/v2/embed", "Cohere: vectors of texts and images", CohereEmbed, _ANSWER, COHERE_ERROR, takes_images=True
-)
+EMBED = Route("POST", "/v2/embed", "Cohere: vectors of texts and images", CohereEmbed, _ANSWER, COHERE_ERROR)
 _FIELDS = {
     "truncation": "truncate",
     "truncation_tokens": "max_tokens",
@@ -101,7 +100,9 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
         vectors = [vector(embedding_of(result.result.message)) for result in results]
         embeddings: dict[str, list[Any]] = {}
         for word, conversion in conversions.items():
-            converted = (SentenceEmbeddingResult(**vector_fields(each, conversion, spec)) for each in vectors)
+            converted = (
+                vectors_result(SentenceEmbeddingResult, each[np.newaxis], conversion, spec) for each in vectors
+            )
             embeddings[word] = list(map(base64_of if word == "base64" else numbers, converted))
         tokens = sum(result.usage.tokens for result in results)
         answer = {"id": request.call.request_id, "response_type": "embeddings_by_type", "embeddings": embeddings}

@@ -89,7 +89,6 @@ class Route:
     - `takes`: the type of the body in JSON, from which pydantic makes checks and a schema; None for no body.
     - `gives`: the type of the answer; see `named`.
     - `is_raw`: the handler gets the body as bytes, because its type depends on the model.
-    - `takes_images`: whether texts of the body may be images in Base64, which are longer than other texts may be.
     - `takes_media`: media types of raw bodies in addition to JSON.
     - `query`: parameters with their meanings.
     - `is_counted`: false for a route that must answer while the process starts and drains.
@@ -103,7 +102,6 @@ class Route:
     gives: Any = None
     error_form: ErrorForm = PROBLEM_DETAILS
     is_raw: bool = False
-    takes_images: bool = False
     takes_media: Sequence[str] = ()
     query: Mapping[str, str] = field(default_factory=dict)
     is_counted: bool = True

@@ -24,7 +24,7 @@ from neuronpipe.doors.text_stream import begun
 from neuronpipe.doors.vectors import vector
 from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 
-_post = partial(Route, "POST", takes=message_body(InferRequest.DESCRIPTOR), takes_images=True)
+_post = partial(Route, "POST", takes=message_body(InferRequest.DESCRIPTOR))
 INFER = _post(
     "/v1/infer",
     "neuronpipe: one input of any task, with timings and usage",

@@ -59,7 +59,7 @@ async def _invocations(inference: Inference, request: HttpRequest) -> HttpRespon
         result = await inference.pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
         return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
     name = request.headers.get(_TARGET_HEADER, b"").decode("latin-1") or request.names.get("name", "")
-    if request.media_type in ("", JSON) and _MARK.search(request.body):
+    if request.media_type in ("", JSON):
         read = partial(_read_other, request.body, name, inference.settings.max_input_bytes)
         if other := await request.make(read):
             answer_other, body = other
@@ -87,7 +87,7 @@ def _read_other(data: bytes, model: str, max_input_bytes: int) -> tuple[Any, Any
 
     Raises InvalidInput.
     """
-    value = read_json(data, max_input_bytes)
+    value = read_json(data, max_input_bytes) if _MARK.search(data) else None
     if not isinstance(value, dict) or "inputs" in value:
         return None
     for field, (takes, answer) in _OTHERS.items():

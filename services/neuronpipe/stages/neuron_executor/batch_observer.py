@@ -18,10 +18,12 @@ _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attri
 
 
 class Member(Protocol):
-    """A sequence of a batch. `trace`: the span context of its item if that is sampled."""
+    """A sequence of a batch, with its mates. `trace`: the span context of its item if that is sampled."""
 
     @property
     def tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
     @property
     def trace(self) -> SpanContext | None: ...
 
@@ -119,7 +121,7 @@ class BatchObserver(ModelObserver):
         self._meters.gauge(Metrics.LONE_GRAPH_MEMORY, lambda: prepared().lone_graph_bytes, *self.labels)
 
     def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
-        size, real_tokens = len(members), sum(member.tokens for member in members)
+        size, real_tokens = sum(member.rows for member in members), sum(member.tokens for member in members)
         computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens
         duration_ns = run.ended_ns - run.started_ns
@@ -155,13 +157,15 @@ class BatchObserver(ModelObserver):
             Attributes.BACKEND: self._backend,
             Attributes.CORE: run.core,
             Attributes.IS_ALONE: run.is_alone,
-            Attributes.BATCH_SIZE: len(members),
+            Attributes.BATCH_SIZE: sum(member.rows for member in members),
             Attributes.BUCKET_TOKENS: run.padded_tokens,
             Attributes.PADDED_TOKENS: run.computed_tokens,
             Attributes.PADDING_RATIO: padding,
         }
         compute_spans: dict[SpanContext, Span] = {}
-        for row, member in enumerate(members):
+        end = 0
+        for member in members:
+            row, end = end, end + member.rows
             if not member.trace:
                 continue
             row_attributes: dict[str, AttributeValue] = {

@@ -94,8 +94,8 @@ class DeadlineCheck:
     def keep_if_in_time(self, sequence: QueuedSequence, wait_s: float) -> bool:
         if sequence.future.done():
             return False
-        own_s = self._forecast.next_batch_s(self._lone_tokens(sequence.padded_tokens))
-        if not sequence.keep_if_in_time(wait_s + own_s):
+        own_tokens = sequence.rows * self._lone_tokens(sequence.padded_tokens)
+        if not sequence.keep_if_in_time(wait_s + self._forecast.next_batch_s(own_tokens)):
             self._late_until_s[sequence.is_bulk] = time.monotonic() + _LATE_FOR_S
             return False
         if time.monotonic() >= self._late_until_s[sequence.is_bulk]:
@@ -224,21 +224,24 @@ class PlannedShapes:
             ):
                 break
         members = growing.members
-        while self._menu.rows_within(len(members), max(member.padded_tokens for member in members)) < len(members):
+        while len(members) > 1:
+            rows = sum([member.rows for member in members])
+            if self._menu.rows_within(rows, max(member.padded_tokens for member in members)) == rows:
+                break
             self._queue.push(members.pop())
         return self.batch_of(members)
 
     def batch_of(self, members: list[QueuedSequence]) -> Batch:
         """Adds empty rows if the number of sequences is not on the menu; see BatchPolicy."""
         longest = max(member.padded_tokens for member in members)
-        rows = self._menu.rows_for(len(members), longest)
+        rows = self._menu.rows_for(sum([member.rows for member in members]), longest)
         return Batch(members, rows, longest, rows * longest)
 
     def lone_tokens(self, padded_tokens: int) -> int:
         return padded_tokens
 
     def _full_tokens(self, sequence: QueuedSequence) -> int:
-        waiting_tokens = sequence.padded_tokens + self._queue.tokens_before(is_bulk=sequence.is_bulk)
+        waiting_tokens = sequence.rows * sequence.padded_tokens + self._queue.tokens_before(is_bulk=sequence.is_bulk)
         return int(min(waiting_tokens, self._efficient_tokens, sequence.padded_tokens * self._limits.max_batch_size))
 
     @property
@@ -258,21 +261,22 @@ class PlannedShapes:
                 continue
             if head.lost_cores:
                 return True
-            now_tokens, padded = growing.padded_tokens * len(members), max(growing.padded_tokens, length)
+            now_tokens, rows = growing.padded_tokens * growing.rows, growing.rows + head.rows
             if (
-                len(members) == min(self._limits.max_batch_size, self._menu.most_rows(growing.padded_tokens))
+                rows > min(self._limits.max_batch_size, self._menu.most_rows(growing.padded_tokens))
                 or growing.tokens >= share
                 or now_tokens >= self._efficient_tokens
             ):
                 return False
-            tokens = padded * (len(members) + 1)
-            padding += tokens - now_tokens - length
+            padded = max(growing.padded_tokens, length)
+            tokens = padded * rows
+            padding += tokens - now_tokens - length * head.rows
             batch_s = self._forecast.batch_s(tokens)
             finish_s = time.monotonic() + wait_s + batch_s
             if (
                 batch_s > limit_s
                 or tokens > self._limits.max_batch_tokens
-                or len(members) >= self._menu.most_rows(padded)
+                or rows > self._menu.most_rows(padded)
                 or padding > self._forecast.overhead_tokens * _WORTHWHILE_PADDING
                 or finish_s >= growing.deadline_s
                 or finish_s >= head.deadline_s
@@ -284,20 +288,22 @@ class PlannedShapes:
 
 
 class _GrowingBatch:
-    """A batch that may still grow: its members, their padded tokens together, the length to which all are padded, and
-    the earliest of their deadlines.
+    """A batch that may still grow: its members, their rows and padded tokens together, the length to which all are
+    padded, and the earliest of their deadlines.
     """
 
-    __slots__ = ("deadline_s", "members", "padded_tokens", "tokens")
+    __slots__ = ("deadline_s", "members", "padded_tokens", "rows", "tokens")
 
     def __init__(self, oldest: QueuedSequence) -> None:
         self.members = [oldest]
-        self.tokens = self.padded_tokens = oldest.padded_tokens
+        self.rows, self.padded_tokens = oldest.rows, oldest.padded_tokens
+        self.tokens = oldest.rows * oldest.padded_tokens
         self.deadline_s = oldest.deadline_s
 
     def add(self, sequence: QueuedSequence) -> None:
         """Adds a sequence that has left the queue."""
         self.members.append(sequence)
-        self.tokens += sequence.padded_tokens
+        self.rows += sequence.rows
+        self.tokens += sequence.rows * sequence.padded_tokens
         self.padded_tokens = max(self.padded_tokens, sequence.padded_tokens)
         self.deadline_s = min(self.deadline_s, sequence.deadline_s)

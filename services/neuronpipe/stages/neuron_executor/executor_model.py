@@ -8,6 +8,8 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -136,11 +138,16 @@ class ExecutorModel:
         """
         for arrays in sequences:
             self._kind.check(arrays)
+        order: list[int] = []
+        if self.spec.is_static and len(sequences) > 1:  # mates are neighbours
+            lengths = [*map(self._padded, sequences)]
+            order = sorted(range(len(sequences)), key=lengths.__getitem__)
+            sequences = [sequences[place] for place in order]
         queued = self.enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
         try:
-            if len(queued) == 1:
+            if len(sequences) == 1:
                 return [await queued[0].future]
-            return list(await asyncio.gather(*(sequence.future for sequence in queued)))
+            computed = await asyncio.gather(*(sequence.future for sequence in queued))
         finally:
             for sequence in queued:
                 sequence.future.cancel()
@@ -148,6 +155,13 @@ class ExecutorModel:
                     self.queue.forget(sequence)
             # A cancelled future keeps its error, which keeps this frame: both would wait for the garbage collector.
             del sequence, queued
+        if not order:
+            return computed
+        each = [one for first in computed for one in (first, *(replace(first, outputs=mate) for mate in first.mates))]
+        return [one for _, one in sorted(zip(order, each, strict=True), key=itemgetter(0))]
+
+    def _padded(self, arrays: Arrays) -> int:
+        return self.backend.shapes.round_tokens(self._kind.tokens_of(arrays))
 
     def enqueue(
         self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
@@ -167,23 +181,37 @@ class ExecutorModel:
             retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_wait_s(is_bulk=call.is_bulk))
             problem = f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}"
             raise Overloaded(problem, retry_after_s)
-        loop, numbers, round_tokens = asyncio.get_running_loop(), self._device.numbers, self.backend.shapes.round_tokens
+        loop, numbers = asyncio.get_running_loop(), self._device.numbers
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         new: list[QueuedSequence] = []
+        most_rows: float = 1
         for arrays in sequences:
-            tokens = self._kind.tokens_of(arrays)
+            tokens, padded_tokens = self._kind.tokens_of(arrays), self._padded(arrays)
+            if self.spec.is_static:
+                if new and new[-1].padded_tokens == padded_tokens and new[-1].rows < most_rows:
+                    new[-1].mates.append(arrays)
+                    new[-1].tokens += tokens
+                    continue
+                most_rows = self._most_mates(padded_tokens)
             key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
-            new.append(QueuedSequence(*key, arrays, tokens, round_tokens(tokens), loop.create_future(), trace))
-        padded_tokens = [sequence.padded_tokens for sequence in new]
-        own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max(padded_tokens)))
-        if len(new) > 1:
-            own_s = max(own_s, self.forecast.all_cores_s(sum(padded_tokens)))
+            new.append(QueuedSequence(*key, arrays, tokens, padded_tokens, loop.create_future(), trace))
+        own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max([sequence.padded_tokens for sequence in new])))
+        if len(sequences) > 1:
+            together = sum([sequence.rows * sequence.padded_tokens for sequence in new])
+            own_s = max(own_s, self.forecast.all_cores_s(together))
         if not self._is_in_time(deadline_s - own_s, is_bulk=call.is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for sequence in new:
             self.queue.push(sequence)
         self._device.has_work.set()
         return new
+
+    def _most_mates(self, padded_tokens: int) -> int:
+        """The most sequences that share a place in the queue."""
+        shapes = self.backend.shapes
+        if not self.spec.is_static or isinstance(shapes, BucketPlan):
+            return 1
+        return shapes.most_rows(padded_tokens)
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
         """Whether a new sequence can begin before its deadline."""
@@ -217,13 +245,16 @@ class ExecutorModel:
         rows.
         """
         # Read on this thread: the model may forget a member's arrays while the back end's thread works.
-        sequences, lengths = [member.arrays for member in batch.members], [member.tokens for member in batch.members]
+        sequences = [arrays for member in batch.members for arrays in (member.arrays, *member.mates)]
+        lengths = [*map(self._kind.tokens_of, sequences)]
         specs = [self._outputs[int(arrays[ADAPTER][0]) if ADAPTER in arrays else 0] for arrays in sequences]
         sequences += sequences[:1] * (batch.rows - len(sequences))
 
         def finish(outputs: Arrays) -> list[RowOutputs]:
-            rows = (cut(outputs, row, tokens, specs[row]) for row, tokens in enumerate(lengths))
-            return [fault_of(arrays) or arrays for arrays in rows]
+            rows = [cut(outputs, row, tokens, specs[row]) for row, tokens in enumerate(lengths)]
+            # Padding may hold any number, so rows are looked at alone only where the whole batch is not finite.
+            is_finite = len(rows) > 1 and all(np.isfinite(array).all() for array in outputs.values())
+            return [(None if is_finite else fault_of(arrays)) or arrays for arrays in rows]
 
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
@@ -234,19 +265,21 @@ class ExecutorModel:
             BatchShape(0 if run.is_alone else run.core, batch.rows, batch.padded_tokens, run.is_alone)
         )
         self.forecast.observe(batch.computed_tokens, (run.ended_ns - run.started_ns) / 1e9, is_alone=run.is_alone)
-        members = batch.members
-        self._computed += len(members)
-        for member, row in zip(members, rows, strict=True):
-            self._unwanted += member.future.done()
-            if isinstance(row, NeuronpipeError):
+        self._computed += len(rows)
+        end = 0
+        for member in batch.members:
+            own, end = rows[end : end + member.rows], end + member.rows
+            self._unwanted += member.rows * member.future.done()
+            outputs = [row for row in own if not isinstance(row, NeuronpipeError)]
+            if fault := next((row for row in own if isinstance(row, NeuronpipeError)), None):
                 ids = member.trace.ids if member.trace else {}
                 name, core, tokens = self.spec.name, run.core, member.tokens
                 log_warning("a sequence's outputs are not finite", model=name, core=core, tokens=tokens, **ids)
-                fail([member], row)
+                fail([member], fault)
             elif not member.future.done():
-                member.future.set_result(
-                    ComputedSequence(row, run.started_ns, run.ended_ns, len(members), batch.padded_tokens)
-                )
+                times = run.started_ns, run.ended_ns
+                computed = ComputedSequence(outputs[0], *times, len(rows), batch.padded_tokens, outputs[1:])
+                member.future.set_result(computed)
 
     def requeue(self, sequence: QueuedSequence) -> None:
         """Puts a sequence of a lost core back into the queue, for the remaining cores."""

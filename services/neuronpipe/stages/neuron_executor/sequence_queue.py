@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from neuronpipe.core.errors import DeadlineExceeded
@@ -16,13 +16,17 @@ _MAX_LEFT_BEHIND = 16
 
 @dataclass(slots=True)
 class ComputedSequence:
-    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns()."""
+    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns().
+
+    `mates`: the outputs of the sequence's mates.
+    """
 
     outputs: Arrays
     started_ns: int
     finished_ns: int
     batch_size: int
     bucket_tokens: int
+    mates: Sequence[Arrays] = ()
 
 
 @dataclass(order=True, slots=True)
@@ -32,7 +36,8 @@ class QueuedSequence:
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
     earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
     time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
-    `lost_cores`: number of cores that were lost while they computed it.
+    `lost_cores`: number of cores that were lost while they computed it. `mates`: other sequences of its item, with the
+    same padded length, that have one place in the queue with it, run in its batch, and share its future.
     """
 
     is_beyond_share: bool
@@ -47,6 +52,12 @@ class QueuedSequence:
     trace: SpanContext | None = field(default=None, compare=False)
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
+    mates: list[Arrays] = field(default_factory=list, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that it takes in a batch."""
+        return 1 + len(self.mates)
 
     def keep_if_in_time(self, duration_s: float) -> bool:
         """Gives DeadlineExceeded to a caller who would get the result too late, in `duration_s`.
@@ -89,8 +100,8 @@ class SequenceQueue:
         heapq.heappush(heap.entries, sequence)
         heap.waiting += 1
         sequence.is_waiting = True
-        self._count += 1
-        self._tokens[sequence.is_bulk] += sequence.padded_tokens
+        self._count += sequence.rows
+        self._tokens[sequence.is_bulk] += sequence.rows * sequence.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
         """The sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
@@ -122,8 +133,8 @@ class SequenceQueue:
         heap = heaps[sequence.padded_tokens]
         sequence.is_waiting = False
         heap.waiting -= 1
-        self._count -= 1
-        self._tokens[sequence.is_bulk] -= sequence.padded_tokens
+        self._count -= sequence.rows
+        self._tokens[sequence.is_bulk] -= sequence.rows * sequence.padded_tokens
         if heap.waiting:
             heap.tidy()
         else:
@@ -133,7 +144,7 @@ class SequenceQueue:
         """Removes a sequence without a waiting caller, with its arrays. Does nothing if the sequence is not queued."""
         if sequence.is_waiting:
             self.remove(sequence)
-            sequence.arrays = {}
+            sequence.arrays, sequence.mates = {}, []
 
     def expire_late(self) -> None:
         """Removes the sequences that would be too late."""

@@ -23,7 +23,7 @@ from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
 from neuronpipe.platform.cache.cache import CacheKind
 from neuronpipe.platform.cache.sealing import ValueCodec
-from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, JsonTokenizer
+from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, LONG_TEXT, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer, truncation_tokens
 from neuronpipe.tasks.text_generation import GenerationFacts
@@ -129,7 +129,7 @@ class Encoder:
             key.update(repr(scope).encode())
         # repr separates the values, so that different values never give the same bytes.
         message = input.body
-        key.update(repr((task.name, truncation_tokens(message), *task.traits(message))).encode())
+        key.update(repr((task.name, truncation_tokens(message), *map(_short, task.traits(message)))).encode())
         return key.digest()
 
     def work_bytes(self, size_bytes: int) -> int:
@@ -158,6 +158,12 @@ class Encoder:
 
     def _task_of(self, input: Packed[TaskInput]) -> Task:
         return ANSWERED_TASKS[input.task or self._spec.task]
+
+
+def _short(trait: str | int) -> str | int | bytes:
+    """The digest of a long text: repr would keep the interpreter's lock for 5 ms for each megabyte."""
+    is_long = isinstance(trait, str) and len(trait) > LONG_TEXT
+    return blake2b(trait.encode(), digest_size=_KEY_BYTES).digest() if is_long else trait
 
 
 def _readers(

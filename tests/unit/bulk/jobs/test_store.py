@@ -44,7 +44,7 @@ async def _submit(
 
 
 def _ids(taken: Sequence[TakenJob]) -> list[str]:
-    return [one.job.id for one in taken]
+    return [held.job.id for held in taken]
 
 
 async def _take(store: JobStore, worker: str, count: int, *has: str, lease_s: float = _LEASE_S) -> list[TakenJob]:
@@ -67,7 +67,7 @@ async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others_and_keep_the
     small = [await _submit(store, "small") for _ in range(20)]
     victim = await _submit(store, "victim")
     taken = await store.take("w", _LEASE_S, 8, {"small"})
-    assert [one.job.id for one in taken] == [victim]
+    assert [held.job.id for held in taken] == [victim]
     assert await _waiting(store) == 20
     await store.end(small[0], "cancelled", _END)
     assert await _waiting(store) == 19
@@ -75,7 +75,7 @@ async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others_and_keep_the
     small.append(await _submit(store, "small"))
     taken = await store.take("w", _LEASE_S, 8, ())
     assert _ids(taken) == small[1:9]
-    assert {one.job.attempts for one in taken} == {1}
+    assert {held.job.attempts for held in taken} == {1}
     assert await _waiting(store) == 12
 
 
@@ -104,10 +104,10 @@ async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_
     newer = await _submit(store, "a")
     await store.give_back("drains", back)
     _end_leases(redis, dead)
-    taken = [one for _ in range(3) for one in await store.take("other", _LEASE_S, 1, ())]
+    taken = [held for _ in range(3) for held in await store.take("other", _LEASE_S, 1, ())]
     assert _ids(taken) == [dead, given_back, newer]
-    assert [one.job.attempts for one in taken] == [2, 1, 1]
-    assert await store.renew("live", [(one, 0) for one in live]) == [True] * 30
+    assert [held.job.attempts for held in taken] == [2, 1, 1]
+    assert await store.renew("live", [(job_id, 0) for job_id in live]) == [True] * 30
     assert _ids(live) == running
 
 
@@ -132,7 +132,7 @@ async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_ta
     taken = await store.take("slow", _LEASE_S, 2, ())
     _end_leases(redis, *ids)
     assert _ids(await store.take("other", _LEASE_S, 1, ())) == ids[:1]
-    assert await store.renew("slow", [(one, 0) for one in taken]) == [False, True]
+    assert await store.renew("slow", [(held, 0) for held in taken]) == [False, True]
     assert await store.take("other", _LEASE_S, 2, ()) == []
     assert await _waiting(store) == 0
 
@@ -150,7 +150,7 @@ async def test_jobs_in_an_answer_that_was_lost_are_given_again_as_the_same_attem
         between.is_cutting = False
         taken = await _take(cut_off, "w", 2, ids[0])
         assert _ids(taken) == ids[1:]
-        assert [one.job.attempts for one in taken] == [1, 1]
+        assert [held.job.attempts for held in taken] == [1, 1]
         assert await _take(store, "w", 2, *ids) == []
         await cut_off.close()
 
@@ -398,7 +398,7 @@ async def test_a_job_that_could_reserve_nothing_ends(store: JobStore, redis: Red
 async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobStore, redis: RedisServer) -> None:
     first, damaged, last = [await _submit(store, "small") for _ in range(3)]
     redis.ask("HSET", f"neuronpipe-jobs:job:{damaged}", "inputs", "many")
-    assert [one.job.id for one in await store.take("w", _LEASE_S, 8, {})] == [first, last]
+    assert [held.job.id for held in await store.take("w", _LEASE_S, 8, {})] == [first, last]
 
 
 async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:
@@ -408,7 +408,7 @@ async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: Re
     asking = [asyncio.create_task(store.get("none")) for _ in range(1100)]
     done, waiting = await asyncio.wait(asking, timeout=0.2)
     assert [len(waiting), len(done)] == [1024 + 32, 1100 - 1024 - 32]
-    assert all("the Redis of jobs, the limit" in str(one.exception()) for one in done)
+    assert all("the Redis of jobs, the limit" in str(task.exception()) for task in done)
     assert set(await asyncio.gather(*waiting)) == {None}
     await store.close()
 
@@ -431,18 +431,18 @@ async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store:
         return int(redis.ask("GET", "neuronpipe-jobs:bytes:a"))
 
     ids = [await _submit(store, "a") for _ in range(4)]
-    one = size() // 4
-    assert 1500 < one < 2500
+    job_bytes = size() // 4
+    assert 1500 < job_bytes < 2500
     for id in ids[:3]:
         await store.end(id, "succeeded", b"r" + b"y" * 5000)
-    assert size() == pytest.approx(3 * 5700 + one, abs=1000)
+    assert size() == pytest.approx(3 * 5700 + job_bytes, abs=1000)
     await store.delete(ids[0])
-    assert size() == pytest.approx(2 * 5700 + one, abs=700)
+    assert size() == pytest.approx(2 * 5700 + job_bytes, abs=700)
     with pytest.raises(Overloaded, match="the jobs of tenant 'a' and their results have 10000 bytes, the limit"):
         await _submit(store, "a", max_bytes=10_000)
     await asyncio.sleep(1.1)
     await _submit(store, "a", max_bytes=10_000)
-    assert size() == pytest.approx(2 * one, abs=10)
+    assert size() == pytest.approx(2 * job_bytes, abs=10)
     assert redis.ask("ZCARD", "neuronpipe-jobs:jobs:a") == 2
 
 

@@ -46,7 +46,7 @@ def _item(lengths: Sequence[int], token: int = 1) -> ExecuteItem:
 async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence[int], **bad: int) -> list[Any]:
     """The lengths of each row's outputs, or its error; rows without sequences leave before. They come in this order."""
 
-    async def one(window: BatchWindow, row: int) -> Any:
+    async def compute(window: BatchWindow, row: int) -> Any:
         with maker.row(window, row):
             try:
                 if not rows[row]:
@@ -59,7 +59,7 @@ async def _run(maker: BatchMaker, rows: Sequence[Sequence[int]], order: Sequence
     async with maker.window(len(rows)) as window:
         tasks = {}
         for row in order:
-            tasks[row] = asyncio.create_task(one(window, row))
+            tasks[row] = asyncio.create_task(compute(window, row))
             await asyncio.sleep(0)
         return [await tasks[row] for row in range(len(rows))]
 
@@ -92,7 +92,7 @@ async def test_batches_do_not_depend_on_the_order_in_which_rows_arrive(maker: tu
 async def test_a_row_that_the_model_cannot_compute_fails_alone(maker: tuple[BatchMaker, _Executor]) -> None:
     found = await _run(maker[0], [[4]] * 6, range(6), row=2)
     assert isinstance(found[2], InternalError)
-    assert [one for one in found if one == [4]] == [[4]] * 5
+    assert [outcome for outcome in found if outcome == [4]] == [[4]] * 5
 
 
 async def test_a_window_whose_rows_all_failed_before_ends(maker: tuple[BatchMaker, _Executor]) -> None:

@@ -142,16 +142,16 @@ def test_an_answer_of_no_passage_has_empty_columns() -> None:
     rows = _rows({"question": "q", "context": "c"}, question_answering=QuestionAnsweringInput())
     none = task_result(question_answering={})
     assert rows.record({}, [InputAnswer(none, 3, 0, 4)])["answer"] is None
-    one = task_result(question_answering={"answers": [{"text": "a", "score": 1, "start": 2, "end": 3}]})
-    found = rows.record({}, [InputAnswer(one, 3, 0, 4)])
+    answered = task_result(question_answering={"answers": [{"text": "a", "score": 1, "start": 2, "end": 3}]})
+    found = rows.record({}, [InputAnswer(answered, 3, 0, 4)])
     assert (found["answer"], found["score"], found["start"], found["end"]) == ("a", 1.0, 2, 3)
 
 
 def test_rows_travel_to_other_processes() -> None:
     rows = _classifier(top_k=2)
-    other = pickle.loads(pickle.dumps(rows))
-    assert other.columns == rows.columns
-    assert other.inputs({"review": "x"}) == rows.inputs({"review": "x"})
+    copied = pickle.loads(pickle.dumps(rows))
+    assert copied.columns == rows.columns
+    assert copied.inputs({"review": "x"}) == rows.inputs({"review": "x"})
 
 
 def _openai(**changes: Any) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_openai_s_batch_files_are_answered_in_their_words() -> None:
     record = rows.record(_openai(), [InputAnswer(vector, 3, 0, 4) for vector in vectors])
     response = record["response"]
     assert (record["custom_id"], record["error"], response["status_code"]) == ("a", None, 200)
-    assert [(one["index"], one["embedding"].tolist()) for one in response["body"]["data"]] == [(0, [1.0]), (1, [2.0])]
+    assert [(row["index"], row["embedding"].tolist()) for row in response["body"]["data"]] == [(0, [1.0]), (1, [2.0])]
     assert response["body"]["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
 
 

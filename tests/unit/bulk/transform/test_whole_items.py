@@ -23,7 +23,7 @@ async def test_an_item_is_a_batch_of_its_own() -> None:
             assert sorted(await system.backend.begun()) == sorted(item)
             system.backend.let_run()
         computed = await asyncio.gather(occupying, *callers)
-        assert [len(one) for one in computed] == [1, 2, 1, 3]
+        assert [len(batch) for batch in computed] == [1, 2, 1, 3]
 
 
 async def test_an_item_is_not_shared_out_among_idle_cores() -> None:
@@ -40,7 +40,7 @@ async def test_sequences_of_an_item_that_is_kept_whole_have_rows_of_the_menu() -
     ) as system:
         computed = [await system.submit(*([number] * 48 for number in range(1, count + 1))) for count in (3, 5)]
         computed.append(await system.submit([9] * 20))
-        assert [len(one) for one in computed] == [3, 5, 1]
+        assert [len(batch) for batch in computed] == [3, 5, 1]
         assert system.backend.computed_shapes == [(4, 48), (8, 48), (1, 24)]
         # Unused rows repeat the first sequence.
         assert [row[0] for row in system.backend.batches[0]] == [1, 2, 3, 1]

@@ -1,7 +1,6 @@
 """doors/http/anthropic.py."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -9,9 +8,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
-from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextEvent
-from tests.unit.doors.http.written_pipeline import Browser
+from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
 
 _TEMPLATE = "<tool_call> <think></think>"
@@ -30,16 +27,7 @@ def _browser(
         return error or TaskResult(text_generation=result)
 
     browser = Browser([model_spec("text_generation", **{"chat_template": _TEMPLATE} | facts)], answer)
-    whole = browser.pipeline.generate
-
-    async def generate(request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
-        yield GenerateStart(prompt_tokens=5)
-        for at in range(0, len(text), 3):
-            yield GeneratedPart(text[at : at + 3], [1])
-        async for event in whole(request, span):
-            yield event
-
-    browser.pipeline.generate = generate  # type: ignore[method-assign]
+    browser.pipeline.parts = [GenerateStart(prompt_tokens=5), *parts_of(text)]
     return browser
 
 

@@ -215,14 +215,14 @@ async def test_version_and_priority_are_headers(
 )
 async def test_a_version_counts_on_every_path(browser: Browser, path: str, body: object) -> None:
     assert (await browser.post(path, body, neuronpipe_version="1"))[0] == 200
-    assert [(one.model, one.version) for one in browser.pipeline.asked] == [("small", "1")]
+    assert [(request.model, request.version) for request in browser.pipeline.asked] == [("small", "1")]
 
 
 async def test_a_model_may_be_named_by_a_header() -> None:
     browser = Browser([*_SPECS, model_spec("sentence_embedding", name="other")], _answer)
     for path, headers in (("/embed", {"neuronpipe_model": "other"}), ("/embed?model=other", {"neuronpipe_model": "x"})):
         assert (await browser.post(path, {"inputs": "a"}, **headers))[0] == 200
-    assert [one.model for one in browser.pipeline.asked] == ["other", "other"]
+    assert [request.model for request in browser.pipeline.asked] == ["other", "other"]
 
 
 async def test_a_priority_that_is_none_is_refused(browser: Browser) -> None:

@@ -55,7 +55,7 @@ async def test_every_file_is_served_under_a_policy_that_lets_nothing_else_run(br
     for path in ("/", *(f"/console/{name}" for name in names)):
         status, _ = await browser.get(path)
         assert status == 200, path
-        policy = dict(one.strip().split(" ", 1) for one in browser.headers["content-security-policy"].split(";"))
+        policy = dict(part.strip().split(" ", 1) for part in browser.headers["content-security-policy"].split(";"))
         assert policy["default-src"] == "'none'"
         assert (policy["script-src"], policy["style-src"], policy["connect-src"]) == ("'self'",) * 3
         assert browser.headers["x-content-type-options"] == "nosniff"
@@ -70,7 +70,7 @@ async def test_the_page_of_the_api_runs_its_own_files_alone_and_has_their_licenc
     for path in ("/docs", *(f"/docs/{name}" for name in names)):
         status, _ = await browser.get(path)
         assert status == 200, path
-        policy = dict(one.strip().split(" ", 1) for one in browser.headers["content-security-policy"].split(";"))
+        policy = dict(part.strip().split(" ", 1) for part in browser.headers["content-security-policy"].split(";"))
         assert (policy["default-src"], policy["script-src"], policy["connect-src"]) == ("'none'", "'self'", "'self'")
         assert (policy["style-src"], policy["img-src"]) == ("'self'", "'self' data:")
     html = (folder / "index.html").read_text()

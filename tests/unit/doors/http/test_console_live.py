@@ -151,5 +151,5 @@ async def test_listeners_are_bounded() -> None:
     await streams[0].aclose()
     stream = live.listen("")
     await anext(stream)
-    for one in (*streams, stream):
-        await one.aclose()
+    for listener in (*streams, stream):
+        await listener.aclose()

@@ -634,7 +634,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
     wait = _answering(after_s=0.05)
 
     def left() -> int:
-        return sum(type(one) in (Exchange, HttpConnection) for one in gc.get_objects())
+        return sum(type(instance) in (Exchange, HttpConnection) for instance in gc.get_objects())
 
     async with _running([(_WAIT, wait), (_TAKE, wait)]) as (_, _, port):
         gc.collect()

@@ -296,7 +296,7 @@ async def test_many_masks_are_a_list_each(browser: Browser) -> None:
     result = task_result(fill_mask={"masks": [_MASK, _SECOND_MASK]})
     browser = Browser(_SPECS, lambda given: result)
     _, answer = await browser.post("/models/filler", {"inputs": "cat [M] [M]"})
-    assert [[one["sequence"] for one in mask] for mask in answer] == [["cat sat [M]"], ["cat [M] on"]]
+    assert [[guess["sequence"] for guess in mask] for mask in answer] == [["cat sat [M]"], ["cat [M] on"]]
 
 
 async def test_many_inputs_have_a_list_of_answers(browser: Browser) -> None:

@@ -39,7 +39,9 @@ def _value(number: int, name: str, kind: str) -> Any:
 
 
 _OPTIONS = {
-    name: _value(number, name, one.kind) for number, (name, one) in enumerate(OPTIONS.items(), 1) if one.huggingface
+    name: _value(number, name, option.kind)
+    for number, (name, option) in enumerate(OPTIONS.items(), 1)
+    if option.huggingface
 }
 
 

@@ -132,4 +132,4 @@ def test_every_field_of_the_schema_says_what_its_proto_says(browser: Browser) ->
     bodies = [schema, *schema["$defs"].values()]
     # Within an input: GenerationOptions, TokenSequence, TokenBias, ChatMessage, TextSpan.
     assert len(bodies) == 1 + len(TaskInput.DESCRIPTOR.fields) + 5
-    assert [name for body in bodies for name, one in body["properties"].items() if not one.get("description")] == []
+    assert [name for body in bodies for name, field in body["properties"].items() if not field.get("description")] == []

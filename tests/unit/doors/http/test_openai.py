@@ -56,7 +56,7 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
     _, body = await browser.post(
         "/v1/embeddings", {"model": "small", "input": ["a", "ccc"], "dimensions": 7, "user": "u"}
     )
-    assert [(one["index"], one["embedding"]) for one in body["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
+    assert [(entry["index"], entry["embedding"]) for entry in body["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10}
     assert [input.sentence_embedding.dimensions for input in browser.inputs] == [7, 7]
 
@@ -179,7 +179,7 @@ async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
 @pytest.mark.parametrize(("ids", "several"), [([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])])
 async def test_token_ids_stand_in_place_of_a_text(browser: Browser, ids: object, several: list[list[int]]) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ids, "dimensions": 2})
-    assert (status, [one["index"] for one in body["data"]]) == (200, [*range(len(several))])
+    assert (status, [entry["index"] for entry in body["data"]]) == (200, [*range(len(several))])
     assert [list(input.sentence_embedding.token_ids) for input in browser.inputs] == several
     assert {(input.sentence_embedding.text, input.sentence_embedding.dimensions) for input in browser.inputs} == {
         ("", 2)
@@ -226,7 +226,7 @@ async def test_as_many_texts_as_openai_takes_run_in_turns_of_a_batch() -> None:
         "/v1/embeddings", {"model": "small", "input": ["a" * (n % 9 + 1) for n in range(2048)]}
     )
     assert (status, most) == (200, 256)
-    assert [one["embedding"][0] for one in body["data"]] == [n % 9 + 1 for n in range(2048)]
+    assert [entry["embedding"][0] for entry in body["data"]] == [n % 9 + 1 for n in range(2048)]
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ async def test_an_alias_is_listed_and_answers_under_its_name() -> None:
     browser = Browser(_SPECS, _answer, model_aliases="BAAI/bge-m3=small, gone=unknown")
     _, body = await browser.get("/v1/models")
     expected = [("other", "other"), ("small", "small"), ("BAAI/bge-m3", "small")]
-    assert [(one["id"], one["root"]) for one in body["data"]] == expected
+    assert [(model["id"], model["root"]) for model in body["data"]] == expected
     assert (await browser.get("/v1/models/BAAI/bge-m3"))[1] == body["data"][2]
     status, body = await browser.post("/v1/embeddings", {"model": "BAAI/bge-m3", "input": "a"})
     assert (status, body["model"]) == (200, "BAAI/bge-m3")
@@ -273,7 +273,7 @@ async def test_an_alias_is_listed_and_answers_under_its_name() -> None:
 async def test_models_are_listed_by_the_names_that_requests_call(browser: Browser) -> None:
     _, body = await browser.get("/v1/models")
     expected = [("other", ["text_classification"]), ("small", ["sentence_embedding", "sentence_similarity"])]
-    assert [(one["id"], one["tasks"]) for one in body["data"]] == expected
+    assert [(model["id"], model["tasks"]) for model in body["data"]] == expected
     assert (await browser.get("/v1/models/small"))[1] == body["data"][1]
 
 
@@ -318,7 +318,7 @@ async def test_images_of_every_form_become_vectors_among_those_of_texts() -> Non
     browser = _image_browser()
     parts = [*_PARTS, {"type": "text", "text": "a"}, {"text": "b"}, "c"]
     _, body = await browser.post("/v1/embeddings", {"input": parts, "dimensions": 2, "normalize": False})
-    assert [one["embedding"] for one in body["data"]] == [*4 * [[1, 2]], *3 * [[3, 4]]]
+    assert [entry["embedding"] for entry in body["data"]] == [*4 * [[1, 2]], *3 * [[3, 4]]]
     image = ImageEmbeddingInput(image=b"image", dimensions=2, skip_normalize=True)
     assert browser.inputs[:4] == 4 * [TaskInput(image_embedding=image)]
     assert [input.sentence_embedding.text for input in browser.inputs[4:]] == ["a", "b", "c"]
@@ -355,3 +355,50 @@ async def test_a_wrong_part_is_named(body: dict[str, Any], field: str, problem: 
     status, answer = await browser.post("/v1/embeddings", body)
     assert (status, answer["error"]["param"], browser.inputs) == (400, field, [])
     assert problem in answer["error"]["message"]
+
+
+def _static_answer(input: TaskInput) -> TaskResult | NeuronpipeError:
+    """As _answer, of one text or several; a text of nothing is refused by its place."""
+    texts = list(input.sentence_embedding.texts)
+    if "" in texts:
+        return InvalidInput(f"texts[{texts.index('')}]", "is empty")
+    if input.sentence_embedding.precision:
+        packed = b"".join(bytes([len(text), 255]) for text in texts)
+        precision = EmbeddingPrecision.EMBEDDING_PRECISION_UINT8
+        return TaskResult(sentence_embedding=SentenceEmbeddingResult(packed=packed, precision=precision))
+    embedding = [number for text in texts for number in (len(text), -len(text))]
+    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=embedding)) if texts else _answer(input)
+
+
+@pytest.fixture
+def static() -> Browser:
+    return Browser([model_spec("sentence_embedding", architecture="StaticEmbeddingModel")], _static_answer)
+
+
+async def test_texts_for_static_embeddings_are_one_input(static: Browser) -> None:
+    body = {"model": "small", "input": ["a", "ccc"], "dimensions": 2}
+    _, answer = await static.post("/v1/embeddings", body)
+    assert [(one["index"], one["embedding"]) for one in answer["data"]] == [(0, [1.0, -1.0]), (1, [3.0, -3.0])]
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}  # of the input, which the pipeline counted
+    expected = SentenceEmbeddingInput(texts=["a", "ccc"], dimensions=2)
+    assert static.inputs == [TaskInput(sentence_embedding=expected)]
+    _, answer = await static.post("/v1/embeddings", body | {"output_dtype": "uint8"})
+    assert [one["embedding"] for one in answer["data"]] == [[1, 255], [3, 255]]
+
+
+async def test_long_texts_and_token_ids_for_static_embeddings_are_inputs_of_their_own(static: Browser) -> None:
+    long = "x" * 60_000
+    _, answer = await static.post("/v1/embeddings", {"model": "small", "input": ["a", "bb", long, "ccc", long]})
+    assert [one["embedding"][0] for one in answer["data"]] == [1, 2, 60_000, 3, 60_000]
+    inputs = [input.sentence_embedding for input in static.inputs]
+    assert [len(input.texts) or input.text for input in inputs] == [4, long]
+    _, answer = await static.post("/v1/embeddings", {"model": "small", "input": [[1, 2], [3]]})
+    assert [one["embedding"] for one in answer["data"]] == [[2.0, -2.0], [1.0, -1.0]]
+
+
+async def test_a_refused_text_of_many_for_static_embeddings_is_named_by_its_own_index(static: Browser) -> None:
+    texts = ["x" * 40_000, "x" * 40_000, "a", "", "b"]
+    status, body = await static.post("/v1/embeddings", {"model": "small", "input": texts})
+    assert status == 400
+    assert body["error"]["param"] == "input[3]"
+    assert body["error"]["message"].startswith("input[3]: is empty")

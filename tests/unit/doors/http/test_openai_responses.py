@@ -63,7 +63,7 @@ async def test_a_conversation_begins_with_the_instructions(browser: Browser) -> 
     items = [{"role": "developer", "content": "d"}, {"type": "message", "role": "user", "content": parts}]
     await browser.post("/v1/responses", {"input": items, "instructions": "i"})
     said = browser.inputs[0].text_generation.messages
-    assert [(one.role, one.content) for one in said] == [("system", "i"), ("system", "d"), ("user", "ab")]
+    assert [(message.role, message.content) for message in said] == [("system", "i"), ("system", "d"), ("user", "ab")]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ _SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 _LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True}
 _WAIT = {"type": "function", "name": "wait"}
 _ASKED = {"role": "user", "content": "Look."}
-_CALLS = [{"type": "function_call", "call_id": one, "name": "look", "arguments": "{}"} for one in "12"]
+_CALLS = [{"type": "function_call", "call_id": call_id, "name": "look", "arguments": "{}"} for call_id in "12"]
 _DARK = {"type": "function_call_output", "call_id": "1", "output": "dark"}
 _CALL = '{"name": "look", "arguments": {"at": 1}}'
 
@@ -117,14 +117,14 @@ def _writer(text: str, reason: FinishReason.ValueType = FinishReason.FINISH_REAS
 async def test_tools_reach_the_template_as_those_of_a_chat_and_come_back_as_given() -> None:
     browser = _writer("No.")
     _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
-    functions = [{name: value for name, value in one.items() if name != "type"} for one in (_LOOK, _WAIT)]
+    functions = [{name: value for name, value in tool.items() if name != "type"} for tool in (_LOOK, _WAIT)]
     tools = [{"type": "function", "function": function} for function in functions]
     await browser.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": tools})
     assert browser.inputs[0].text_generation.tools == json.dumps(tools)
     assert browser.inputs[0] == browser.inputs[1]
     # OpenAI's client reads these fields of a tool in any case.
     assert body["tools"] == [_LOOK, {"description": None, "parameters": None, "strict": None, **_WAIT}]
-    assert (body["tool_choice"], [one["type"] for one in body["output"]]) == ("auto", ["message"])
+    assert (body["tool_choice"], [item["type"] for item in body["output"]]) == ("auto", ["message"])
 
 
 async def test_calls_are_items_behind_the_text() -> None:
@@ -139,15 +139,15 @@ async def test_calls_are_items_behind_the_text() -> None:
     assert (wait["name"], wait["arguments"], wait["status"]) == ("wait", "{}", "completed")
     assert look["id"].startswith("fc_")
     assert look["call_id"].startswith("call_")
-    assert len({one["id"] for one in body["output"]} | {look["call_id"], wait["call_id"]}) == 5
+    assert len({item["id"] for item in body["output"]} | {look["call_id"], wait["call_id"]}) == 5
     _, body = await browser.post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT], "parallel_tool_calls": False})
     expected = (["message", "function_call"], False)
-    assert ([one["type"] for one in body["output"]], body["parallel_tool_calls"]) == expected
+    assert ([item["type"] for item in body["output"]], body["parallel_tool_calls"]) == expected
 
 
 async def test_a_text_of_calls_has_no_message() -> None:
     _, body = await _writer(_CALL).post("/v1/responses", {"input": "a", "tools": [_LOOK]})
-    assert [one["type"] for one in body["output"]] == ["function_call"]
+    assert [item["type"] for item in body["output"]] == ["function_call"]
 
 
 async def test_a_call_that_reached_its_limit_is_incomplete() -> None:
@@ -175,8 +175,8 @@ async def _events(
     assert status == 200
     lines = [event.split("\n") for event in events.decode().split("\n\n")[:-1]]
     read = [json.loads(data.removeprefix("data: ")) for _, data in lines]
-    assert [name for name, _ in lines] == [f"event: {one['type']}" for one in read]
-    assert [one["sequence_number"] for one in read] == [*range(len(read))]
+    assert [name for name, _ in lines] == [f"event: {event['type']}" for event in read]
+    assert [event["sequence_number"] for event in read] == [*range(len(read))]
     return read
 
 
@@ -188,7 +188,7 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
     message = ["output_item.added", "content_part.added", "output_text.delta"]
     message += ["output_text.done", "content_part.done", "output_item.done"]
     call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
-    assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
+    assert [entry for entry, before in zip(told, [None, *told], strict=False) if entry != before] == [
         ("created", None),
         ("in_progress", None),
         *((name, 0) for name in message),
@@ -202,8 +202,8 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
         begun: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
         assert own[0]["item"] == item | begun | {"status": "in_progress"}
         assert own[-1]["item"] == item
-        assert {one["item_id"] for one in own if "item_id" in one} == {item["id"]}
-        *deltas, done = [one for one in own if one["type"].split(".")[1] in parts]
+        assert {event["item_id"] for event in own if "item_id" in event} == {item["id"]}
+        *deltas, done = [event for event in own if event["type"].split(".")[1] in parts]
         assert len(deltas) > 1
         assert "".join(delta["delta"] for delta in deltas) == done.get("text", done.get("arguments")) == whole
         assert done.get("name") == item.get("name")
@@ -211,7 +211,7 @@ async def test_items_of_a_stream_come_one_after_another(monkeypatch: pytest.Monk
     _, body = await _writer(text).post("/v1/responses", {"input": "a", "tools": [_LOOK, _WAIT]})
     random = "id", "call_id"
     items, expected = (
-        [{name: value for name, value in one.items() if name not in random} for one in output]
+        [{name: value for name, value in item.items() if name not in random} for item in output]
         for output in (response["output"], body["output"])
     )
     assert items == expected
@@ -231,18 +231,18 @@ async def test_reasoning_is_an_item_before_the_message_with_openais_events(monke
     events = await _events(_THOUGHT, monkeypatch, _thinker(_THOUGHT))
     for event in events:
         TypeAdapter(ResponseStreamEvent).validate_python(event)
-    told = [(one["type"].removeprefix("response."), one.get("output_index")) for one in events]
+    told = [(event["type"].removeprefix("response."), event.get("output_index")) for event in events]
     items = [
         (["output_item.added", "content_part.added", f"{part}.delta"], [f"{part}.done", "content_part.done"])
         for part in ("reasoning_text", "output_text")
     ]
-    assert [one for one, before in zip(told, [None, *told], strict=False) if one != before] == [
+    assert [entry for entry, before in zip(told, [None, *told], strict=False) if entry != before] == [
         ("created", None),
         ("in_progress", None),
         *((name, place) for place, (begun, done) in enumerate(items) for name in [*begun, *done, "output_item.done"]),
         ("completed", None),
     ]
-    deltas = [one["delta"] for one in events if one["type"] == "response.reasoning_text.delta"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
     assert len(deltas) > 1
     assert "".join(deltas) == "Two and two."
     reasoning, message = events[-1]["response"]["output"]
@@ -294,7 +294,7 @@ async def test_reasoning_that_is_sent_again_is_the_reasoning_of_the_assistants_m
     status, answer = await browser.post("/v1/responses", {"input": items})
     assert status == 200, answer
     messages = browser.inputs[0].text_generation.messages
-    assert [(one.role, one.content) for one in messages] == [
+    assert [(message.role, message.content) for message in messages] == [
         ("user", "a"),
         ("assistant", "Four."),
         ("user", "b"),
@@ -345,14 +345,14 @@ async def test_a_choice_of_tools_is_as_in_a_chat() -> None:
     assert json.loads(browser.inputs[1].text_generation.options.json_schema)["minItems"] == 1
     _, body = await browser.post("/v1/responses", asked | {"tool_choice": "none"})
     assert not browser.inputs[2].text_generation.tools
-    assert (body["tool_choice"], [one["type"] for one in body["output"]]) == ("none", ["message"])
+    assert (body["tool_choice"], [item["type"] for item in body["output"]]) == ("none", ["message"])
 
 
 async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
     text = f"So.\n<tool_call>{_CALL}</tool_call><tool_call>{_CALL}</tool_call>"
     browser = _writer(text)
     _, body = await browser.post("/v1/responses", {"input": "Look.", "tools": [_LOOK]})
-    ids = [one["call_id"] for one in body["output"][1:]]
+    ids = [call["call_id"] for call in body["output"][1:]]
     outputs = [
         {"type": "function_call_output", "call_id": ids[0], "output": "dark"},
         {"type": "function_call_output", "call_id": ids[1], "output": [{"type": "input_text", "text": "light"}]},
@@ -363,11 +363,11 @@ async def test_calls_and_their_outputs_are_messages_of_a_chat() -> None:
     assert status == 200
     said = browser.inputs[1].text_generation.messages
     expected = [("user", "Look."), ("assistant", "So."), ("tool", "dark"), ("tool", "light"), ("assistant", "")]
-    assert [(one.role, one.content) for one in said] == expected
+    assert [(message.role, message.content) for message in said] == expected
     look = {"name": "look", "arguments": {"at": 1}}
     calls = [{"type": "function", "id": id, "function": look} for id in ids]
     wait = {"type": "function", "id": "1", "function": {"name": "wait", "arguments": "none"}}
-    assert [json.loads(one.fields or "{}") for one in said] == [
+    assert [json.loads(message.fields or "{}") for message in said] == [
         {},
         {"tool_calls": calls},
         {"tool_call_id": ids[0]},

@@ -1,15 +1,12 @@
 """doors/http/openai_text.py: the reasoning of chats. Its other rules are in the tests of the forms of generation."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TextGenerationResult
-from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextEvent
-from tests.unit.doors.http.written_pipeline import Browser
+from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
 
 _TEMPLATE = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{%- endif %}"
@@ -24,15 +21,7 @@ def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[st
         return result
 
     browser = Browser([model_spec("text_generation", chat_template=template, opens_reasoning=opens)], answer)
-    whole = browser.pipeline.generate
-
-    async def generate(request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
-        for at in range(0, len(text), 3):
-            yield GeneratedPart(text[at : at + 3], [1])
-        async for event in whole(request, span):
-            yield event
-
-    browser.pipeline.generate = generate  # type: ignore[method-assign]
+    browser.pipeline.parts = parts_of(text)
     return browser
 
 

@@ -50,13 +50,13 @@ async def test_the_options_of_embed(browser: Browser) -> None:
     await browser.post(
         "/embed", {"inputs": "a", "normalize": False, "dimensions": 3, "truncate": True, "truncation_direction": "left"}
     )
-    default, other = (input.sentence_embedding for input in browser.inputs)
+    default, changed = (input.sentence_embedding for input in browser.inputs)
     assert (default.skip_normalize, default.dimensions, default.truncation) == (
         False,
         0,
         Truncation.TRUNCATION_UNSPECIFIED,
     )
-    assert (other.skip_normalize, other.dimensions, other.truncation) == (True, 3, Truncation.TRUNCATION_LEFT)
+    assert (changed.skip_normalize, changed.dimensions, changed.truncation) == (True, 3, Truncation.TRUNCATION_LEFT)
 
 
 async def test_the_tokens_and_the_times_are_in_teis_headers(browser: Browser) -> None:

@@ -41,12 +41,12 @@ async def test_a_special_token_has_no_place(browser: Browser) -> None:
 async def test_places_are_in_bytes(browser: Browser) -> None:
     # One, two, three and four bytes of UTF-8.
     _, ((a, umlaut, sign, emoji),) = await browser.post("/tokenize", {"inputs": "aä猫🐈", "add_special_tokens": False})
-    assert [(one["start"], one["stop"]) for one in (a, umlaut, sign, emoji)] == [(0, 1), (1, 3), (3, 6), (6, 10)]
+    assert [(token["start"], token["stop"]) for token in (a, umlaut, sign, emoji)] == [(0, 1), (1, 3), (3, 6), (6, 10)]
 
 
 async def test_several_texts_have_a_list_each(browser: Browser) -> None:
     status, lists = await browser.post("/tokenize", {"inputs": ["a", "bc"]})
-    assert (status, [len(one) for one in lists]) == (200, [2, 3])
+    assert (status, [len(tokens) for tokens in lists]) == (200, [2, 3])
 
 
 @pytest.mark.parametrize(("ids", "texts"), [([1, 2], ["1 2"]), ([[1, 2], [3]], ["1 2", "3"])])

@@ -67,7 +67,7 @@ def _reader(template: str, **use: Any) -> CallReader:
 
 
 def _calls(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(one["function"]["name"], one["function"]["arguments"]) for one in found]
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
 
 
 # A format, a text in it, what it says, and its calls.
@@ -278,7 +278,7 @@ def test_calls_are_told_as_they_come_however_the_text_is_cut(
                 assert [*part] == ["index", "function"]
                 assert part["index"] == len(found) - 1
                 found[-1][1] += part["function"]["arguments"]
-        assert [tuple(one) for one in found] == calls
+        assert [tuple(call) for call in found] == calls
 
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _MARKED, ids=lambda value: str(value)[:40])
@@ -295,7 +295,7 @@ def test_marked_calls_may_be_cut_at_every_character(
                 found.append([part["function"]["name"], ""])
             elif isinstance(part, dict):
                 found[part["index"]][1] += part["function"]["arguments"]
-        assert [tuple(one) for one in found] == calls
+        assert [tuple(call) for call in found] == calls
 
 
 def test_texts_and_arguments_do_not_wait_for_their_end() -> None:
@@ -317,8 +317,8 @@ def test_texts_and_arguments_do_not_wait_for_their_end() -> None:
 def test_ids_are_those_that_the_template_takes() -> None:
     for template, length in (("mistral", 9), ("hermes", 29)):
         _, found = _reader(template).whole('[{"name": "wait", "arguments": {}}, {"name": "wait", "arguments": {}}]')
-        assert len({one["id"] for one in found}) == 2
-        assert {len(one["id"]) for one in found} == {length}
+        assert len({call["id"] for call in found}) == 2
+        assert {len(call["id"]) for call in found} == {length}
     assert found[0]["id"].startswith("call_")
 
 
@@ -329,10 +329,10 @@ def test_a_text_that_must_call_is_a_list_of_calls() -> None:
     for wrong in ([], [{"name": "look", "arguments": {"place": "up"}}], [{"name": "sing", "arguments": {}}]):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
-    one = ToolUse(_TOOLS, must_call=True, has_several=False)
+    single = ToolUse(_TOOLS, must_call=True, has_several=False)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate([look, look], one.schema())
-    said, found = one.reader("").whole(json.dumps([look, look]))
+        jsonschema.validate([look, look], single.schema())
+    said, found = single.reader("").whole(json.dumps([look, look]))
     assert (said, _calls(found)) == ("", [("look", '{"place": "there"}')])
 
 

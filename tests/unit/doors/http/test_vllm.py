@@ -85,7 +85,7 @@ async def test_logits_and_cutting_are_asked_for_as_in_vllm(browser: Browser, kep
 
 async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
     _, body = await browser.post("/score", {"model": "embedder", "text_1": "s", "text_2": ["a"]})
-    assert [one["score"] for one in body["data"]] == [0.5]
+    assert [entry["score"] for entry in body["data"]] == [0.5]
     input = SentenceSimilarityInput(source="s", texts=["a"])
     assert browser.inputs == [TaskInput(sentence_similarity=input)]
 

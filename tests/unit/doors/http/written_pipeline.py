@@ -26,7 +26,7 @@ from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.requests import InferenceRequest, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 from neuronpipe.platform.process.in_flight import InFlight
 from tests.servers.door import models_of
@@ -36,11 +36,17 @@ from tests.suite.constants import with_constants
 Answer = Callable[[TaskInput], TaskResult | NeuronpipeError]
 
 
+def parts_of(text: str) -> list[TextEvent]:
+    """A text as it is generated, three characters in each part."""
+    return [GeneratedPart(text[at : at + 3], [1]) for at in range(0, len(text), 3)]
+
+
 class WrittenPipeline:
     """Takes every input for its model's; each costs 5 tokens, of which 2 more were cut off."""
 
     def __init__(self, answer: Answer) -> None:
         self.asked: list[InferenceRequest] = []
+        self.parts: Sequence[TextEvent] = ()  # what `generate` says before the result
         self._answer = answer
 
     async def infer(self, request: InferenceRequest, span: Name) -> InferenceResult:
@@ -62,6 +68,8 @@ class WrittenPipeline:
         )
 
     async def generate(self, request: InferenceRequest, span: Name = Spans.GENERATE) -> AsyncGenerator[TextEvent, None]:
+        for part in self.parts:
+            yield part
         yield await self.infer(request, span)
 
     @contextmanager

@@ -24,14 +24,14 @@ def server() -> Server:
 
 
 def _sequences(server: Server) -> list[dict[str, list[int]]]:
-    return [{name: array.tolist() for name, array in one.sequences.arrays[0].items()} for one in server.executed]
+    return [{name: array.tolist() for name, array in item.sequences.arrays[0].items()} for item in server.executed]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
 async def test_rows_are_requests_of_their_own_without_their_padding(server: Server, kind: Any) -> None:
     response = await server.infer(asks("small/raw", input_ids=_IDS.astype(kind), attention_mask=_MASK.astype(kind)))
     assert _sequences(server) == [{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}]
-    assert all(one.sequences.arrays[0]["input_ids"].dtype == np.int32 for one in server.executed)
+    assert all(item.sequences.arrays[0]["input_ids"].dtype == np.int32 for item in server.executed)
     assert not server.tokenized
     assert not server.inputs  # nothing was decoded
     rows = [[5, 6, 7], [8, 9, 0]]  # as wide as the input, zero where it was padded
@@ -77,7 +77,7 @@ async def test_images_are_pixels() -> None:
     pixels[1, 0, 0, 0] = 7
     response = await server.infer(asks("small/raw", pixels=pixels))
     assert outputs_of(response) == {"logits": [[0, 0, 0], [7, 7, 7]]}
-    assert [one.work.cost_tokens for one in server.executed] == [6, 6]
+    assert [item.work.cost_tokens for item in server.executed] == [6, 6]
 
 
 async def test_metadata_is_what_the_model_takes(server: Server) -> None:
@@ -87,7 +87,7 @@ async def test_metadata_is_what_the_model_takes(server: Server) -> None:
     assert [(output["name"], output["datatype"], output["shape"]) for output in described["outputs"]] == [
         (name, "FP32", [-1, -1]) for name in ("start_logits", "end_logits")
     ]
-    optional = [one["optional"] for one in server.service.model_config("small/raw", "")["input"]]
+    optional = [tensor["optional"] for tensor in server.service.model_config("small/raw", "")["input"]]
     assert optional == [False, True, True]
 
 
@@ -95,7 +95,7 @@ async def test_a_raw_request_has_its_place_and_its_metrics_as_every_other(server
     await server.infer(asks("small/raw", input_ids=_IDS))
     tokens = server.telemetry.meters.counter(Metrics.REQUEST_TOKENS, "small", "1")
     assert tokens.value == 6
-    assert [one.work.cost_tokens for one in server.executed] == [3, 3]
+    assert [item.work.cost_tokens for item in server.executed] == [3, 3]
     limited = Server([model_spec("question_answering")], max_tokens_in_flight=4)
     with pytest.raises(Overloaded):
         await limited.infer(asks("small/raw", input_ids=_IDS))

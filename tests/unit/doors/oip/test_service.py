@@ -68,10 +68,10 @@ async def test_every_input_of_a_configuration_is_in_the_metadata(server: Server)
     metadata = await server.call("ModelMetadata", messages.ModelMetadataRequest(name="small"))
     assert config.max_batch_size == 256
     for described, declared in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
-        found = [(one.name, list(one.dims)) for one in described]
-        assert found == [(one.name, list(one.shape[1:])) for one in declared]
-    assert [one.optional for one in config.input] == [False, True]
-    assert [DataType.Name(one.data_type) for one in config.output] == ["TYPE_STRING", "TYPE_FP64", "TYPE_UINT32"]
+        found = [(tensor.name, list(tensor.dims)) for tensor in described]
+        assert found == [(tensor.name, list(tensor.shape[1:])) for tensor in declared]
+    assert [tensor.optional for tensor in config.input] == [False, True]
+    assert [DataType.Name(tensor.data_type) for tensor in config.output] == ["TYPE_STRING", "TYPE_FP64", "TYPE_UINT32"]
     assert config.HasField("dynamic_batching")
     assert not config.model_transaction_policy.decoupled
 
@@ -124,7 +124,7 @@ async def test_a_stream_goes_on_after_an_error(server: Server) -> None:
     for number, request in enumerate(requests):
         request.id = f"r{number}"
     requests[2].model_name = "large"
-    answers = {one.infer_response.id: one for one in await server.stream(requests)}
+    answers = {answer.infer_response.id: answer for answer in await server.stream(requests)}
     assert outputs_of(answers["r0"].infer_response)["label"] == [["a"]]
     assert answers["r0"].error_message == ""
     assert answers["r1"].error_message == EVERY_ERROR[0].message

@@ -262,6 +262,7 @@ def test_every_field_of_an_input_is_a_tensor_or_a_parameter(task: str) -> None:
     assert {field.name for field in fields.fields} - named <= {
         "type",
         "precision",
+        "texts",
         "return_multi_vector",
         "return_sparse",
         "token_ids",

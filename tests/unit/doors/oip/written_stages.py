@@ -72,7 +72,7 @@ class Server:
             for request in requests:
                 yield request
 
-        return [one async for one in self.handlers[_SERVICE + "ModelStreamInfer"](messages(), Context())]
+        return [response async for response in self.handlers[_SERVICE + "ModelStreamInfer"](messages(), Context())]
 
     async def _tokenize(self, item: TokenizeItem) -> EncodedInput:
         self.tokenized.append(item)
@@ -129,8 +129,8 @@ def asks(model: str, parameters: dict[str, Any] | None = None, **inputs: Any) ->
 def raw_bytes(array: Any) -> bytes:
     if array.dtype != object:
         return bytes(array.tobytes())
-    encoded = [one if isinstance(one, bytes) else one.encode() for one in array.ravel()]
-    return b"".join(len(one).to_bytes(4, "little") + one for one in encoded)
+    encoded = [text if isinstance(text, bytes) else text.encode() for text in array.ravel()]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
 
 
 def outputs_of(response: ModelInferResponse) -> dict[str, Any]:

@@ -141,8 +141,8 @@ def test_a_name_does_not_change_the_terminal_that_lists_it(file: Path) -> None:
 
 def test_a_key_expires_after_its_days(file: Path) -> None:
     key = create_key(file, "search", "ci", days=1 / 86_400)
-    other = create_key(file, "search", "ci")
-    (record, stays) = (find_key(parse_keys(file.read_bytes()), one) for one in (key, other))
+    lasting = create_key(file, "search", "ci")
+    (record, stays) = (find_key(parse_keys(file.read_bytes()), given) for given in (key, lasting))
     assert record
     assert stays
     until_s = time.monotonic() + 3

@@ -30,7 +30,7 @@ class _Numbers:
 
     @property
     def is_good(self) -> bool:
-        (family,) = [one for one in self.meters.families() if one.instrument is Metrics.FILE_LOADED]
+        (family,) = [family for family in self.meters.families() if family.instrument is Metrics.FILE_LOADED]
         (gauge,) = family.series.values()
         return bool(family.number(gauge))
 

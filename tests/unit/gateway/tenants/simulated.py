@@ -75,7 +75,7 @@ class Simulation:
         ]
         tasks.append(asyncio.create_task(self._compute()))
         await asyncio.sleep(seconds)
-        told = {tenant: Outcome(list(one.latencies_s), one.refused) for tenant, one in outcomes.items()}
+        told = {tenant: Outcome(list(outcome.latencies_s), outcome.refused) for tenant, outcome in outcomes.items()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -108,17 +108,17 @@ class Simulation:
     async def _compute(self) -> None:
         while True:
             await self._has_work.wait()
-            waiting = [one for queue in self._queues for one in queue if not one.done()]
+            waiting = [request for queue in self._queues for request in queue if not request.done()]
             batch = waiting[: self._device.max_batch]
             for queue in self._queues:
-                queue[:] = [one for one in queue if not one.done() and one not in batch]
+                queue[:] = [request for request in queue if not request.done() and request not in batch]
             if not batch:
                 self._has_work.clear()
                 continue
             await asyncio.sleep(self._device.batch_s(len(batch)))
-            for one in batch:
-                if not one.done():
-                    one.set_result(None)
+            for request in batch:
+                if not request.done():
+                    request.set_result(None)
 
 
 def simulate(

@@ -57,12 +57,12 @@ async def _gateways(redis: RedisServer) -> AsyncIterator[tuple[_Gateway, Proxy, 
     """One behind a proxy, and another."""
     redis.ask("FLUSHALL")
     async with proxy(redis.port) as between:
-        one, other = _Gateway(between.url), _Gateway(redis.url)
+        proxied, direct = _Gateway(between.url), _Gateway(redis.url)
         try:
-            yield one, between, other
+            yield proxied, between, direct
         finally:
-            await one.remote.close()
-            await other.remote.close()
+            await proxied.remote.close()
+            await direct.remote.close()
 
 
 def _spoil(between: Proxy, fault: str) -> None:
@@ -76,65 +76,65 @@ def _spoil(between: Proxy, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["is late", "is cut", "is no answer"])
 async def test_tokens_whose_exchange_is_not_answered_are_taken_once(redis: RedisServer, fault: str) -> None:
-    async with _gateways(redis) as (one, between, other):
-        await one.exchange()
+    async with _gateways(redis) as (proxied, between, direct):
+        await proxied.exchange()
         for number in range(1, 4):
-            one.budget[1].take(10_000)
+            proxied.budget[1].take(10_000)
             _spoil(between, fault)
             for _ in range(2):
-                await one.exchange_in_vain()
+                await proxied.exchange_in_vain()
             between.delay_s, between.is_cutting, between.says = 0.0, False, b""
             left = _CAPACITY - 10_000 * number
-            assert left <= await one.exchange() < left + _SLACK
-            assert left <= await other.exchange() < left + _SLACK
-        assert one.budget[1].taken == 0
+            assert left <= await proxied.exchange() < left + _SLACK
+            assert left <= await direct.exchange() < left + _SLACK
+        assert proxied.budget[1].taken == 0
 
 
 async def test_what_is_taken_and_put_back_while_an_exchange_is_repeated_counts_with_the_next(
     redis: RedisServer,
 ) -> None:
-    async with _gateways(redis) as (one, between, other):
-        await one.exchange()
-        one.budget[1].take(10_000)
+    async with _gateways(redis) as (proxied, between, direct):
+        await proxied.exchange()
+        proxied.budget[1].take(10_000)
         between.delay_s = 0.2
-        await one.exchange_in_vain()
+        await proxied.exchange_in_vain()
         between.delay_s = 0.0
-        one.budget[1].take(-8_000)  # the request cost less than it took
-        one.budget[1].take(20_000)
-        assert _CAPACITY - 22_000 <= await one.exchange() < _CAPACITY - 22_000 + _SLACK
-        assert one.budget[1].taken == 12_000
-        assert _CAPACITY - 22_000 <= await one.exchange() < _CAPACITY - 22_000 + _SLACK
-        assert _CAPACITY - 22_000 <= await other.exchange() < _CAPACITY - 22_000 + _SLACK
+        proxied.budget[1].take(-8_000)  # the request cost less than it took
+        proxied.budget[1].take(20_000)
+        assert _CAPACITY - 22_000 <= await proxied.exchange() < _CAPACITY - 22_000 + _SLACK
+        assert proxied.budget[1].taken == 12_000
+        assert _CAPACITY - 22_000 <= await proxied.exchange() < _CAPACITY - 22_000 + _SLACK
+        assert _CAPACITY - 22_000 <= await direct.exchange() < _CAPACITY - 22_000 + _SLACK
 
 
 async def test_a_gateway_that_was_silent_counts_no_more_and_its_last_exchange_is_still_known(
     redis: RedisServer,
 ) -> None:
-    async with _gateways(redis) as (one, between, other):
-        await one.exchange()
-        one.budget[1].take(10_000)
+    async with _gateways(redis) as (proxied, between, direct):
+        await proxied.exchange()
+        proxied.budget[1].take(10_000)
         between.delay_s = 0.2
-        await one.exchange_in_vain()
-        await other.exchange()
-        assert other.budget[0].gateways == 2
+        await proxied.exchange_in_vain()
+        await direct.exchange()
+        assert direct.budget[0].gateways == 2
         # As if both had been silent for eleven seconds.
         (key,) = redis.stored_keys()
         for field in [field for field in redis.ask("HKEYS", key) if field.startswith(b"gateway:")]:
             redis.ask("HINCRBYFLOAT", key, field, -11)
-        await other.exchange()
-        assert other.budget[0].gateways == 1
+        await direct.exchange()
+        assert direct.budget[0].gateways == 1
         between.delay_s = 0.0
-        assert _CAPACITY - 10_000 <= await one.exchange() < _CAPACITY - 10_000 + _SLACK
-        assert one.budget[0].gateways == 2
+        assert _CAPACITY - 10_000 <= await proxied.exchange() < _CAPACITY - 10_000 + _SLACK
+        assert proxied.budget[0].gateways == 2
 
 
 async def test_a_gateway_that_is_gone_for_long_leaves_nothing_behind(redis: RedisServer) -> None:
-    async with _gateways(redis) as (one, _, other):
-        await one.exchange()
+    async with _gateways(redis) as (proxied, _, direct):
+        await proxied.exchange()
         (key,) = redis.stored_keys()
         (field,) = [field for field in redis.ask("HKEYS", key) if field.startswith(b"gateway:")]
         redis.ask("HINCRBYFLOAT", key, field, -181)
-        await other.exchange()
+        await direct.exchange()
         left = {name.partition(b":")[0] for name in redis.ask("HKEYS", key)}
         assert left == {b"level", b"at", b"gateway", b"told"}
         assert redis.ask("HLEN", key) == 4

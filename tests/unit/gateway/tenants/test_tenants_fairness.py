@@ -29,7 +29,7 @@ def test_a_flood_gets_what_the_other_leaves_and_moves_its_p99_by_a_fifth_at_most
     base, flood = (_run(monkeypatch, device, flood) for flood in (1, _FLOOD))
     assert flood["quiet"].percentile(99) <= 1.2 * base["quiet"].percentile(99)
     assert flood["quiet"].refused == 0
-    answered = sum(len(one.latencies_s) for one in flood.values())
+    answered = sum(len(outcome.latencies_s) for outcome in flood.values())
     assert answered >= 0.9 * device.capacity * 1000 / (_QUIET * device.capacity)
 
 

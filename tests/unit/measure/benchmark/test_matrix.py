@@ -52,7 +52,7 @@ def test_images_have_no_lengths() -> None:
 def test_short_cells_come_first_and_those_of_a_process_together() -> None:
     cells = make_matrix(MatrixRequest([_VIT, _BERT], dtypes=("float32", "bfloat16"), cores=(1, 2))).cells
     variants = [cell.variant for cell in cells]
-    assert [one for place, one in enumerate(variants) if one not in variants[:place]] == list(
+    assert [variant for place, variant in enumerate(variants) if variant not in variants[:place]] == list(
         make_matrix(MatrixRequest([_VIT, _BERT], dtypes=("float32", "bfloat16"), cores=(1, 2))).variants
     )
     assert variants[0].model == _VIT.name

@@ -44,11 +44,11 @@ def test_reports_that_cannot_be_read_are_refused(content: str, message: str, tmp
 
 def test_throughput_is_that_of_callers_who_wait() -> None:
     # Two callers with batches of 8 that take 100 ms: 160 a second.
-    one = result(cell(8, cores=2, mode=THROUGHPUT), 100.0, spread=0.0)
-    assert one.throughput_per_s == pytest.approx(160)
-    assert one.tokens_per_s == pytest.approx(160 * 128)
+    measured = result(cell(8, cores=2, mode=THROUGHPUT), 100.0, spread=0.0)
+    assert measured.throughput_per_s == pytest.approx(160)
+    assert measured.tokens_per_s == pytest.approx(160 * 128)
     assert (
-        results_csv(run([one]))
+        results_csv(run([measured]))
         .splitlines()[1]
         .startswith("bert-base-uncased,openvino,float32,2,throughput,8,128,100,100,100,100")
     )

@@ -29,11 +29,11 @@ def test_a_cell_that_can_no_longer_be_measured_is_a_regression() -> None:
 
 
 def test_runs_without_a_common_cell_are_refused_and_other_machines_are_named() -> None:
-    one, other = run([result(cell(1), 20.0)]), run([result(cell(2), 20.0)])
+    first, second = run([result(cell(1), 20.0)]), run([result(cell(2), 20.0)])
     with pytest.raises(SetupError, match="no cell in common"):
-        compare_results(one, other)
-    other.machine["CPU"] = "two"
-    assert differences(one, other) == ["CPU: one | two"]
+        compare_results(first, second)
+    second.machine["CPU"] = "two"
+    assert differences(first, second) == ["CPU: one | two"]
 
 
 def test_the_cheapest_of_those_that_are_quick_enough_is_advised() -> None:

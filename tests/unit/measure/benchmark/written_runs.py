@@ -34,7 +34,7 @@ def run(cells: Sequence[CellResult]) -> Results:
         command="neuronpipe benchmark --out x",
         machine={"CPU": "one", "CPUs to use": "2"},
         effort={"warm_up_calls": 10, "calls": 100, "least_calls": 3, "seconds": 4.0, "precision": 0.05},
-        models={one.cell.variant.model: {"task": "text_classification", "weights": "random"} for one in cells},
+        models={result.cell.variant.model: {"task": "text_classification", "weights": "random"} for result in cells},
         planned=len(cells),
         minutes=2.0,
         cells=list(cells),

@@ -155,7 +155,7 @@ def test_every_task_of_a_model_is_known(task: str) -> None:
 def test_every_request_names_the_model_and_its_version() -> None:
     made = make_requests(_REQUEST, "sentence_embedding", ["a", "b"])
     expected = [("m", "2", "a"), ("m", "2", "b")]
-    assert [(one.model, one.version, one.input.sentence_embedding.text) for one in made] == expected
+    assert [(request.model, request.version, request.input.sentence_embedding.text) for request in made] == expected
 
 
 @pytest.mark.parametrize(
@@ -185,18 +185,20 @@ def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
 
 def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
     made = [prompt.input.text_generation for prompt in _prompts(GenerationLoad(), None)]
-    assert [one.prompt for one in made] == ["A text.", "Another.", "A text."]
+    assert [input.prompt for input in made] == ["A text.", "Another.", "A text."]
     expected = {(32, 32, 1)}
-    assert {(one.options.max_new_tokens, one.options.min_new_tokens, one.options.num_beams) for one in made} == expected
+    assert {
+        (input.options.max_new_tokens, input.options.min_new_tokens, input.options.num_beams) for input in made
+    } == expected
 
 
 def test_prompts_of_a_length_share_what_they_shall_share() -> None:
     words = Words([f"word{number}" for number in range(1000)], [1] * 1000)
     load = GenerationLoad(prompt_tokens=Lengths.fixed(20), shared_prefix_tokens=10)
     made = [prompt.input.text_generation.prompt.split() for prompt in _prompts(load, words)]
-    assert [len(one) for one in made] == [30] * 3
+    assert [len(prompt) for prompt in made] == [30] * 3
     assert made[0][:10] == made[1][:10] == made[2][:10]
-    assert len({tuple(one[10:]) for one in made}) == 3
+    assert len({tuple(prompt[10:]) for prompt in made}) == 3
 
 
 @pytest.mark.parametrize("task", ["summarization", "translation"])

@@ -135,7 +135,7 @@ async def test_one_who_leaves_does_not_take_the_value_along(
     asking.pop(leaving).cancel()
     await asyncio.sleep(0)
     work.may_end.set()
-    assert [await one for one in asking] == [(b"value %d" % begun, outcome) for outcome in (_MISS, _HIT)]
+    assert [await task for task in asking] == [(b"value %d" % begun, outcome) for outcome in (_MISS, _HIT)]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ async def test_one_who_leaves_does_not_take_the_value_along(
 async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache[bytes], work: _Work, error: Exception) -> None:
     failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
     await asyncio.sleep(0)
-    other = asyncio.create_task(cache.get(b"key", 1, work.compute))
+    second = asyncio.create_task(cache.get(b"key", 1, work.compute))
     work.may_end.set()
     with pytest.raises(type(error)):
         await failing
-    assert await other == (b"value 1", _MISS)
+    assert await second == (b"value 1", _MISS)
 
 
 @pytest.mark.parametrize("error", [InvalidInput("text", "is empty"), Unavailable("the stage is away")], ids=repr)

@@ -63,4 +63,4 @@ async def test_a_watch_tells_of_draining_before_it_ends(board: HealthBoard) -> N
     told = [await anext(watch)]
     board.drain()
     board.end_watches()
-    assert [*told, *[one async for one in watch]] == [True, False]
+    assert [*told, *[is_serving async for is_serving in watch]] == [True, False]

@@ -130,6 +130,6 @@ async def test_large_messages_are_made_in_turn_and_within_the_budget() -> None:
     assert await in_flight.make("a", 100, work) == 7
     assert running == [threading.get_ident()]
     made = await asyncio.gather(*(in_flight.make(str(n), 1 << 20, work) for n in range(5)), return_exceptions=True)
-    assert [type(one) for one in made] == [int, int, int, Overloaded, Overloaded]
+    assert [type(outcome) for outcome in made] == [int, int, int, Overloaded, Overloaded]
     assert len(set(running[1:])) == 1
     assert await in_flight.make("a", 1 << 20, work) == 7

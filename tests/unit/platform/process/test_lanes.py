@@ -163,7 +163,7 @@ async def test_a_pass_of_the_event_loop_does_a_limited_amount_of_small_work_of_a
     # 100 pieces of 100 bytes, of which 4,096 bytes are done in a pass.
     done: list[int] = []
     of = [(lane, other)[number % models] for number in range(100)]
-    work = asyncio.gather(*(one.run(_SMALL_BYTES, done.append, number) for number, one in enumerate(of)))
+    work = asyncio.gather(*(used.run(_SMALL_BYTES, done.append, number) for number, used in enumerate(of)))
     passes = []
     while not work.done():
         await asyncio.sleep(0)

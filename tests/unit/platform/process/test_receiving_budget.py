@@ -90,12 +90,12 @@ def test_small_claims_take_what_large_ones_leave_and_yield_to_them() -> None:
 
 def test_a_connection_gets_half_of_the_budget() -> None:
     budget = _budget()
-    first, second, other = _Message("one"), _Message("one"), _Message("another")
-    for message in (first, second, other):
+    first, second, elsewhere = _Message("one"), _Message("one"), _Message("another")
+    for message in (first, second, elsewhere):
         budget.grow(message, _MESSAGE_BYTES)
     expected = ["1600 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"]
     assert second.refusals == expected
-    assert (first.refusals, other.refusals) == ([], [])
+    assert (first.refusals, elsewhere.refusals) == ([], [])
     budget.end(first)
     again = _Message("one")
     budget.grow(again, _MESSAGE_BYTES)

@@ -110,11 +110,11 @@ def test_a_collector_that_hangs_does_not_keep_the_service_from_ending(monkeypatc
 def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = _Exporter(lambda: SpanExportResult.SUCCESS)
     queue, _ = _queue(exporter, monkeypatch)
-    parent, other = SpanContext.new(is_sampled=True), SpanContext.new(is_sampled=True)
+    parent, linked = SpanContext.new(is_sampled=True), SpanContext.new(is_sampled=True)
     span = _span(parent)
     span.attributes |= {"a": 1, "b": True}
     span.events.append(SpanEvent("e", 2_000))
-    span.links.append(Link(other, {"row": 3}))
+    span.links.append(Link(linked, {"row": 3}))
     span.is_error = True
     queue.add(span)
     queue.close()
@@ -126,7 +126,7 @@ def test_a_span_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.parent.span_id == parent.span_id
     assert found.end_time == found.start_time + 2_000
     assert [(event.name, event.timestamp - found.start_time) for event in found.events] == [("e", 1_000)]
-    expected = [(other.span_id, {"row": 3})]
+    expected = [(linked.span_id, {"row": 3})]
     assert [(link.context.span_id, dict(link.attributes or {})) for link in found.links] == expected
     assert dict(found.attributes or {}) == {"a": 1, "b": True}
     assert not found.status.is_ok

@@ -82,7 +82,7 @@ def test_spans_are_valid_otlp_json() -> None:
 def _with_base64_ids(json: Any) -> Any:
     """OTLP writes ids as hexadecimal digits where protobuf's JSON has Base64."""
     if isinstance(json, list):
-        return [_with_base64_ids(one) for one in json]
+        return [_with_base64_ids(item) for item in json]
     if not isinstance(json, dict):
         return copy.copy(json)
     is_id = {"traceId", "spanId", "parentSpanId"}

@@ -74,14 +74,14 @@ async def test_all_calls_of_a_connection_may_be_cancelled_together_and_the_other
 async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connection_to_the_others() -> None:
     held = Held()
     async with connected(held) as (system, caller):
-        other = caller.call(b"a")
+        next_call = caller.call(b"a")
         some = [caller.call(b"a", "/a/Echo", (b"grpc-timeout", b"50m")) for _ in range(1500)]
         await happens(lambda: system.method.ended == len(some))
         # A client whose own clock ends the call a moment later.
         caller.writer.write(b"".join(map(frames.reset, some)))
         await asyncio.sleep(0.1)  # to prove that nothing happens
         held.may_answer.set()
-        assert await caller.code(other) == "OK"
+        assert await caller.code(next_call) == "OK"
 
 
 async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time() -> None:
@@ -212,8 +212,8 @@ async def test_streams_that_are_not_read_hold_up_no_other_call() -> None:
             unread.append(caller.open())
             caller.send(unread[-1], frames.message(b"x" * 60_000) * 25, ends=True)
         await happens(lambda: sum(bool(call._held_bytes) for call in _connection(system).streams.values()) == 100)
-        other = caller.call(b"a")
-        assert await caller.code(other) == "OK"
+        next_call = caller.call(b"a")
+        assert await caller.code(next_call) == "OK"
         large = caller.call(b"a")
         assert await caller.code(large) == "OK"
         held.may_answer.set()
@@ -236,10 +236,10 @@ async def test_streams_that_are_not_read_take_no_more_memory_than_a_connection_m
         await happens(lambda: sum(bool(call.error) for call in _connection(system).streams.values()) > 25)
         kept_bytes = sum(call.unread_bytes + call.buffered_bytes for call in _connection(system).streams.values())
         assert kept_bytes <= 8 * _MIB
-        other = caller.open()
-        caller.send(other, frames.message(b"a"), ends=True)
+        next_call = caller.open()
+        caller.send(next_call, frames.message(b"a"), ends=True)
         held.may_answer.set()
-        assert await caller.code(other) == "OK"
+        assert await caller.code(next_call) == "OK"
 
 
 @asynccontextmanager
@@ -265,11 +265,11 @@ async def test_answers_that_a_client_does_not_read_hold_up_none_of_its_other_cal
                 await asyncio.sleep(0)  # in which its head goes
                 await unread[-1].write(b"25")
             await happens(lambda: all(call._held_bytes for call in unread))
-            other = await channel.open_call("/a/Echo")
+            next_call = await channel.open_call("/a/Echo")
             await asyncio.sleep(0)
-            await other.write(b"1")
+            await next_call.write(b"1")
             async with asyncio.timeout(_LIMIT_S):
-                assert await other.read() == b"x" * 60_000
+                assert await next_call.read() == b"x" * 60_000
         await happens(lambda: system.method.ended == 25)
 
 
@@ -368,12 +368,12 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
         caller.send(number, wire[:-1000])
         await happens(lambda: budget._bytes == 149_000)
         # Another message of the connection fills its share, up to less than the last piece.
-        other = Claim(str(id(_connection(system))), lambda error: None)
-        budget.grow(other, _MIB - 149_500)
+        claim = Claim(str(id(_connection(system))), lambda error: None)
+        budget.grow(claim, _MIB - 149_500)
         caller.send(number, wire[-1000:], ends=True)
         assert await caller.code(number) == "RESOURCE_EXHAUSTED"
         assert b"max_receiving_bytes" in (await caller.end(number))[b"grpc-message"]
-        budget.end(other)
+        budget.end(claim)
         assert await caller.code(caller.call(b"a")) == "OK"
 
 

@@ -105,12 +105,12 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         await call.send(b"answer")
 
     async with connected(slow) as (_, caller):
-        other = caller.open()
+        next_call = caller.open()
         number = caller.open("/a/Echo", *fields)
         caller.send(number, data, ends=True)
         assert await caller.code(number) == code
-        caller.send(other, frames.message(b"a"), ends=True)
-        assert await caller.code(other) == "OK"
+        caller.send(next_call, frames.message(b"a"), ends=True)
+        assert await caller.code(next_call) == "OK"
 
 
 async def test_a_caller_may_end_its_messages_by_trailers() -> None:
@@ -147,12 +147,12 @@ async def test_large_metadata_reach_the_door_and_harm_no_other_call(fields: list
         sizes.append(call.metadata_bytes)
 
     async with connected(answer) as (_, caller):
-        other = caller.open()
+        next_call = caller.open()
         number = caller.call(b"a", "/a/Echo", *fields)
         assert await caller.code(number) == "OK"
         assert sizes[0] >= sum(len(name) + len(value) for name, value in fields)
-        caller.send(other, frames.message(b"a"), ends=True)
-        assert await caller.code(other) == "OK"
+        caller.send(next_call, frames.message(b"a"), ends=True)
+        assert await caller.code(next_call) == "OK"
 
 
 async def test_metadata_beyond_the_limit_are_neither_kept_nor_decoded() -> None:
@@ -209,7 +209,7 @@ def _claims(system: System) -> list[int]:
 
 async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_others() -> None:
     async with serving() as system:
-        caller, other = await system.connect(), await system.connect()
+        caller, quick = await system.connect(), await system.connect()
         number = caller.open()
         await happens(lambda: len(system.server.connections) == 2)
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
@@ -217,7 +217,7 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
         async with asyncio.timeout(_LIMIT_S):
             while not any(connection._held_data for connection in system.server.connections):
                 await asyncio.sleep(0)
-        assert await other.code(other.call(b"a")) == "OK"
+        assert await quick.code(quick.call(b"a")) == "OK"
         assert any(connection._held_data for connection in system.server.connections)
 
 
@@ -276,13 +276,13 @@ async def test_a_call_does_not_wait_for_all_calls_of_another_connection() -> Non
         await call.send(b"")
 
     async with serving(note, max_connection_calls=1000) as system:
-        many, one = await system.connect(), await system.connect()
-        for caller in many, one:
+        many, single = await system.connect(), await system.connect()
+        for caller in many, single:
             assert await caller.code(caller.call(b"a")) == "OK"
         of_one = begun.pop()
         begun.clear()
         numbers = [many.call(b"a") for _ in range(500)]
-        assert await one.code(one.call(b"a")) == "OK"
+        assert await single.code(single.call(b"a")) == "OK"
         assert begun.index(of_one) < 100
         for number in numbers:
             assert await many.code(number) == "OK"
@@ -637,7 +637,7 @@ async def _narrow_socket(system: System) -> socket.socket:
 
 async def _narrow_end(system: System) -> Any:
     """The server's end of the only connection, once a call is open; its socket holds little, too."""
-    await happens(lambda: any(one.streams for one in system.server.connections))
+    await happens(lambda: any(connection.streams for connection in system.server.connections))
     (connection,) = system.server.connections
     connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
     return connection

@@ -19,6 +19,7 @@ _RUN = BatchRun(core=1, is_alone=False, padded_tokens=10, computed_tokens=20, st
 class _Member:
     tokens: int
     trace: SpanContext | None = None
+    rows: int = 1
 
 
 def _observer(telemetry: Recorded) -> BatchObserver:

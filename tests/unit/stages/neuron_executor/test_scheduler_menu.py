@@ -1,18 +1,21 @@
 """stages/neuron_executor/scheduler.py with a menu of shapes: what runs has a shape of the menu, and nothing is lost."""
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from neuronpipe.core.errors import InternalError, InvalidInput, Overloaded
 from neuronpipe.stages.neuron_executor.batching import Batch, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import image_text_spec, model_spec
+from tests.unit.stages.neuron_executor.held_backend import NAN
 from tests.unit.stages.neuron_executor.scheduling import (
     FixedClock,
     KnownTime,
@@ -24,6 +27,7 @@ from tests.unit.stages.neuron_executor.scheduling import (
 _SPEC = model_spec("question_answering", max_tokens=128)
 _LIMITS = Limits(max_batch_size=32, max_batch_tokens=8192, max_queue_sequences=1000)
 _MENU = ShapeMenu(_SPEC, 512)
+_STATIC = model_spec("sentence_embedding", max_tokens=128, architecture="StaticEmbeddingModel")
 # Of 48 tokens each, 1, 2, 4 and 8 sequences have a number of tokens on the menu.
 _LENGTH = 48
 
@@ -226,3 +230,67 @@ async def test_images_and_texts_of_one_model_run_in_batches_of_their_own(
         assert (batch.rows, batch.padded_tokens) in planned
         found += [member.tokens for member in batch.members]
     assert sorted(found) == sorted(lengths)
+
+
+def _vector(ids: Sequence[int]) -> list[float]:
+    """The vector of a text, as FakeBackend makes it."""
+    return [math.sin(sum(ids[0] * place for place in range(1, len(ids) + 1)) * number / 4) for number in range(1, 5)]
+
+
+async def test_texts_of_static_embeddings_share_batches_and_each_gets_its_own_vector() -> None:
+    seed = 20261130
+    generator = random.Random(seed)
+    shapes = {(shape.rows, shape.tokens) for shape in _MENU.planned(1, 512, 512)}
+    limits = Limits(max_batch_size=8, max_batch_tokens=8192, max_queue_sequences=1000)
+    async with held_scheduler(cores=2, limits=limits, spec=_STATIC, menu=_MENU, is_held=False) as system:
+
+        async def call() -> None:
+            for _ in range(10):
+                count = generator.choice((1, 2, 60))
+                item = [[generator.randrange(1, 500)] * generator.randint(1, 40) for _ in range(count)]
+                computed = await system.submit(*item, is_bulk=generator.random() < 0.3)
+                vectors = [one.outputs["sentence_embedding"] for one in computed]
+                np.testing.assert_allclose(vectors, [_vector(ids) for ids in item], atol=1e-3, err_msg=f"seed {seed}")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(call() for _ in range(8)))
+        assert system.scheduler.queued == (0, 0)
+        assert set(system.backend.computed_shapes) <= shapes, f"seed {seed}"
+    # More rows than max_batch_size, which counts sequences that wait on their own.
+    assert max(map(len, system.backend.batches)) > limits.max_batch_size, f"seed {seed}"
+
+
+async def test_each_text_of_a_list_counts_in_the_queue_and_in_its_batch() -> None:
+    limits = Limits(max_batch_size=32, max_batch_tokens=8192, max_queue_sequences=8)
+    async with occupied_scheduler(limits=limits, spec=_STATIC, menu=_MENU) as system:
+        with pytest.raises(InvalidInput, match="9 sequences, the limit is 8"):
+            await system.submit(*_texts(9))
+        caller = system.submit(*_texts(6))
+        await queued()
+        assert system.scheduler.queued == (6, 6 * 48)
+        with pytest.raises(Overloaded, match="6 sequences wait"):
+            await system.submit(*_texts(3))
+        system.backend.let_run()
+        computed = await caller
+        assert _firsts(system.backend.batches[1:]) == [[1, 2, 3, 4, 5, 6, 1, 1]]  # 6 rows are not on the menu, 8 are
+        assert {(one.batch_size, one.bucket_tokens) for one in computed} == {(6, 48)}
+
+
+async def test_a_list_whose_caller_left_does_not_run() -> None:
+    async with occupied_scheduler(limits=_LIMITS, spec=_STATIC, menu=_MENU) as system:
+        caller = system.submit(*_texts(6))
+        await queued()
+        caller.cancel()
+        await queued()
+        assert system.scheduler.queued == (0, 0)
+
+
+async def test_a_text_that_is_not_finite_fails_only_its_list() -> None:
+    async with occupied_scheduler(limits=_LIMITS, spec=_STATIC, menu=_MENU) as system:
+        bad, good = system.submit([3] * 48, [NAN] * 48), system.submit(*_texts(2))
+        await queued()
+        system.backend.let_run()
+        with pytest.raises(InternalError, match="not finite"):
+            await bad
+        assert len(await good) == 2
+        assert len(system.backend.batches[1:]) == 1  # both lists were in one batch

@@ -38,6 +38,18 @@ def test_a_text_gets_its_special_tokens(tokenizer: JsonTokenizer) -> None:
     assert _whole(tokenizer) == [CLS, ONE, TWO, THREE, FOUR, FIVE, SEP]
 
 
+@pytest.mark.parametrize("prompt", ["", "query: ", "[CLS] query: "])
+def test_texts_that_are_encoded_together_equal_each_alone(tokenizer: JsonTokenizer, prompt: str) -> None:
+    texts = ["one two", "", "three [SEP]", "one " * 5000, "two", "four " * 3000, "five"]
+    together = list(tokenizer.encode_each(texts, prompt=prompt))
+    for text, encoded in zip(texts, together, strict=True):
+        alone = tokenizer.encode(text, prompt=prompt)
+        assert encoded.token_ids.tolist() == alone.token_ids.tolist()
+        assert encoded.token_type_ids.tolist() == alone.token_type_ids.tolist()
+        assert encoded.token_ids.dtype == encoded.token_type_ids.dtype == np.int32
+    assert not list(tokenizer.encode_each([]))
+
+
 def test_the_second_text_of_a_pair_is_of_another_type(tokenizer: JsonTokenizer) -> None:
     encoded = tokenizer.encode("one two", "three")
     assert encoded.token_ids.tolist() == [CLS, ONE, TWO, SEP, THREE, SEP]

@@ -34,6 +34,10 @@ public final class Classify {
                     "retryableStatusCodes", List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED")))));
 
     public static void main(String[] arguments) throws Exception {
+        if (arguments.length != 4) {
+            System.err.println("usage: Classify HOST:PORT MODEL LABELS TEXT");
+            System.exit(2);
+        }
         String ca = System.getenv("CA");
         ChannelCredentials credentials = ca == null
                 ? InsecureChannelCredentials.create()
