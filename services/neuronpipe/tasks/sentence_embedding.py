@@ -155,7 +155,7 @@ def _texts_of(annotations: ArraySets, model: ModelSpec) -> list[slice]:
     """Returns the chunks of each text."""
     if PART not in annotations[0]:
         return [slice(None)]
-    check_annotations(_PARTS, annotations, model)
+    check_annotations(Annotations({PART: 1}), annotations, model)
     parts = np.concatenate([chunk[PART] for chunk in annotations])
     starts = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
     return [slice(start, end) for start, end in pairwise([*starts, len(parts)])]
@@ -164,5 +164,5 @@ def _texts_of(annotations: ArraySets, model: ModelSpec) -> list[slice]:
 _RETURNED = {"return_sparse": sparse_embedding.TASK, "return_multi_vector": multi_vector_embedding.TASK}
 traits = traits_of("text", "prompt_name", "truncation", "max_chunks", *_RETURNED, "token_ids", "texts")
 _DECODED = *VECTOR_OPTIONS, *_RETURNED
-_LENGTHS, _PARTS = Annotations({TEXT_TOKENS: 1}, may_be_missing=True), Annotations({PART: 1})
+_LENGTHS = Annotations({TEXT_TOKENS: 1}, may_be_missing=True)
 TASK = Task("sentence_embedding", check, traits, encode, decode, _DECODED, EmbeddingFacts, _LENGTHS)

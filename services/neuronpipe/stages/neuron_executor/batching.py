@@ -261,14 +261,15 @@ class PlannedShapes:
                 continue
             if head.lost_cores:
                 return True
-            rows, padded = growing.rows + head.rows, max(growing.padded_tokens, length)
-            now_tokens, tokens = growing.padded_tokens * growing.rows, padded * rows
+            now_tokens, rows = growing.padded_tokens * growing.rows, growing.rows + head.rows
             if (
                 rows > min(self._limits.max_batch_size, self._menu.most_rows(growing.padded_tokens))
                 or growing.tokens >= share
                 or now_tokens >= self._efficient_tokens
             ):
                 return False
+            padded = max(growing.padded_tokens, length)
+            tokens = padded * rows
             padding += tokens - now_tokens - length * head.rows
             batch_s = self._forecast.batch_s(tokens)
             finish_s = time.monotonic() + wait_s + batch_s

@@ -197,8 +197,8 @@ class ExecutorModel:
             new.append(QueuedSequence(*key, arrays, tokens, padded_tokens, loop.create_future(), trace))
         own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max([sequence.padded_tokens for sequence in new])))
         if len(sequences) > 1:
-            new_tokens = sum([sequence.rows * sequence.padded_tokens for sequence in new])
-            own_s = max(own_s, self.forecast.all_cores_s(new_tokens))
+            together = sum([sequence.rows * sequence.padded_tokens for sequence in new])
+            own_s = max(own_s, self.forecast.all_cores_s(together))
         if not self._is_in_time(deadline_s - own_s, is_bulk=call.is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for sequence in new:

@@ -9,7 +9,7 @@ batch may delays no other model.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -108,7 +108,15 @@ _PAUSE_S = 1.0
 class OnDemandModel:
     """A model of the repository, loaded or not. Made by `OnDemandModels`."""
 
-    def __init__(self, bundle: Bundle, size_bytes: int, owner: "OnDemandModels") -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        size_bytes: int,
+        load: Callable[["OnDemandModel"], Awaitable[LoadedModel]],
+        note_use: Callable[["OnDemandModel"], None],
+        note_unused: Callable[[], None],
+    ) -> None:
+        """`load`: waits until the model is loaded. `note_use`: notes the use of a loaded model."""
         self.bundle = bundle
         self.key = ModelKey(*bundle.key)
         self.size_bytes = size_bytes
@@ -122,7 +130,7 @@ class OnDemandModel:
         self.keeper: asyncio.Task[Any] | None = None
         self.must_unload = asyncio.Event()
         self.has_unloaded = asyncio.Event()
-        self._owner = owner
+        self._load, self._note_use, self._note_unused = load, note_use, note_unused
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedModel]:
@@ -132,11 +140,13 @@ class OnDemandModel:
         """
         self.uses += 1
         try:
-            yield self._owner.touch(self) or await self._owner.load(self)
+            if self.loaded:
+                self._note_use(self)
+            yield self.loaded or await self._load(self)
         finally:
             self.uses -= 1
             if not self.uses:
-                self._owner.changed.set()
+                self._note_unused()
 
 
 class OnDemandModels:
@@ -162,14 +172,14 @@ class OnDemandModels:
         self._by_last_use: OrderedDict[OnDemandModel, None] = OrderedDict()
         self._load_queue: OrderedDict[OnDemandModel, None] = OrderedDict()
         # Set when a model joins the load queue, and when a model is no longer in use.
-        self.changed = asyncio.Event()
+        self._changed = asyncio.Event()
         self._tell_unloaded = tell_unloaded
 
     @asynccontextmanager
     async def open(self, bundle: Bundle) -> AsyncIterator[OnDemandModel]:
         """Yields a model that is loaded at its first use. Raises SetupError if it can never be loaded."""
         size_bytes = await run_apart(self._memory.size_of, bundle)
-        model = OnDemandModel(bundle, size_bytes, self)
+        model = OnDemandModel(bundle, size_bytes, self._wait, self._by_last_use.move_to_end, self._changed.set)
         self._models[model.key] = model
         self._report_unloaded()
         try:
@@ -181,13 +191,7 @@ class OnDemandModels:
             del self._models[model.key]
             self._report_unloaded()
 
-    def touch(self, model: OnDemandModel) -> LoadedModel | None:
-        """Returns a loaded model and notes its use; None for a model that is not loaded."""
-        if model.loaded:
-            self._by_last_use.move_to_end(model)
-        return model.loaded
-
-    async def load(self, model: OnDemandModel) -> LoadedModel:
+    async def _wait(self, model: OnDemandModel) -> LoadedModel:
         """Waits until a model is loaded; see OnDemandModel.use."""
         if time.monotonic() < model.failed_s + _PAUSE_S:
             raise Unavailable(model.fault)
@@ -199,7 +203,7 @@ class OnDemandModels:
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_future()
             self._load_queue[model] = None
-            self.changed.set()
+            self._changed.set()
             self._report_unloaded()
         began_ns = time.monotonic_ns()
         outcome = await asyncio.shield(model.loading)
@@ -211,11 +215,11 @@ class OnDemandModels:
     async def work(self) -> None:
         """Loads the models of the load queue until it is cancelled."""
         while True:
-            self.changed.clear()
+            self._changed.clear()
             if model := self._next_to_load():
                 await self._make_room_and_load(model)
             else:
-                await self.changed.wait()
+                await self._changed.wait()
 
     def _next_to_load(self) -> OnDemandModel | None:
         """The first queued model that has room once all unused models are unloaded."""
@@ -262,7 +266,7 @@ class OnDemandModels:
             model.keeper = None
             self._memory.give_back(model.key)
             model.has_unloaded.set()
-            self.changed.set()
+            self._changed.set()
 
     def _resolve(self, model: OnDemandModel, outcome: LoadedModel | NeuronpipeError) -> None:
         """Gives the outcome of loading a model to the callers that wait for it."""
