@@ -24,7 +24,7 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.oip.v2 import open_inference_pb2
 from neuronpipe.api.tei.v1 import tei_pb2
 from neuronpipe.api.v1 import inference_pb2, models_pb2, stages_pb2, tensors_pb2, traces_pb2
-from neuronpipe.cli.request import example_of
+from neuronpipe.cli.request import sample_json
 from neuronpipe.cli.task_json import read_task_input
 from tests.callers.metrics import series_of
 from tests.fuzz.messages import Agree
@@ -175,7 +175,7 @@ async def _add_seeds(system: FuzzedSystem) -> None:
     seeds = system.seeds
     try:
         for task, model in MODELS.items():
-            input = read_task_input(example_of(task))
+            input = read_task_input(sample_json(task))
             request = inference_pb2.InferRequest(model=model, request_id="seed", input=input)
             await _call(channels["gateway"], "/neuronpipe.api.v1.InferenceService/Infer", request)
             _add(seeds, request, inference_pb2.InferStreamRequest(request=request))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 
 from neuronpipe.cli import make_parser
-from neuronpipe.cli.examples import example_of
+from neuronpipe.cli.examples import example_command
 from neuronpipe.cli.serve import SERVICES
 from tests.reference.markdown import NOTE, code, table, text
 
@@ -43,7 +43,7 @@ def _lines() -> Iterator[str]:
     shared = {row: count for row, count in having.items() if count >= _SHARED}
     for command in found:
         yield from ("", f"## {command.prog}", "", text(command.description or ""))
-        yield from ("", "```text", synopsis_of(command), f"example: {example_of(command.prog)}", "```")
+        yield from ("", "```text", synopsis_of(command), f"example: {example_command(command.prog)}", "```")
         yield from options_of(command, shared)
     yield from ("", "## Shared options", *table(_TABLE, [list(row) for row in shared]))
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from neuronpipe.cli.request import example_of
+from neuronpipe.cli.request import sample_json
 from neuronpipe.cli.run import first_request
 from neuronpipe.client import task_methods
 from neuronpipe.core.generation_options import OPTIONS
@@ -58,7 +58,7 @@ def _tensor(spec: TensorSpec) -> str:
 
 def _sample(task: str) -> list[str]:
     """The input that `neuronpipe infer --example` prints, its result, and what each interface calls it."""
-    lines = ["", "```json", example_of(task), "```", "", "The result:", "", "```json", result_json(task), "```", ""]
+    lines = ["", "```json", sample_json(task), "```", "", "The result:", "", "```json", result_json(task), "```", ""]
     words = "Python: " + ", ".join(map(code, _methods(task))) + "."
     if task not in TASKS:
         return [*lines, words]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from neuronpipe.api.v1 import inference_pb2, models_pb2, tasks_pb2, traces_pb2
 from neuronpipe.cli import make_parser
-from neuronpipe.cli.examples import example_of
+from neuronpipe.cli.examples import example_command
 from neuronpipe.cli.serve import SERVICES, read_arguments, settings_of
 from neuronpipe.core.settings import Settings, fields_of
 from tests.reference import api, cli, configuration, parts
@@ -74,7 +74,7 @@ def test_an_option_has_its_value_and_its_rule() -> None:
 def test_the_help_of_a_command_has_its_purpose_and_an_example_that_it_accepts(
     command: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown, example = command.format_help(), example_of(command.prog)
+    shown, example = command.format_help(), example_command(command.prog)
     assert command.description
     assert command.description in shown
     assert f"\nexample:\n  {example}\n" in shown
@@ -85,7 +85,7 @@ def test_the_help_of_a_command_has_its_purpose_and_an_example_that_it_accepts(
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_example_of_a_service_has_settings_that_it_accepts(service: str) -> None:
-    read_arguments(service, shlex.split(example_of(f"neuronpipe serve {service}"))[3:])
+    read_arguments(service, shlex.split(example_command(f"neuronpipe serve {service}"))[3:])
 
 
 def test_an_option_that_many_commands_have_alike_is_listed_once() -> None:

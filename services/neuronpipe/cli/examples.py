@@ -56,7 +56,7 @@ _EXAMPLES = (
 )
 
 
-def example_of(program: str) -> str:
+def example_command(program: str) -> str:
     """Returns the command that shows a program such as `neuronpipe key create`; empty if no example begins so."""
     commands = (f"neuronpipe {example}" for example in _EXAMPLES)
     return next((command for command in commands if f"{command} ".startswith(f"{program} ")), "")

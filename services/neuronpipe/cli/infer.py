@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from neuronpipe.cli.request import add_request, add_target, connected, example_of, has_inputs_in_texts, read_requests
+from neuronpipe.cli.request import add_request, add_target, connected, has_inputs_in_texts, read_requests, sample_json
 from neuronpipe.cli.terminal import option, print_table
 from neuronpipe.core.task_inputs import SAMPLES
 
@@ -219,5 +219,5 @@ class _ShowExample(argparse.Action):
             parser.error(
                 f"argument --example: there is no task {values!r} (there are: {', '.join(SAMPLES).replace('_', '-')})"
             )
-        print(example_of(task))
+        print(sample_json(task))
         parser.exit()

@@ -189,8 +189,8 @@ def flag(field: str) -> str:
     return "--" + (name or field).replace("_", "-")
 
 
-def example_of(task: str) -> str:
-    """Returns the input of a task as JSON, to change and send."""
+def sample_json(task: str) -> str:
+    """Returns a sample input of a task as JSON, to change and send."""
     return json.dumps({task: SAMPLES[task]}, indent=2, ensure_ascii=False)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from neuronpipe.cli.examples import example_of
+from neuronpipe.cli.examples import example_command
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.removed_settings import why_removed
@@ -101,7 +101,7 @@ def explain(command: argparse.ArgumentParser, text: str) -> None:
     """Adds what the help of a command begins and ends with: its purpose, and an example."""
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.description = f"{text[0].upper()}{text[1:]}."
-    command.epilog = f"example:\n  {example_of(command.prog)}"
+    command.epilog = f"example:\n  {example_command(command.prog)}"
 
 
 def report(line: str) -> None:

@@ -39,7 +39,7 @@ from neuronpipe.stages.neuron_executor.runtimes.given_texts import (
     largest_logit,
     token_agreement,
 )
-from neuronpipe.stages.neuron_executor.runtimes.openvino import PRECISION, has_bfloat16, openvino
+from neuronpipe.stages.neuron_executor.runtimes.openvino import PRECISION, computable, engine, openvino
 
 # Back end → the data types in which it generates.
 DTYPES = {"openvino": ("float32", "bfloat16", "int8-weights"), "torch": tuple(TORCH_DTYPES), "neuronx": neuronx.DTYPES}
@@ -91,7 +91,8 @@ def compile_decoder(
                 artifact = quantization.compress(artifact, folder)
             if problem is None:
                 step("compare with generate on samples")
-            measured = compare(module, texts, artifact, partial(_load, artifact, spec, folder), min_agreement)
+            load, computed_dtype = partial(_load, artifact, spec, folder), _computed_dtype(artifact, folder)
+            measured = compare(module, texts, artifact, computed_dtype, load, min_agreement)
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
             reason = cause_of(error)
@@ -115,6 +116,15 @@ def _load(artifact: Artifact, spec: ModelSpec, folder: Path, tokens: int) -> Dec
     except SetupError as error:  # with advice for a bundle, which does not exist yet
         reason = cause_of(error)
         raise RuntimeError(f"{artifact.backend} does not load its graph: {reason}") from error
+
+
+def _computed_dtype(artifact: Artifact, folder: Path) -> str:
+    """The data type in which this CPU computes the graphs of an artefact."""
+    if artifact.backend != "openvino" or artifact.dtype != "bfloat16":
+        return artifact.dtype
+    graphs = [engine().read_model(folder / file) for file in artifact.files if file.endswith(".xml")]
+    used = computable(artifact.properties, graphs)
+    return artifact.dtype if used[PRECISION] == artifact.properties[PRECISION] else "float32"
 
 
 def _refusal(module: SourceModule, problem: str) -> SetupError:
@@ -141,7 +151,7 @@ def _compile_slots(
     step("compare with generate on samples")
     described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())
     emulated = slots.emulated(module, bucket, conversion.dtype)
-    measured = compare(module, texts, described, lambda _: emulated, min_agreement)
+    measured = compare(module, texts, described, conversion.dtype, lambda _: emulated, min_agreement)
     step(f"convert for neuronx, {conversion.dtype}")
     return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch instead of a Neuron device"})
 
@@ -203,14 +213,16 @@ def compare(
     module: SourceModule,
     texts: Sequence[GivenText],
     artifact: Artifact,
+    computed_dtype: str,
     load: Callable[[int], DecoderModel],
     min_agreement: float | None,
 ) -> Accuracy:
     """Compares the tokens and logits of texts with the results of `generate`; see sample_texts.
 
-    `load`: returns the model with a cache for a number of tokens, or for fewer if the size of the cache is fixed.
-    Raises SetupError in float32 for a difference that is not a tie. In other data types, raises it if less than
-    `min_agreement` of the tokens are equal, each after the tokens of `generate` (default: _LEAST_AGREEMENT).
+    `computed_dtype`: the data type in which this machine computes the artefact. `load`: returns the model with a cache
+    for a number of tokens, or for fewer if the size of the cache is fixed. Raises SetupError in float32 for a
+    difference that is not a tie. In other data types, raises it if less than `min_agreement` of the tokens are equal,
+    each after the tokens of `generate` (default: _LEAST_AGREEMENT).
     """
     lengths = [len(text.source or text.prompt) + len(text.tokens) for text in texts]
     computed = computed_logits(load(sum(lengths) + _ROOM_TOKENS * len(texts)), texts)
@@ -219,15 +231,14 @@ def compare(
     if artifact.dtype == "float32" and (agreement < 1 or not difference <= _MOST_DIFFERENCE * largest):
         differing = f"{round(tokens * (1 - agreement))} of {tokens} tokens differ from transformers' generate"
         raise _refusal(module, f"with a cache in blocks, {differing}, and logits by up to {difference:.2e}")
-    computes = artifact.dtype != "bfloat16" or artifact.backend != "openvino" or has_bfloat16()
-    emulated = None if computes else _emulated(module, texts)
+    emulated = None if computed_dtype == artifact.dtype else _emulated(module, texts)
     measured = Accuracy(
         samples=len(texts),
         sample_texts="built-in sample text",
         sample_shapes=tuple((1, length) for length in lengths),
         largest_output=largest,
         largest_difference=difference,
-        computed_dtype=artifact.dtype if computes else "float32",
+        computed_dtype=computed_dtype,
         agreement=agreement,
         emulated_difference=emulated and largest_difference(emulated, texts),
         emulated_agreement=emulated and token_agreement(emulated, texts)[0],

@@ -22,9 +22,9 @@ from neuronpipe.core.packed import pack_input
 from neuronpipe.doors.text_stream import begun, side_by_side
 from neuronpipe.doors.vectors import joined_texts, lists_of_texts, results_of_texts
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.many import infer_together
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.requests import InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 
 # Fields beside a protocol: headers over HTTP, metadata over gRPC.

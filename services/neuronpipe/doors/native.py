@@ -21,9 +21,9 @@ from neuronpipe.core.packed import Packed
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart, InferenceOutcome, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.many import infer_batch, infer_stream
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.requests import GeneratedPart, InferenceOutcome, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.rpc.rpcs import Rpc, RpcHandler, RpcHandlers, call_of, handlers_of
 

@@ -22,8 +22,8 @@ from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors import inference as doors
 from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
 from neuronpipe.doors.vectors import token_places, token_vectors
-from neuronpipe.gateway.inference import InferenceResult
 from neuronpipe.gateway.many import answer_in_order
+from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of, handlers_of, metadata_of
 from neuronpipe.tasks.many_texts import MAX_TEXTS
 

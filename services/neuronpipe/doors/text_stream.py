@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.gateway.inference import TextEvent
+from neuronpipe.gateway.requests import TextEvent
 
 EventT = TypeVar("EventT")
 

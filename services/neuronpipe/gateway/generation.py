@@ -18,7 +18,7 @@ from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Work
 from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.gateway.inference import GeneratedPart, Result
+from neuronpipe.gateway.requests import GeneratedPart, Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.platform.process.background import run_together
 from neuronpipe.tasks import TASKS
@@ -60,22 +60,31 @@ class TextPlan:
 class GenerationRequest(RunningRequest):
     """A prompt that the model continues token by token, with one text or several."""
 
-    # `count` sets both, after the prompt is tokenized and before the model computes it.
-    plan: TextPlan
-    _texts: "Sequence[_RunningText]"
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        options, spec = self.request.input.body.options, self.model.spec
-        self.new_tokens = most_generated(options, spec)
-        self.is_repeatable = not (self.parts or is_drawn(options, spec))
+        self._new_tokens = most_generated(self.request.input.body.options, self.model.spec)
+        # `count` sets both, after the prompt is tokenized and before the model computes it.
+        self._texts: Sequence[_RunningText] = ()
+        self.plan: TextPlan
+
+    @property
+    def is_repeatable(self) -> bool:
+        return not (self.parts or is_drawn(self.request.input.body.options, self.model.spec))
+
+    @property
+    def new_tokens(self) -> int:
+        return self._new_tokens
+
+    @property
+    def first_token_ns(self) -> int:
+        return min((text.first_token_ns for text in self._texts if text.first_token_ns), default=0)
 
     def count(self, encoded: EncodedInput) -> None:
         """See RunningRequest. Also completes the options of generation. Raises InvalidInput."""
         spec = self.model.spec
-        task = TASKS[spec.task]
-        assert task.complete  # noqa: S101 (the model generates)
-        options = task.complete(self.request.input.body, spec, encoded.tokens)
+        generation = TASKS[spec.task].generation
+        assert generation  # noqa: S101 (the model generates)
+        options = generation.complete(self.request.input.body, spec, encoded.tokens)
         self.plan = TextPlan(
             encoded,
             options,
@@ -85,7 +94,7 @@ class GenerationRequest(RunningRequest):
             is_search=options.num_beams > 1,
             reads_along=bool(self.parts or options.stop_strings),
         )
-        self.new_tokens = most_generated(options, spec, encoded.tokens)
+        self._new_tokens = most_generated(options, spec, encoded.tokens)
         self._texts = [_RunningText(number) for number in range(max(1, options.num_return_sequences))]
         super().count(encoded)
 
@@ -115,7 +124,6 @@ class GenerationRequest(RunningRequest):
 
     async def postprocess(self, work: Work, encoded: EncodedInput, prediction: Prediction) -> Result:
         """Makes the result, with the text of the last tokens."""
-        self.first_token_ns = min((text.first_token_ns for text in self._texts if text.first_token_ns), default=0)
         texts = await run_together(text.finish(self, work) for text in self._texts)
         result = TaskResult()
         getattr(result, self.model.spec.task).sequences.extend(texts)

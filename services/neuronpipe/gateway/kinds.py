@@ -3,7 +3,7 @@
 from neuronpipe.core.items import EncodedInput, Prediction, Work
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.gateway.generation import GenerationRequest
-from neuronpipe.gateway.inference import InferenceRequest, Result
+from neuronpipe.gateway.requests import InferenceRequest, Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.tasks import TASKS
 
@@ -11,7 +11,9 @@ from neuronpipe.tasks import TASKS
 class OwnTensorsRequest(RunningRequest):
     """Tensors of a caller who tokenized: the result is the outputs of the model itself."""
 
-    is_repeatable = False
+    @property
+    def is_repeatable(self) -> bool:
+        return False
 
     @property
     def known_tokens(self) -> int:

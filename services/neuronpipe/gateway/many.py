@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import InferenceOutcome, InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.requests import InferenceOutcome, InferenceRequest
 from neuronpipe.platform.process.background import run_together
 
 RequestT = TypeVar("RequestT")

@@ -14,10 +14,10 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics, Name, Spans
 from neuronpipe.gateway.admission import AdmissionControl
 from neuronpipe.gateway.held_items import HeldItems
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, TextEvent, TextParts
 from neuronpipe.gateway.kinds import kind_of
 from neuronpipe.gateway.request_checks import check_fields, with_long_texts, within_limit
 from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
+from neuronpipe.gateway.requests import InferenceRequest, InferenceResult, TextEvent, TextParts
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.routing import GatewayModel, GatewayModels
 from neuronpipe.gateway.running import PipelineParts

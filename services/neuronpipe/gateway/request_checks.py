@@ -9,7 +9,7 @@ from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.items import EncodedInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import pack_body
-from neuronpipe.gateway.inference import InferenceRequest
+from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.chunks import MAX_CHUNKS

@@ -14,7 +14,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
-from neuronpipe.gateway.inference import Result
+from neuronpipe.gateway.requests import Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
 from neuronpipe.platform.cache.cache import Cache

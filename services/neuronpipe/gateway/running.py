@@ -23,9 +23,9 @@ from neuronpipe.core.items import (
 )
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.gateway.admission import Admission, AdmissionControl
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult, Result, TextParts
 from neuronpipe.gateway.request_checks import check_input, check_tokens, has_image
 from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
+from neuronpipe.gateway.requests import InferenceRequest, InferenceResult, Result, TextParts
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 
@@ -55,11 +55,6 @@ class RunningRequest:
     - `call`: its call within the limits of the gateway.
     - `parts`: gets generated texts as they come; None for a caller who waits for the result.
     - `is_copy`: the executor runs all requests of tenants within their shares first.
-
-    - `new_tokens`: the maximum number of tokens that the request generates.
-    - `first_token_ns`: the time of the first token on time.monotonic_ns(); 0 if there is none.
-    - `is_repeatable`: whether equal requests have equal results, so that the gateway may keep one result for all of
-      them.
     """
 
     pipeline: PipelineParts
@@ -70,10 +65,6 @@ class RunningRequest:
     parts: TextParts | None = None
     is_copy: bool = False
 
-    # Defaults of the class. A request that generates sets its own in its constructor, and its first token at its end.
-    new_tokens: int = field(init=False, default=0)
-    first_token_ns: int = field(init=False, default=0)
-    is_repeatable: bool = field(init=False, default=True)
     # The constructor sets the size. `answer` sets the others before its first block.
     size_bytes: int = field(init=False)
     admission: Admission = field(init=False)
@@ -115,6 +106,21 @@ class RunningRequest:
             return None
         # The tokens of an image are known, and its bytes take the memory.
         return self.model.spec.image_tokens + self.size_bytes // _IMAGE_BYTES_PER_TOKEN
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether equal requests have equal results, so that the gateway may keep one result for all of them."""
+        return True
+
+    @property
+    def new_tokens(self) -> int:
+        """The maximum number of tokens that the request generates."""
+        return 0
+
+    @property
+    def first_token_ns(self) -> int:
+        """The time of the first generated token on time.monotonic_ns(); 0 if there is none."""
+        return 0
 
     # The stages return awaitables: a coroutine around each would cost a request a microsecond.
 

@@ -21,10 +21,10 @@ from neuronpipe.core.names import Metrics, Spans
 from neuronpipe.core.packed import Packed
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.admission import AdmissionControl
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
 from neuronpipe.gateway.kinds import kind_of
 from neuronpipe.gateway.request_checks import within_limit
 from neuronpipe.gateway.request_observer import RequestTimings
+from neuronpipe.gateway.requests import InferenceRequest, InferenceResult
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.running import PipelineParts, RunningRequest
 from neuronpipe.platform.process.background import run_beside

@@ -183,24 +183,31 @@ class Encoded(NamedTuple):
     truncated_tokens: int = 0
 
 
-def _never(input: Any) -> bool:
-    return False
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """The arrays that a task's decode reads for each sequence, beside the model's outputs.
+
+    - `sizes`: the length of each array, which is int32 [n]: a number, "tokens" or "any".
+    - `may_be_missing`: encode leaves them out if decode needs none.
+    - `may_stand_alone`: encode may make annotations and no sequence. Then decode gets no outputs.
+    """
+
+    sizes: Mapping[str, str | int] = field(default_factory=dict)
+    may_be_missing: bool = False
+    may_stand_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ResultColumns:
-    """The columns of a task's results in a table. Without further declarations they are the fields of the result.
+class Generation:
+    """The options of a task whose texts come token by token (stages/neuron_executor/generation/).
 
-    - `vectors`: the column of the result's vectors, for a result with vectors as bytes.
-    - `elements`: the list of the result whose only element fills the columns if `has_one`.
-    - `has_one(input)`: whether the result has one vector, or one element.
-    - `renamed`: fields of the element whose columns have another name.
+    - `complete(input, model, tokens)`: the options with every field set. `tokens`: the number of tokens of the encoded
+      input.
+    - `decoded(options)`: a copy with only the options that decode reads.
     """
 
-    vectors: str = ""
-    elements: str = ""
-    has_one: Callable[[Any], bool] = _never
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[Any, ModelSpec, int], GenerationOptions]
+    decoded: Callable[[GenerationOptions], GenerationOptions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,20 +221,13 @@ class Task:
       which. The encoding depends only on the results of `traits(input)`, and of `encoding_traits` of the model
       (core/model.py). Inputs with equal traits have the same encoding; caches rely on this.
     - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` contains a set of arrays for
-      each sequence, as the model's OutputSpec declares them.
+      each sequence, as the model's OutputSpec declares them. If the task generates, it also gets the model's
+      Detokenizer (tasks/generated_text.py).
     - `decoded_fields`: the fields of the input that decode reads; None for all, if it needs the text. Only these are
       sent to the postprocessor, because texts and images can be large.
-    - `complete(input, model, tokens)`: the options of a task that generates, with every field set. Its texts come token
-      by token (stages/neuron_executor/generation/), and decode also gets the model's Detokenizer
-      (tasks/generated_text.py). `tokens`: the number of tokens of the encoded input.
     - `facts`: the class of the task's facts about a model. `facts.of(model)` returns them.
-    - `annotations`: the arrays that decode reads for each sequence, int32 [n]; n: a number, "tokens" or "any". With
-      `may_lack_annotations`, encode leaves them out if decode needs none. With `may_lack_outputs`, encode may make
-      annotations and no sequence, and decode then gets no outputs.
-    - `has_graph`: models are compiled for the task. Without a graph, encode makes the result.
+    - `generation`: None for a task that does not generate.
     - `reads_date(input)`: whether the encoding may depend on the day.
-    - `columns`: see ResultColumns.
-    - `fields_without_tensor`: fields of the input that protocols of tensors leave out.
 
     The functions raise InvalidInput. They are pure, and run in any process that has the model's spec.
     """
@@ -240,19 +240,14 @@ class Task:
     decode: Callable[..., Any]
     decoded_fields: tuple[str, ...] | None
     facts: type[TaskFacts] = TaskFacts
-    annotations: Mapping[str, str | int] = field(default_factory=dict)
-    complete: Callable[[Any, ModelSpec, int], GenerationOptions] | None = None
+    annotations: Annotations = Annotations()
+    generation: Generation | None = None
     reads: Reads = "texts"
-    may_lack_annotations: bool = False
-    may_lack_outputs: bool = False
-    has_graph: bool = True
-    reads_date: Callable[[Any], bool] = _never
-    columns: ResultColumns = ResultColumns()
-    fields_without_tensor: tuple[str, ...] = ()
+    reads_date: Callable[[Any], bool] = lambda task_input: False
 
     @property
     def generates(self) -> bool:
-        return self.complete is not None
+        return self.generation is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
         """Copies the fields that decode reads: numbers, lists, messages. Copying field by field is fastest."""
@@ -265,11 +260,8 @@ class Task:
             value = getattr(whole, name)
             if isinstance(value, int):
                 setattr(options, name, value)
-            elif isinstance(value, GenerationOptions):  # the fields of a text's form may be long
-                read = GenerationOptions(stop_strings=value.stop_strings)
-                if value.HasField("top_logprobs"):
-                    read.top_logprobs = value.top_logprobs
-                getattr(options, name).CopyFrom(read)
+            elif self.generation:
+                getattr(options, name).CopyFrom(self.generation.decoded(value))
             else:
                 getattr(options, name).extend(value)
         return part

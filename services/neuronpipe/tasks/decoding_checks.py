@@ -1,16 +1,12 @@
 """Checks the arrays that arrive to be decoded, because any client that reaches the stage may send other arrays."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Arrays, ArraySets
-from neuronpipe.tasks.base import Task
+from neuronpipe.tasks.base import Annotations, Task
 
-# The length of an annotation's array: "tokens", "any", or a number.
-AnnotationSizes = Mapping[str, str | int]
 # The least value of annotations that are not places of tokens, and the limit of the largest value. Places begin at -1.
 _RANGES = {
     "place": (0, None),
@@ -24,13 +20,13 @@ _RANGES = {
 
 def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, outputs: ArraySets) -> None:
     """Checks a graph's outputs, and the annotations that point into texts and vocabularies. Raises InvalidInput."""
-    if not outputs and task.may_lack_outputs and len(annotations) == 1:
-        any_size = dict.fromkeys(task.annotations, "any")
+    if not outputs and task.annotations.may_stand_alone and len(annotations) == 1:
+        any_size = Annotations(dict.fromkeys(task.annotations.sizes, "any"))
         _check_annotations(any_size, annotations[0], 0, model, "annotations[0]")
         return
     if not outputs:
         raise InvalidInput("outputs", "are missing")
-    is_annotated = task.annotations and (annotations or not task.may_lack_annotations)
+    is_annotated = task.annotations.sizes and (annotations or not task.annotations.may_be_missing)
     expected = len(outputs) if is_annotated else 0
     if len(annotations) != expected:
         raise InvalidInput("annotations", f"{len(annotations)} sets for {len(outputs)} outputs, expected {expected}")
@@ -40,10 +36,10 @@ def check_decodable(task: Task, model: ModelSpec, annotations: ArraySets, output
             _check_annotations(task.annotations, annotations[index], tokens, model, f"annotations[{index}]")
 
 
-def check_annotations(sizes: AnnotationSizes, annotations: ArraySets, model: ModelSpec) -> None:
+def check_annotations(expected: Annotations, annotations: ArraySets, model: ModelSpec) -> None:
     """Checks annotations that the task does not declare, because only some inputs have them. Raises InvalidInput."""
     for index, arrays in enumerate(annotations):
-        _check_annotations(sizes, arrays, 0, model, f"annotations[{index}]")
+        _check_annotations(expected, arrays, 0, model, f"annotations[{index}]")
 
 
 def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
@@ -63,12 +59,12 @@ def _check_outputs(model: ModelSpec, arrays: Arrays, place: str) -> int:
     return tokens
 
 
-def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, model: ModelSpec, place: str) -> None:
-    for name, expected in sizes.items():
+def _check_annotations(expected: Annotations, arrays: Arrays, tokens: int, model: ModelSpec, place: str) -> None:
+    for name, size in expected.sizes.items():
         array = arrays.get(name)
         if array is None or array.dtype != np.int32 or array.ndim != 1:
             raise InvalidInput(f"{place}.{name}", "must be int32 with 1 dimension")
-        if expected != "any" and len(array) != (tokens if expected == "tokens" else expected):
+        if size != "any" and len(array) != (tokens if size == "tokens" else size):
             raise InvalidInput(f"{place}.{name}", f"has {len(array)} values; the output has {tokens} tokens")
         minimum, maximum = _RANGES.get(name, (-1, None))
         if not array.size:
@@ -77,5 +73,5 @@ def _check_annotations(sizes: AnnotationSizes, arrays: Arrays, tokens: int, mode
         is_beyond = maximum == "vocabulary" and np.maximum.reduce(array) >= model.vocabulary_size
         if is_beyond or np.minimum.reduce(array) < minimum:
             raise InvalidInput(f"{place}.{name}", f"has values below {minimum}, or beyond the vocabulary")
-    if "char_end" in sizes and (arrays["char_end"] < arrays["char_start"]).any():
+    if "char_end" in expected.sizes and (arrays["char_end"] < arrays["char_start"]).any():
         raise InvalidInput(f"{place}.char_end", "is before char_start")

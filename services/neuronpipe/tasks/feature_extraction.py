@@ -20,9 +20,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     LocatedText,
-    ResultColumns,
     Task,
     TextTokenizer,
     check_text,
@@ -181,18 +181,6 @@ def _halved(vectors: Array) -> Array:
     return vectors.astype("<f2")
 
 
-TASK = Task(
-    "feature_extraction",
-    check,
-    traits,
-    encode,
-    decode,
-    ("pooling", "type"),
-    FeatureFacts,
-    _ANNOTATIONS,
-    may_lack_annotations=True,
-    columns=ResultColumns(
-        vectors="features", has_one=lambda task_input: task_input.pooling > FeaturePooling.FEATURE_POOLING_NONE
-    ),
-    fields_without_tensor=("type",),
-)
+_DECODED = "pooling", "type"
+_CHUNKS = Annotations(_ANNOTATIONS, may_be_missing=True)
+TASK = Task("feature_extraction", check, traits, encode, decode, _DECODED, FeatureFacts, _CHUNKS)

@@ -19,6 +19,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     LocatedText,
     Task,
@@ -152,4 +153,4 @@ def _largest(values: Array, count: int) -> Array:
 traits = traits_of("text", "truncation", "targets")
 _ANNOTATIONS: dict[str, str | int] = {"place": 2, "target_ids": "any"}
 # The targets are in the annotations.
-TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts, _ANNOTATIONS)
+TASK = Task("fill_mask", check, traits, encode, decode, ("top_k",), FillMaskFacts, Annotations(_ANNOTATIONS))

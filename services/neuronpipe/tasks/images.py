@@ -20,7 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, ImageReader, Task, check_image, encode_image, traits_of
-from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels, label_columns
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 from neuronpipe.tasks.vectors import VECTOR_OPTIONS, EmbeddingFacts, check_vector_options, vector_of, vectors_result
 
 # The pipeline's default.
@@ -57,25 +57,7 @@ def decode_embedding(
 
 
 _TRAITS = traits_of("image")
-CLASSIFICATION = Task(
-    "image_classification",
-    check_classification,
-    _TRAITS,
-    encode,
-    decode_classification,
-    ("top_k", "function"),
-    ClassifierFacts,
-    reads="images",
-    columns=label_columns(_TOP_K),
-)
-EMBEDDING = Task(
-    "image_embedding",
-    check_embedding,
-    _TRAITS,
-    encode,
-    decode_embedding,
-    VECTOR_OPTIONS,
-    EmbeddingFacts,
-    reads="images",
-    fields_without_tensor=("precision",),
-)
+_LABELS = "image_classification", check_classification, _TRAITS, encode, decode_classification
+_VECTORS = "image_embedding", check_embedding, _TRAITS, encode, decode_embedding
+CLASSIFICATION = Task(*_LABELS, ("top_k", "function"), ClassifierFacts, reads="images")
+EMBEDDING = Task(*_VECTORS, VECTOR_OPTIONS, EmbeddingFacts, reads="images")

@@ -9,7 +9,7 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import MultiVectorEmbeddingInput, MultiVectorEmbeddingResult, Truncation
 from neuronpipe.core.model import Frozen, ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
-from neuronpipe.tasks.base import Encoded, ResultColumns, Task, TextTokenizer, check_text, check_truncation, traits_of
+from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, traits_of
 from neuronpipe.tasks.chunks import encode_chunks
 from neuronpipe.tasks.feature_extraction import check_type, check_vectors_size, numbers_of
 
@@ -113,14 +113,4 @@ def max_similarity(query: Array, document: Array, facts: MultiVectorFacts) -> fl
 
 
 traits = traits_of("text", "is_query", "truncation")
-TASK = Task(
-    "multi_vector_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    ("type",),
-    MultiVectorFacts,
-    columns=ResultColumns(vectors="vectors"),
-    fields_without_tensor=("type",),
-)
+TASK = Task("multi_vector_embedding", check, traits, encode, decode, ("type",), MultiVectorFacts)

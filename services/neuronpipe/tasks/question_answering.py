@@ -18,8 +18,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
-    ResultColumns,
     Task,
     TextTokenizer,
     Window,
@@ -153,15 +153,5 @@ traits = traits_of("question", "context", "window_stride_tokens")
 # Answers are parts of the context, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
 TASK = Task(
-    "question_answering",
-    check,
-    traits,
-    encode,
-    decode,
-    None,
-    QuestionAnsweringFacts,
-    _ANNOTATIONS,
-    columns=ResultColumns(
-        elements="answers", has_one=lambda task_input: task_input.top_k <= 1, renamed={"text": "answer"}
-    ),
+    "question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, Annotations(_ANNOTATIONS)
 )

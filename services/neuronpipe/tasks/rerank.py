@@ -19,6 +19,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     EncodedText,
     Task,
@@ -126,14 +127,6 @@ def decode(input: RerankInput, model: ModelSpec, annotations: ArraySets, outputs
 
 
 traits = traits_of("query", "truncation", "max_chunks", "max_text_tokens", "texts")
-TASK = Task(
-    "rerank",
-    check,
-    traits,
-    encode,
-    decode,
-    ("top_n", "function"),
-    RerankFacts,
-    annotations={PART: 1},
-    may_lack_annotations=True,
-)
+_DECODED = "top_n", "function"
+_PARTS = Annotations({PART: 1}, may_be_missing=True)
+TASK = Task("rerank", check, traits, encode, decode, _DECODED, RerankFacts, _PARTS)

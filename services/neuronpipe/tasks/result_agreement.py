@@ -37,9 +37,9 @@ def result_agreement(input: TaskInput, model: ModelSpec, result: TaskResult, oth
     field = first.DESCRIPTOR.fields[0].name
     if field == "labels" and "candidate_labels" not in NEEDED[task] and len(model.labels) == 1:
         return None
-    complete = TASKS[task].complete if task in TASKS else None
+    generation = TASKS[task].generation if task in TASKS else None
     # The number of tokens, here 1, limits the length of a text and not its content.
-    if complete and complete(getattr(input, task), model, 1).do_sample:
+    if generation and generation.complete(getattr(input, task), model, 1).do_sample:
         return None
     return float(_MEASURES[field](first, second) if field in _MEASURES else first == second)
 

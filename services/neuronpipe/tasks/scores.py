@@ -11,7 +11,6 @@ from neuronpipe.api.v1.tasks_pb2 import LabelScore, ScoreFunction
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array
-from neuronpipe.tasks.base import ResultColumns
 
 ScoreFunctionName = Literal["softmax", "sigmoid", "none"]
 
@@ -90,8 +89,3 @@ def sigmoid(logits: Array) -> Array:
     decayed: Array = np.exp(-np.abs(logits))
     scores: Array = np.where(logits >= 0, np.float32(1), decayed) / (1 + decayed)
     return scores
-
-
-def label_columns(most: int) -> ResultColumns:
-    """The columns of a classifier's results. `most`: the number of labels if the input names none."""
-    return ResultColumns(elements="labels", has_one=lambda task_input: (task_input.top_k or most) == 1)

@@ -26,6 +26,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import multi_vector_embedding, sparse_embedding
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     EncodedText,
     Task,
@@ -154,7 +155,7 @@ def _texts_of(annotations: ArraySets, model: ModelSpec) -> list[slice]:
     """Returns the chunks of each text."""
     if PART not in annotations[0]:
         return [slice(None)]
-    check_annotations({PART: 1}, annotations, model)
+    check_annotations(Annotations({PART: 1}), annotations, model)
     parts = np.concatenate([chunk[PART] for chunk in annotations])
     starts = np.flatnonzero(np.diff(parts, prepend=-1)).tolist()
     return [slice(start, end) for start, end in pairwise([*starts, len(parts)])]
@@ -162,15 +163,6 @@ def _texts_of(annotations: ArraySets, model: ModelSpec) -> list[slice]:
 
 _RETURNED = {"return_sparse": sparse_embedding.TASK, "return_multi_vector": multi_vector_embedding.TASK}
 traits = traits_of("text", "prompt_name", "truncation", "max_chunks", *_RETURNED, "token_ids", "texts")
-TASK = Task(
-    "sentence_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    (*VECTOR_OPTIONS, *_RETURNED),
-    EmbeddingFacts,
-    annotations={TEXT_TOKENS: 1},
-    may_lack_annotations=True,
-    fields_without_tensor=("precision", "token_ids", "texts", *_RETURNED),
-)
+_DECODED = *VECTOR_OPTIONS, *_RETURNED
+_LENGTHS = Annotations({TEXT_TOKENS: 1}, may_be_missing=True)
+TASK = Task("sentence_embedding", check, traits, encode, decode, _DECODED, EmbeddingFacts, _LENGTHS)

@@ -12,6 +12,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     Task,
     TextTokenizer,
@@ -105,15 +106,5 @@ def _positive_weights(annotations: ArraySets, outputs: ArraySets) -> tuple[Array
 
 
 traits = traits_of("text", "prompt_name", "truncation")
-TASK = Task(
-    "sparse_embedding",
-    check,
-    traits,
-    encode,
-    decode,
-    ("top_k",),
-    SparseFacts,
-    annotations={"token_ids": "tokens"},
-    may_lack_annotations=True,
-    may_lack_outputs=True,
-)
+_TOKEN_IDS = Annotations({"token_ids": "tokens"}, may_be_missing=True, may_stand_alone=True)
+TASK = Task("sparse_embedding", check, traits, encode, decode, ("top_k",), SparseFacts, _TOKEN_IDS)

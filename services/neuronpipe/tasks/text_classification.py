@@ -7,7 +7,7 @@ from neuronpipe.api.v1.tasks_pb2 import TextClassificationInput, TextClassificat
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
-from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels, label_columns
+from neuronpipe.tasks.scores import ClassifierFacts, best_labels, check_labels
 
 
 def check(input: TextClassificationInput, model: ModelSpec) -> None:
@@ -32,4 +32,4 @@ def decode(
 
 traits = traits_of("text", "text_pair", "truncation")
 _DECODED = ("top_k", "function")
-TASK = Task("text_classification", check, traits, encode, decode, _DECODED, ClassifierFacts, columns=label_columns(1))
+TASK = Task("text_classification", check, traits, encode, decode, _DECODED, ClassifierFacts)

@@ -35,8 +35,10 @@ from neuronpipe.core.model import ModelSpec, TaskFacts, with_fields
 from neuronpipe.core.parsing import check_depth
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     EncodedText,
+    Generation,
     Task,
     TextTokenizer,
     check_text,
@@ -509,7 +511,16 @@ def part_arrays(token_ids: list[int], finish_reason: int) -> ArraySets:
     return [{"token_ids": np.array(token_ids, np.int32), "finish_reason": np.array(finish_reason, np.int32)}]
 
 
-ANNOTATIONS = {"window": "any"}
+def _decoded(options: GenerationOptions) -> GenerationOptions:
+    """Copies the options that `decode` reads. The fields of a text's form may be long."""
+    decoded = GenerationOptions(stop_strings=options.stop_strings)
+    if options.HasField("top_logprobs"):
+        decoded.top_logprobs = options.top_logprobs
+    return decoded
+
+
+ANNOTATIONS = Annotations({"window": "any"})
+GENERATION = Generation(complete, _decoded)
 TASK = Task(
     "text_generation",
     check,
@@ -519,7 +530,6 @@ TASK = Task(
     ("options",),
     GenerationFacts,
     ANNOTATIONS,
-    complete=complete,
+    GENERATION,
     reads_date=lambda task_input: bool(task_input.messages),  # templates of chats may write the date
-    fields_without_tensor=(*_MESSAGE_FIELDS, "prompt_token_ids"),
 )

@@ -4,6 +4,7 @@ Equal to transformers' `generate`, as text generation is. These tasks have the s
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -22,7 +23,14 @@ from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import ANNOTATIONS, GenerationFacts, check_all_options, complete, window_arrays
+from neuronpipe.tasks.text_generation import (
+    ANNOTATIONS,
+    GENERATION,
+    GenerationFacts,
+    check_all_options,
+    complete,
+    window_arrays,
+)
 
 
 class TranslationFacts(GenerationFacts):
@@ -136,5 +144,6 @@ _translation_traits = traits_of("text", "truncation", "source_language", "target
 _decode_summary, _decode_translation = partial(_decode, SummarizationResult), partial(_decode, TranslationResult)
 _SUMMARY = "summarization", _check_text, _traits, _encode, _decode_summary
 _TRANSLATED = "translation", _check_translation, _translation_traits, _encode_translation, _decode_translation
-SUMMARIZATION = Task(*_SUMMARY, ("options",), GenerationFacts, ANNOTATIONS, complete=complete)
-TRANSLATION = Task(*_TRANSLATED, ("options",), TranslationFacts, ANNOTATIONS, complete=_complete_translation)
+SUMMARIZATION = Task(*_SUMMARY, ("options",), GenerationFacts, ANNOTATIONS, GENERATION)
+_TRANSLATION_OPTIONS = replace(GENERATION, complete=_complete_translation)
+TRANSLATION = Task(*_TRANSLATED, ("options",), TranslationFacts, ANNOTATIONS, _TRANSLATION_OPTIONS)

@@ -27,6 +27,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     LocatedText,
     Task,
@@ -201,4 +202,4 @@ def _without_overlaps(entities: list[_LabelledSpan]) -> Iterator[_LabelledSpan]:
 traits = traits_of("text", "window_stride_tokens", "truncation")
 # Entities are parts of the text, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens", "continues_word": "tokens"}
-TASK = Task("token_classification", check, traits, encode, decode, None, annotations=_ANNOTATIONS)
+TASK = Task("token_classification", check, traits, encode, decode, None, annotations=Annotations(_ANNOTATIONS))

@@ -69,21 +69,7 @@ def _decode(
         raise InvalidInput("annotations", f"hold no {kind.DESCRIPTOR.full_name}") from error
 
 
-TOKENIZATION = Task(
-    "tokenization",
-    check_tokenization,
-    traits_of("text", "skip_special_tokens"),
-    encode_tokenization,
-    partial(_decode, TokenizationResult),
-    (),
-    has_graph=False,
-)
-DETOKENIZATION = Task(
-    "detokenization",
-    check_detokenization,
-    traits_of("token_ids", "skip_special_tokens"),
-    encode_detokenization,
-    partial(_decode, DetokenizationResult),
-    (),
-    has_graph=False,
-)
+_text_traits, _ids_traits = traits_of("text", "skip_special_tokens"), traits_of("token_ids", "skip_special_tokens")
+_tokens, _text = partial(_decode, TokenizationResult), partial(_decode, DetokenizationResult)
+TOKENIZATION = Task("tokenization", check_tokenization, _text_traits, encode_tokenization, _tokens, ())
+DETOKENIZATION = Task("detokenization", check_detokenization, _ids_traits, encode_detokenization, _text, ())

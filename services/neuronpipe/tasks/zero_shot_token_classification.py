@@ -24,6 +24,7 @@ from neuronpipe.core.errors import CUT, InvalidInput
 from neuronpipe.core.model import ModelSpec, TaskFacts
 from neuronpipe.core.tensors import Array, ArraySets
 from neuronpipe.tasks.base import (
+    Annotations,
     Encoded,
     Task,
     TextTokenizer,
@@ -195,5 +196,5 @@ traits = traits_of("text", "truncation", "candidate_labels")
 # Entities are parts of the text, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "any", "char_end": "any"}
 TASK = Task(
-    "zero_shot_token_classification", check, traits, encode, decode, None, GlinerFacts, annotations=_ANNOTATIONS
+    "zero_shot_token_classification", check, traits, encode, decode, None, GlinerFacts, Annotations(_ANNOTATIONS)
 )

@@ -8,7 +8,7 @@ import pytest
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.text_stream import side_by_side
-from neuronpipe.gateway.inference import GeneratedPart, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, TextEvent
 
 
 class _Texts:

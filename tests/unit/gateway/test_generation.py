@@ -26,8 +26,8 @@ from neuronpipe.core.items import (
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed, TensorSets, pack_input, pack_result
 from neuronpipe.gateway.generation import GenerationRequest
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextParts
 from neuronpipe.gateway.request_observer import ModelMeters
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextParts
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import TASKS

@@ -43,8 +43,8 @@ from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.assembly import PipelineParts, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.generation import GenerationRequest
-from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_observer import ModelMeters
+from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.results import running_result_cache
 from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings, ResultCacheSettings

@@ -23,8 +23,8 @@ def _model(**changes: Any) -> ModelSpec:
 def _complete(model: ModelSpec, **fields: Any) -> GenerationOptions:
     input = TranslationInput(text="a b", **fields)
     TRANSLATION.check(input, model)
-    assert TRANSLATION.complete
-    return TRANSLATION.complete(input, model, 4)
+    assert TRANSLATION.generation
+    return TRANSLATION.generation.complete(input, model, 4)
 
 
 def test_the_language_of_a_translation_is_its_first_token() -> None:
@@ -151,5 +151,5 @@ def test_bad_options_are_refused_by_name(options: dict[str, Any], problem: str) 
 
 def test_a_long_text_leaves_all_of_the_decoder_to_its_summary() -> None:
     model = model_spec("summarization", max_text_tokens=20, decoder_start_token_ids=(2,))
-    assert SUMMARIZATION.complete
-    assert SUMMARIZATION.complete(SummarizationInput(text="a"), model, 16).max_new_tokens == 20
+    assert SUMMARIZATION.generation
+    assert SUMMARIZATION.generation.complete(SummarizationInput(text="a"), model, 16).max_new_tokens == 20

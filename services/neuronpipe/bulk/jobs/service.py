@@ -32,8 +32,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NotConfigured, Overloaded
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.request_checks import check_fields, check_input
+from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Shares, Tenants
 from neuronpipe.platform.process.background import run_beside, wait_for_event

@@ -25,22 +25,15 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import Bundle, read_trusted_repository
 from neuronpipe.bundles.served import running_models
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import (
-    InternalError,
-    InvalidInput,
-    ModelNotFound,
-    SetupError,
-    Unavailable,
-    WrongTask,
-)
+from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, SetupError, Unavailable, WrongTask
 from neuronpipe.core.items import Execute, ExecuteItem, Prediction, Stages
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.settings import Settings
 from neuronpipe.core.tensors import Arrays
-from neuronpipe.gateway.inference import InferenceRequest
 from neuronpipe.gateway.pipeline import Pipeline
+from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.routing import open_gateway_models
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.platform.cache.settings import RedisSettings

@@ -6,23 +6,21 @@ OpenAI's batch files have a request to /v1/embeddings per row; its response has 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 from pydantic import TypeAdapter
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
-from neuronpipe.bulk.transform.formats import Column, ColumnKind, InputRow, Record
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
+from neuronpipe.bulk.transform.formats import Column, InputRow, Record
 from neuronpipe.bulk.transform.request import InputAnswer, InputOutcome
-from neuronpipe.client.task_call import to_array
-from neuronpipe.core.errors import InvalidInput, NeuronpipeError, SetupError
+from neuronpipe.bulk.transform.result_columns import result_columns
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.doors.http.bodies import check_body, read_base64
 from neuronpipe.doors.http.openai import EMBEDDINGS, EmbeddingsRequest, embeddings_answer, embeddings_inputs
 from neuronpipe.doors.http.problems import OPENAI_ERROR, problem_of
-from neuronpipe.doors.vectors import embedding_of, vector
-from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.doors.vectors import embedding_of
 
 TASK = "sentence_embedding"
 _HALF_PAIR_PROBLEM = "is no valid Unicode: it has half a surrogate pair"
@@ -75,13 +73,6 @@ class OpenAiRows:
         return body
 
 
-_KINDS = {
-    FieldDescriptor.TYPE_STRING: "string",
-    FieldDescriptor.TYPE_DOUBLE: "float64",
-    FieldDescriptor.TYPE_FLOAT: "float32",
-    FieldDescriptor.TYPE_UINT32: "uint32",
-    FieldDescriptor.TYPE_BOOL: "bool_",
-}
 _TYPES: Mapping[int, tuple[tuple[Any, ...], str]] = {
     FieldDescriptor.TYPE_STRING: ((str,), "a text"),
     FieldDescriptor.TYPE_BYTES: ((bytes, str), "bytes, or Base64"),
@@ -116,7 +107,7 @@ class TaskRows:
         self._fields = [(part.DESCRIPTOR.fields_by_name[field], column) for field, column in fields.items()]
         self._kept = [column.name for column in kept_columns]
         self._cells_are_texts = cells_are_texts
-        self._values, kinds = _result_columns(task, part)
+        self._values, kinds = result_columns(task, part)
         if "truncation" in part.DESCRIPTOR.fields_by_name and part.truncation > 1:
             kinds["truncated_tokens"] = "uint32"
         kinds |= {"error": "string", "error_reason": "string"}
@@ -195,55 +186,6 @@ def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:
     if isinstance(value, int) and not 0 <= value < 1 << 32:
         raise InvalidInput(f"column {column!r}", "must be from 0 to 4294967295")
     return value
-
-
-def _result_columns(task: str, part: Any) -> tuple[Callable[[TaskResult], Mapping[str, Any]], dict[str, ColumnKind]]:
-    """Returns a function that reads the columns of a result, and their kinds. Raises SetupError for a task without
-    columns.
-    """
-    columns = ANSWERED_TASKS[task].columns
-    if ANSWERED_TASKS[task].generates:
-        raise SetupError(f"--task {task.replace('_', '-')}: generated texts are not transformed; submit them as a job")
-    message: Any = TaskResult.DESCRIPTOR.fields_by_name[task].message_type
-    if message.fields[0].name == "embedding":
-        return lambda result: {"embedding": vector(getattr(result, task))}, {"embedding": ["float32"]}
-    if columns.vectors:
-
-        def vectors(result: TaskResult) -> Mapping[str, Any]:
-            array = to_array(getattr(result, task))
-            return {columns.vectors: array if array.ndim == 1 else list(array)}
-
-        return vectors, {columns.vectors: ["float32"] if columns.has_one(part) else [["float32"]]}
-    if columns.elements and columns.has_one(part):
-        names = columns.renamed
-        kinds = _struct(message.fields_by_name[columns.elements].message_type)
-
-        def first(result: TaskResult) -> Mapping[str, Any]:
-            elements = getattr(getattr(result, task), columns.elements)
-            return {names.get(name, name): value for name, value in _plain(elements[0]).items()} if elements else {}
-
-        return first, {names.get(name, name): kind for name, kind in kinds.items()}
-    return lambda result: _plain(getattr(result, task)), _struct(message)
-
-
-def _struct(message: Any) -> dict[str, ColumnKind]:
-    return {field.name: _field_kind(field) for field in message.fields}
-
-
-def _field_kind(field: Any) -> ColumnKind:
-    kind: ColumnKind = _struct(field.message_type) if field.message_type else _KINDS[field.type]
-    return [kind] if field.is_repeated else kind
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """Returns a message as in JSON, with every field."""
-    return {field.name: _plain_value(getattr(message, field.name), field) for field in message.DESCRIPTOR.fields}
-
-
-def _plain_value(value: Any, field: Any) -> Any:
-    if field.message_type:
-        return [_plain(part) for part in value] if field.is_repeated else _plain(value)
-    return list(value) if field.is_repeated else value
 
 
 def is_failed(outcomes: Sequence[InputOutcome]) -> bool:

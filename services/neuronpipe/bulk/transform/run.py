@@ -8,15 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import (
-    digest,
-    find_inputs,
-    local_copy,
-    naming,
-    open_folder,
-    open_input,
-    write_file,
-)
+from neuronpipe.bulk.transform.files import digest, find_inputs, local_copy, naming, open_folder, open_input, write_file
 from neuronpipe.bulk.transform.formats import Column, ColumnKind, Format, find_format, format_of
 from neuronpipe.bulk.transform.request import Engine, ModelFacts, TransformRequest
 from neuronpipe.bulk.transform.rows import OpenAiRows, RowTask, TaskRows

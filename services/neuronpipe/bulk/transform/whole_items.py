@@ -13,8 +13,8 @@ from neuronpipe.core.tensors import Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.forecast import QueuedSequence, SequenceQueue
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape
+from neuronpipe.stages.neuron_executor.sequence_queue import QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.shapes import BatchShape
 
 
 class WholeItemModel(ExecutorModel):
@@ -33,7 +33,7 @@ class WholeItemModel(ExecutorModel):
         self._whole_items.add(item)
         return item
 
-    def planned_shapes(self) -> list[ComputedShape]:
+    def planned_shapes(self) -> list[BatchShape]:
         return []
 
 

@@ -20,7 +20,7 @@ from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
 from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _DRAWING = ("temperature", "top_p", "top_k")

@@ -17,7 +17,7 @@ from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # Options of generation that have the same name in a request.

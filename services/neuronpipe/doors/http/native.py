@@ -22,7 +22,7 @@ from neuronpipe.doors.http.problems import PROBLEM_DETAILS
 from neuronpipe.doors.inference import Inference, of_results
 from neuronpipe.doors.text_stream import begun
 from neuronpipe.doors.vectors import vector
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 
 _post = partial(Route, "POST", takes=message_body(InferRequest.DESCRIPTOR))
 INFER = _post(

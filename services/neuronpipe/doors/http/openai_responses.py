@@ -34,7 +34,7 @@ from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 _DRAWING = ("temperature", "top_p")

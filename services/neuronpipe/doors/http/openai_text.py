@@ -24,7 +24,7 @@ from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switche
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
-from neuronpipe.gateway.inference import GeneratedPart, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # OpenAI's default for completions.

@@ -15,7 +15,7 @@ from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, R
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
 from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
-from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.requests import InferenceResult
 
 _Texts = Annotated[str | Many[str], Field(description="a text, or several")]
 _PromptName = Annotated[str | None, Field(description="a prompt of the model instead of its default prompt")]

@@ -20,7 +20,7 @@ from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, R
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
 from neuronpipe.doors.vectors import text_input, token_vectors, vector
-from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.requests import InferenceResult
 
 _CUTS = dict.fromkeys(("truncation", "truncation_tokens"), "truncate_prompt_tokens")
 _TOKEN_TASKS = ("multi_vector_embedding", "feature_extraction")

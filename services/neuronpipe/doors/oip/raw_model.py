@@ -12,7 +12,7 @@ from neuronpipe.core.model import ADAPTER, ModelSpec
 from neuronpipe.core.packed import TensorSets, pack_input
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import NamedTensor, Parameter, RowInput, TensorSpec, padded, row_field
-from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.requests import InferenceResult
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _OPTIONAL = (_MASK, _TYPES)

@@ -33,8 +33,8 @@ from neuronpipe.doors.oip.task_model import STREAM
 from neuronpipe.doors.oip.tensors import BYTES, GivenTensor, NamedTensor, Parameter, RowInput
 from neuronpipe.gateway.access import check_may_change, registry_of
 from neuronpipe.gateway.assembly import Gateway
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.many import infer_together
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, InferenceResult
 from neuronpipe.gateway.routing import GatewayModel, VersionRouter
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.gateway.tenants.tenants import Tenants

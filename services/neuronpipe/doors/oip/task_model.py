@@ -28,7 +28,7 @@ from neuronpipe.doors.oip.tensors import (
     shown,
 )
 from neuronpipe.doors.vectors import token_vectors, vector
-from neuronpipe.gateway.inference import InferenceResult
+from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.tasks import TASKS
 
 COUNT = "count"
@@ -37,6 +37,14 @@ STREAM = "stream"
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 # Texts that are the same for all rows.
 _PARAMETERS = frozenset(name for name, field in FIELDS.items() if field.kind == "text" and field.is_option)
+# Fields of a task's input without a tensor or parameter.
+_LEFT_OUT: Mapping[str, Sequence[str]] = {
+    "feature_extraction": ("type",),
+    "image_embedding": ("precision",),
+    "multi_vector_embedding": ("type",),
+    "sentence_embedding": ("precision", "token_ids", "texts", "return_sparse", "return_multi_vector"),
+    "text_generation": ("prompt_token_ids", "tools", "template_arguments", "continue_final_message"),
+}
 # Fields of options and results that are not supported.
 _UNKNOWN = frozenset({"prompt_logprobs", "utf8"})
 # Outputs of log probabilities → the way to each. Their messages share names of fields with other messages.
@@ -74,7 +82,7 @@ class TaskModel:
 
     def __init__(self, task: str) -> None:
         self._task = task
-        input, left_out = TaskInput.DESCRIPTOR.fields_by_name[task], TASKS[task].fields_without_tensor
+        input, left_out = TaskInput.DESCRIPTOR.fields_by_name[task], _LEFT_OUT.get(task, ())
         fields = [field for field in _fields(input) if field.name not in left_out]
         self._texts = [field for field in fields if field.type in _TEXTS and field.name not in _PARAMETERS]
         self._options = {field.name: field for field in fields if field not in self._texts and not field.message_type}

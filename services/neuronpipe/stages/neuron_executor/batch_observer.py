@@ -101,17 +101,17 @@ class BatchObserver(ModelObserver):
         self._busy = [meters.counter(Metrics.CORE_BUSY, *labels, str(core)) for core in range(cores)]
 
     def watch(
-        self, queued: Callable[[], tuple[int, int]], work_s: Callable[[], float], cores_left: Callable[[], int]
+        self, queued: Callable[[], tuple[int, int]], backlog_s: Callable[[], float], cores_left: Callable[[], int]
     ) -> None:
         """Adds gauges of the model's queue and cores.
 
-        `queued` returns the number of waiting sequences and their padded tokens, `work_s` for how long they keep the
+        `queued` returns the number of waiting sequences and their padded tokens, `backlog_s` for how long they keep the
         cores busy, `cores_left` the number of cores that are not lost.
         """
         self._meters.gauge(Metrics.CORES, cores_left, *self.labels)
         self._meters.gauge(Metrics.QUEUE_SEQUENCES, lambda: queued()[0], *self.labels)
         self._meters.gauge(Metrics.QUEUE_TOKENS, lambda: queued()[1], *self.labels)
-        self._meters.gauge(Metrics.QUEUE_WORK, lambda: work_s() * 1e9, *self.labels)
+        self._meters.gauge(Metrics.QUEUE_WORK, lambda: backlog_s() * 1e9, *self.labels)
 
     def watch_shapes(self, prepared: Callable[[], Preparation]) -> None:
         """Adds gauges of planned shapes, ready shapes, and graphs of single lengths."""
@@ -186,10 +186,9 @@ class BatchObserver(ModelObserver):
                 recorded.fail(fault, run.ended_ns)
             self._tracer.record(recorded)
 
-    def waited(self, trace: SpanContext, gaps: Sequence[tuple[int, int]]) -> None:
-        """Records the gaps in which a sampled item waited, once the item was computed."""
-        for began_ns, ended_ns in gaps:
-            self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
+    def waited(self, trace: SpanContext, began_ns: int, ended_ns: int) -> None:
+        """Records a wait of a sampled item, once the item was computed."""
+        self._tracer.record(self._queue_span(trace, began_ns, ended_ns))
 
     def dropped(self, trace: SpanContext | None, arrived_ns: int, error: BaseException) -> None:
         """Records an item that was not computed, or whose result came too late for its caller."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
-from neuronpipe.stages.neuron_executor.forecast import Forecast, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.forecast import Forecast
+from neuronpipe.stages.neuron_executor.sequence_queue import QueuedSequence, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 
 # For this time after a sequence was too late, sequences that cannot wait for a full batch are also dropped. The oldest
@@ -45,6 +46,10 @@ class Batch:
     rows: int
     padded_tokens: int
     computed_tokens: int
+
+    @property
+    def is_bulk(self) -> bool:
+        return self.members[0].is_bulk
 
 
 class BatchPolicy(Protocol):
@@ -90,7 +95,7 @@ class DeadlineCheck:
         if sequence.future.done():
             return False
         own_tokens = sequence.rows * self._lone_tokens(sequence.padded_tokens)
-        if not sequence.keep_if_in_time(wait_s + self._forecast.alone_s(own_tokens)):
+        if not sequence.keep_if_in_time(wait_s + self._forecast.next_batch_s(own_tokens)):
             self._late_until_s[sequence.is_bulk] = time.monotonic() + _LATE_FOR_S
             return False
         if time.monotonic() >= self._late_until_s[sequence.is_bulk]:
@@ -116,15 +121,15 @@ class FixedBuckets:
             lengths = sorted(self._queue.lengths(is_bulk=is_bulk), reverse=True)
             waiting += [(length, self._queue.count(length, is_bulk=is_bulk)) for length in lengths if length != tokens]
         begin_s = time.monotonic() + wait_s
-        room_s = min(limit_s, oldest.deadline_s - begin_s)
-        bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, room_s)
+        time_left_s = oldest.deadline_s - begin_s
+        bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, min(limit_s, time_left_s))
         finish_s = begin_s + self._forecast.batch_s(bucket.padded_tokens)
         members = [oldest]
         for length, _ in waiting:
-            most = min(bucket.batch, share) if length == tokens else bucket.batch
-            while (
-                length <= bucket.tokens and len(members) < most and (head := self._queue.first(length, is_bulk=is_bulk))
-            ):
+            if length > bucket.tokens:
+                continue
+            max_rows = min(bucket.batch, share) if length == tokens else bucket.batch
+            while len(members) < max_rows and (head := self._queue.first(length, is_bulk=is_bulk)):
                 if not self.keep_if_in_time(head, wait_s):
                     self._queue.forget(head)
                 elif head.lost_cores or finish_s >= head.deadline_s:
@@ -156,43 +161,43 @@ class FixedBuckets:
 
 
 def best_bucket(
-    buckets: Sequence[Bucket], waiting: Sequence[tuple[int, int]], seconds: Callable[[int], float], room_s: float
+    buckets: Sequence[Bucket], waiting: Sequence[tuple[int, int]], batch_s: Callable[[int], float], limit_s: float
 ) -> Bucket:
     """The bucket that does the most work per second with the waiting sequences. A tie goes to the fewest tokens.
 
     `waiting`: (padded length, number of sequences) in the order in which they would be taken; the bucket must hold the
-    first length. `seconds`: the time to compute a number of tokens, or 0 if it is not known; then the bucket with the
-    most filled rows wins. Buckets that would take longer than `room_s` are omitted, except the smallest.
+    first length. `batch_s`: the time to compute a number of tokens, or 0 if it is not known; then the bucket with the
+    most filled rows wins. Buckets that would take longer than `limit_s` are omitted, except the smallest.
 
     A bucket takes the same time for any number of used rows. The work of a sequence is its cost in the bucket that is
     best for sequences of its length alone. So a long bucket is not chosen for rows of short sequences.
     """
-    timed = [(bucket, seconds(bucket.padded_tokens)) for bucket in buckets]
+    timed = [(bucket, batch_s(bucket.padded_tokens)) for bucket in buckets]
     fitting = [(bucket, time_s) for bucket, time_s in timed if bucket.tokens >= waiting[0][0]]
     smallest = min(fitting, key=lambda candidate: candidate[0].padded_tokens)
-    in_time = [(bucket, time_s) for bucket, time_s in fitting if time_s < room_s] or [smallest]
+    in_time = [(bucket, time_s) for bucket, time_s in fitting if time_s < limit_s] or [smallest]
     if len(in_time) == 1:
         return in_time[0][0]
-    worth = {
+    row_cost_s = {
         length: min((time_s or 1) / min(bucket.batch, count) for bucket, time_s in timed if bucket.tokens >= length)
         for length, count in waiting
     }
 
-    def order(candidate: tuple[Bucket, float]) -> tuple[float, int]:
+    def work_per_second(candidate: tuple[Bucket, float]) -> tuple[float, int]:
         bucket, time_s = candidate
-        room, work_s = bucket.batch, 0.0
+        free_rows, work_s = bucket.batch, 0.0
         for length, count in waiting:
             if length <= bucket.tokens:
-                rows = min(room, count)
-                work_s += rows * worth[length]
-                room -= rows
+                rows = min(free_rows, count)
+                work_s += rows * row_cost_s[length]
+                free_rows -= rows
         return round(work_s / (time_s or 1), 9), -bucket.padded_tokens
 
-    return max(in_time, key=order)[0]
+    return max(in_time, key=work_per_second)[0]
 
 
-# A batch is large enough once its overhead is at most this share of its time. More sequences would only delay it.
-_ENOUGH_OVERHEAD = 0.04
+# A batch is efficient once its overhead is at most this share of its time. More sequences would only delay it.
+_EFFICIENT_OVERHEAD = 0.04
 # Different lengths cost the overhead of another batch if they run separately, and padding if they run together. Padding
 # is accepted up to this share of the overhead, because a sequence that is omitted may find a batch of a nearer length.
 # (Throughput with 32 callers hardly depends on it: between 1/20 and 1/3 it stayed within 1.5 %, while padding grew from
@@ -213,8 +218,8 @@ class PlannedShapes:
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes the nearest lengths first, and gives back sequences that fill no batch of the menu; see BatchPolicy."""
         growing = _GrowingBatch(oldest)
-        for length in self._queue.near(oldest.padded_tokens, is_bulk=oldest.is_bulk):
-            if self._menu.may_mix(oldest.padded_tokens, length) and not self._add(
+        for length in self._queue.nearest_lengths(oldest.padded_tokens, is_bulk=oldest.is_bulk):
+            if self._menu.can_share_batch(oldest.padded_tokens, length) and not self._add(
                 growing, length, wait_s, idle_cores, limit_s
             ):
                 break
@@ -237,16 +242,16 @@ class PlannedShapes:
 
     def _full_tokens(self, sequence: QueuedSequence) -> int:
         waiting_tokens = sequence.rows * sequence.padded_tokens + self._queue.tokens_before(is_bulk=sequence.is_bulk)
-        return int(min(waiting_tokens, self._enough_tokens, sequence.padded_tokens * self._limits.max_batch_size))
+        return int(min(waiting_tokens, self._efficient_tokens, sequence.padded_tokens * self._limits.max_batch_size))
 
     @property
-    def _enough_tokens(self) -> float:
+    def _efficient_tokens(self) -> float:
         """The number of padded tokens from which a batch need not grow."""
-        return min(self._forecast.overhead_tokens / _ENOUGH_OVERHEAD, self._limits.max_batch_tokens)
+        return min(self._forecast.overhead_tokens / _EFFICIENT_OVERHEAD, self._limits.max_batch_tokens)
 
     def _add(self, growing: "_GrowingBatch", length: int, wait_s: float, idle_cores: int, limit_s: float) -> bool:
         """Adds waiting sequences of a padded length while that saves time. Returns whether the batch can still grow."""
-        members, padded = growing.members, growing.padded_tokens
+        members = growing.members
         # Each idle core gets a share. Otherwise one core would work while the others are idle.
         share = (self._queue.tokens_before(is_bulk=True) + growing.tokens) / idle_cores
         padding = 0
@@ -256,22 +261,22 @@ class PlannedShapes:
                 continue
             if head.lost_cores:
                 return True
-            new_padded = max(padded, length)
-            rows = growing.rows + head.rows
-            tokens = new_padded * rows
+            now_tokens, rows = growing.padded_tokens * growing.rows, growing.rows + head.rows
             if (
-                rows > min(self._limits.max_batch_size, self._menu.most_rows(padded))
+                rows > min(self._limits.max_batch_size, self._menu.most_rows(growing.padded_tokens))
                 or growing.tokens >= share
-                or padded * growing.rows >= self._enough_tokens
+                or now_tokens >= self._efficient_tokens
             ):
                 return False
-            padding += tokens - padded * growing.rows - length * head.rows
+            padded = max(growing.padded_tokens, length)
+            tokens = padded * rows
+            padding += tokens - now_tokens - length * head.rows
             batch_s = self._forecast.batch_s(tokens)
             finish_s = time.monotonic() + wait_s + batch_s
             if (
                 batch_s > limit_s
                 or tokens > self._limits.max_batch_tokens
-                or rows > self._menu.most_rows(new_padded)
+                or rows > self._menu.most_rows(padded)
                 or padding > self._forecast.overhead_tokens * _WORTHWHILE_PADDING
                 or finish_s >= growing.deadline_s
                 or finish_s >= head.deadline_s
@@ -279,7 +284,6 @@ class PlannedShapes:
                 return True
             self._queue.remove(head)
             growing.add(head)
-            padded = new_padded
         return True
 
 

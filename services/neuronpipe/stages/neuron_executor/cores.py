@@ -107,7 +107,7 @@ class CoreWatchdog:
         self._batches: dict[asyncio.Task[Any], tuple[str, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         # The task whose batch hangs.
-        self.hung: asyncio.Task[Any] | None = None
+        self._hung: asyncio.Task[Any] | None = None
 
     def begin(self, model_name: str, limit_s: float) -> None:
         """Records that the current task gives a batch to the core."""
@@ -124,13 +124,24 @@ class CoreWatchdog:
             self._timer.cancel()
             self._start()
 
+    def end_cancellation(self) -> CoreLost | None:
+        """Takes back the cancellation of the current task, and returns why its batch is given up.
+
+        Returns None for a task that another cause has cancelled, which must end.
+        """
+        if self._hung is None:
+            return None
+        task = _current_task()
+        task.uncancel()
+        return CoreLost("the core hangs", has_begun=task is self._hung)
+
     def _start(self) -> None:
         if self._batches:
             _, limit_s = next(iter(self._batches.values()))
             self._timer = asyncio.get_running_loop().call_later(limit_s, self._bark)
 
     def _bark(self) -> None:
-        self.hung, (model_name, limit_s) = next(iter(self._batches.items()))
+        self._hung, (model_name, limit_s) = next(iter(self._batches.items()))
         self._give_up(model_name, CoreLost(f"a batch did not end within {limit_s:g} s"))
         for task in self._batches:
             task.cancel()

@@ -34,7 +34,7 @@ from neuronpipe.stages.neuron_executor.impairment import Impairment
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
 from neuronpipe.stages.neuron_executor.runtimes.host import cpu_threads
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
+from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -51,22 +51,22 @@ _CLOSE_LIMIT_S = 5.0
 _REPORT_EVERY_S = 2.0
 
 
-async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
-    """Runs every bucket, or two different batches, on every core, in turn with the device's other models.
+async def _measured_times(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
+    """Warms up a model: runs every bucket, or two different batches, on every core, in turn with the other models.
 
-    Batches that run alone begin with the same estimate, which then follows their own times. Raises SetupError if a
-    batch cannot run, or if no core is left.
+    Returns the measured times. Batches that run alone begin with the same estimate, which then follows their own
+    times. Raises SetupError if a batch cannot run, or if no core is left.
     """
-    warming = _WarmUp(backend, bundle, device)
+    runner = _ShapeRunner(backend, bundle, device)
     estimates = [BatchTime()]
     if backend.cores > 1 and isinstance(backend.shapes, ShapeMenu):
         estimates.append(BatchTime())
     try:
-        for rows, tokens in warming.shapes():
+        for rows, tokens in runner.shapes():
             for core in range(backend.cores):
-                await warming.run_on(core, rows, tokens)
+                await runner.run_on(core, rows, tokens)
             # The faster of two runs: services that start beside this one may slow a run.
-            seconds = min([await warming.time(rows, tokens) for _ in range(2)])
+            seconds = min([await runner.time(rows, tokens) for _ in range(2)])
             for estimate in estimates:
                 estimate.anchor(rows * tokens, seconds)
     except BackendError as error:
@@ -74,8 +74,8 @@ async def warm_up(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> 
     return BatchTimes(estimates[0], estimates[-1])
 
 
-class _WarmUp:
-    """The warm-up of one model. Raises BackendError, and CoreLost only for the last core."""
+class _ShapeRunner:
+    """Runs shapes of one model without sequences. Raises BackendError, and CoreLost only for the last core."""
 
     def __init__(self, backend: Backend, bundle: Bundle, device: DeviceScheduler) -> None:
         self._backend, self._name, self._device = backend, bundle.spec.name, device
@@ -111,17 +111,17 @@ class _WarmUp:
                 return seconds
         raise CoreLost("no core is left")
 
-    async def run_first(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+    async def run_first(self, model: ExecutorModel, planned: Sequence[BatchShape]) -> None:
         """Computes the shapes of usual first requests: short texts, one at a time."""
         for shape in planned:
             if shape.is_alone and shape.tokens <= _FIRST_TOKENS:
                 await self._run(model, shape)
 
-    async def _run(self, model: ExecutorModel, shape: ComputedShape) -> None:
+    async def _run(self, model: ExecutorModel, shape: BatchShape) -> None:
         await self.run_on(shape.core, shape.rows, shape.tokens, is_alone=shape.is_alone)
         model.computed_shapes.add(shape)
 
-    async def run_rest(self, model: ExecutorModel, planned: Sequence[ComputedShape]) -> None:
+    async def run_rest(self, model: ExecutorModel, planned: Sequence[BatchShape]) -> None:
         """Computes each planned shape that no request has had, after the first request, whenever the device is idle.
 
         So a model that is never used takes no memory for shapes.
@@ -177,7 +177,7 @@ class Devices:
         name = bundle.artifact(self._settings.backend).backend
         loading, step_tokens = f"loading {_name(bundle)}", self._settings.step_tokens
         model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
-        await self.impairment.call(loading, lambda: _warm_up(model, bundle.spec, step_tokens))
+        await self.impairment.call(loading, lambda: _run_first_steps(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
         generator = Generator(model, bundle.spec, self._telemetry, observer, bundle.tokenizer_json, self._settings)
         self.start(generator.work())
@@ -200,13 +200,14 @@ class Devices:
         try:
             name = bundle.artifact(self._settings.backend).backend
             scheduler = self._scheduler(name, backend)
-            times = await warm_up(backend, bundle, scheduler)
+            times = await _measured_times(backend, bundle, scheduler)
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores, lambda: backend.part_ns)
             observer.ready(time.monotonic_ns() - began_ns)
-            model = scheduler.join(backend, bundle.spec, self._limits, times, observer, self._model_class)
+            model = self._model_class(backend, bundle.spec, self._limits, scheduler.shared, times, observer)
+            scheduler.join(model)
             try:
-                async with self._warming(backend, bundle, scheduler, model):
+                async with self._preparing_shapes(backend, bundle, scheduler, model):
                     yield model
             finally:
                 await scheduler.leave(model)
@@ -214,7 +215,7 @@ class Devices:
             await self._close(bundle, backend)
 
     @asynccontextmanager
-    async def _warming(
+    async def _preparing_shapes(
         self, backend: Backend, bundle: Bundle, device: DeviceScheduler, model: ExecutorModel
     ) -> AsyncIterator[None]:
         """Prepares a model's shapes in the background until the block ends."""
@@ -229,13 +230,13 @@ class Devices:
 
         model.observer.watch_shapes(prepared)
         self._prepared[key] = prepared
-        warming = _WarmUp(backend, bundle, device)
+        runner = _ShapeRunner(backend, bundle, device)
         try:
             try:
-                await warming.run_first(model, planned)
+                await runner.run_first(model, planned)
             except BackendError as error:
                 raise SetupError(f"{bundle.folder}: the back end cannot run a warm-up batch: {error}") from error
-            async with run_beside(warming.run_rest(model, planned)):
+            async with run_beside(runner.run_rest(model, planned)):
                 yield
         finally:
             del self._prepared[key]
@@ -302,7 +303,7 @@ def _text_tokens(spec: ModelSpec) -> int:
     return facts.max_text_tokens + len(facts.decoder_start_token_ids)
 
 
-def _warm_up(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
+def _run_first_steps(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> None:
     """Computes a step with a prompt and a step after it, so that all memory is allocated before the first request."""
     start = GenerationFacts.of(spec).decoder_start_token_ids
     source = range(1) if start else range(0)

@@ -1,15 +1,16 @@
-"""One model on its device: its queue, and how its batches are formed, prepared and split into results.
+"""One model on its device: its queue, and how its batches are formed, made of sequences, and split into results.
 
-The scheduler of the device runs the batches.
+The scheduler of the device owns the model and runs the batches. The model knows only what the device's models share.
 """
 
 import asyncio
+import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,17 +29,12 @@ from neuronpipe.core.model import ADAPTER, ModelSpec, OutputSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Prepare
-from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
+from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
-from neuronpipe.stages.neuron_executor.forecast import (
-    BatchTimes,
-    ComputedSequence,
-    Forecast,
-    QueuedSequence,
-    SequenceQueue,
-)
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape
+from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.shapes import BatchShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
 # The shortest retry delay of a refused caller. The queue seldom has room sooner.
@@ -52,18 +48,23 @@ _FEW_NUMBERS = 16
 RowOutputs: TypeAlias = Arrays | NeuronpipeError
 
 
-class Device(Protocol):
-    """The parts of a device that its models use and share: see DeviceScheduler."""
+class SharedDevice:
+    """The parts of a device that its models share.
 
-    cores: Cores
-    forecasts: list[Forecast]
-    numbers: Iterator[int]
+    - `forecasts`: the forecasts of all models.
+    - `numbers`: the numbers of all models' sequences in the order of their arrival.
+    - `has_work`: set when a core may find a sequence.
+    """
 
-    def wake(self) -> None: ...
+    def __init__(self, cores: Cores) -> None:
+        self.cores = cores
+        self.forecasts: list[Forecast] = []
+        self.numbers = itertools.count()
+        self.has_work = asyncio.Event()
 
 
 class ExecutorModel:
-    """A model that runs sequences. Made by DeviceScheduler.join.
+    """A model that runs sequences once a scheduler owns it, see DeviceScheduler.join.
 
     `may_use_all_cores`: a batch without others runs with the threads of all cores.
     """
@@ -75,7 +76,7 @@ class ExecutorModel:
         backend: Backend,
         spec: ModelSpec,
         limits: Limits,
-        device: Device,
+        device: SharedDevice,
         times: BatchTimes,
         observer: BatchObserver,
     ) -> None:
@@ -91,7 +92,7 @@ class ExecutorModel:
             else PlannedShapes(self.queue, self.forecast, shapes, limits)
         )
         self.batches_running = 0
-        self.computed_shapes: set[ComputedShape] = set()
+        self.computed_shapes: set[BatchShape] = set()
         # Set by the first batch of a request.
         self.is_used = asyncio.Event()
         self._kind = input_kind(spec)
@@ -103,9 +104,9 @@ class ExecutorModel:
         self._unwanted = 0
         self._next_sweep_s = 0.0
         self._is_closed = False
-        observer.watch(lambda: self.queued, self.forecast.work_s, lambda: self.cores_left)
+        observer.watch(lambda: self.queued, self.forecast.backlog_s, lambda: self.cores_left)
 
-    def planned_shapes(self) -> list[ComputedShape]:
+    def planned_shapes(self) -> list[BatchShape]:
         """The shapes to prepare ahead of requests. The warm-up has already run all buckets."""
         shapes, limits = self.backend.shapes, self._limits
         if isinstance(shapes, BucketPlan):
@@ -177,7 +178,7 @@ class ExecutorModel:
             self._sweep()
         queued = len(self.queue)
         if queued + len(sequences) > limit:
-            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_s(is_bulk=call.is_bulk))
+            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_wait_s(is_bulk=call.is_bulk))
             problem = f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}"
             raise Overloaded(problem, retry_after_s)
         loop, numbers = asyncio.get_running_loop(), self._device.numbers
@@ -194,15 +195,15 @@ class ExecutorModel:
                 most_rows = self._most_mates(padded_tokens)
             key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
             new.append(QueuedSequence(*key, arrays, tokens, padded_tokens, loop.create_future(), trace))
-        own_s = self.forecast.alone_s(self.policy.lone_tokens(max([sequence.padded_tokens for sequence in new])))
+        own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max([sequence.padded_tokens for sequence in new])))
         if len(sequences) > 1:
             together = sum([sequence.rows * sequence.padded_tokens for sequence in new])
-            own_s = max(own_s, self.forecast.together_s(together))
+            own_s = max(own_s, self.forecast.all_cores_s(together))
         if not self._is_in_time(deadline_s - own_s, is_bulk=call.is_bulk):
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for sequence in new:
             self.queue.push(sequence)
-        self._device.wake()
+        self._device.has_work.set()
         return new
 
     def _most_mates(self, padded_tokens: int) -> int:
@@ -214,21 +215,34 @@ class ExecutorModel:
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
         """Whether a new sequence can begin before its deadline."""
-        if time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s:
+        if time.monotonic() + self.forecast.queue_wait_s(is_bulk=is_bulk) < start_s:
             return True
         self._sweep()  # late sequences in the queue must not be the reason for a refusal
-        return time.monotonic() + self.forecast.queue_s(is_bulk=is_bulk) < start_s
+        return time.monotonic() + self.forecast.queue_wait_s(is_bulk=is_bulk) < start_s
 
     def _sweep(self) -> None:
         """Removes the sequences that would be too late from the queue."""
         if time.monotonic() >= self._next_sweep_s:
-            self.queue.forget_late()
+            self.queue.expire_late()
             self._next_sweep_s = time.monotonic() + _SWEEP_INTERVAL_S
 
-    def work(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
+    def take(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float) -> Batch | None:
+        """Takes a batch with the oldest sequence out of the queue: a suspect alone, or else with others.
+
+        See BatchPolicy.fill. Returns None if the oldest sequence would be too late.
+        """
+        self.queue.remove(oldest)
+        if not self.policy.keep_if_in_time(oldest, wait_s):
+            return None
+        if oldest.lost_cores:
+            return self.policy.batch_of([oldest])
+        return self.policy.fill(oldest, wait_s, idle_cores, limit_s)
+
+    def conversions(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
         """The functions that the back end calls in its thread before and after it computes a batch.
 
-        The first makes the batch, whose unused rows repeat the first sequence. The second splits the outputs into rows.
+        The first makes the inputs, whose unused rows repeat the first sequence. The second splits the outputs into
+        rows.
         """
         # Read on this thread: the model may forget a member's arrays while the back end's thread works.
         sequences = [arrays for member in batch.members for arrays in (member.arrays, *member.mates)]
@@ -244,7 +258,13 @@ class ExecutorModel:
 
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
-    def answer(self, core: int, batch: Batch, rows: Sequence[RowOutputs], started_ns: int, ended_ns: int) -> None:
+    def answer(self, batch: Batch, rows: Sequence[RowOutputs], run: BatchRun) -> None:
+        """Gives the callers of a computed batch their rows, and learns from its time."""
+        self.is_used.set()
+        self.computed_shapes.add(
+            BatchShape(0 if run.is_alone else run.core, batch.rows, batch.padded_tokens, run.is_alone)
+        )
+        self.forecast.observe(batch.computed_tokens, (run.ended_ns - run.started_ns) / 1e9, is_alone=run.is_alone)
         self._computed += len(rows)
         end = 0
         for member in batch.members:
@@ -253,22 +273,21 @@ class ExecutorModel:
             outputs = [row for row in own if not isinstance(row, NeuronpipeError)]
             if fault := next((row for row in own if isinstance(row, NeuronpipeError)), None):
                 ids = member.trace.ids if member.trace else {}
-                log_warning(
-                    "a sequence's outputs are not finite", model=self.spec.name, core=core, tokens=member.tokens, **ids
-                )
+                name, core, tokens = self.spec.name, run.core, member.tokens
+                log_warning("a sequence's outputs are not finite", model=name, core=core, tokens=tokens, **ids)
                 fail([member], fault)
             elif not member.future.done():
-                times = started_ns, ended_ns
+                times = run.started_ns, run.ended_ns
                 computed = ComputedSequence(outputs[0], *times, len(rows), batch.padded_tokens, outputs[1:])
                 member.future.set_result(computed)
 
-    def give_back(self, sequence: QueuedSequence) -> None:
+    def requeue(self, sequence: QueuedSequence) -> None:
         """Puts a sequence of a lost core back into the queue, for the remaining cores."""
         if self._is_closed:
             fail([sequence], stopping())
         elif not sequence.future.done():
             self.queue.push(sequence)
-            self._device.wake()
+            self._device.has_work.set()
 
     def close(self) -> None:
         """Takes no more sequences. Waiting callers get Unavailable.

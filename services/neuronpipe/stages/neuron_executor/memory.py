@@ -144,6 +144,6 @@ def _plan_of(bundle: Bundle, artifact: Artifact, settings: EngineSettings) -> Me
 
 def _bytes_of_shapes(spec: ModelSpec, dtype: str, graphs: Iterable[bytes], cores: int) -> int:
     products = sum(graph.count(_MATRIX_PRODUCT) for graph in graphs)
-    totals = len(ShapeMenu(spec, _MOST_TOKENS).totals)
+    totals = len(ShapeMenu(spec, _MOST_TOKENS).batch_tokens)
     kernel_bytes, core_bytes = (sizes.get(dtype, sizes["float32"]) for sizes in (_KERNEL_BYTES, _CORE_SHAPE_BYTES))
     return products * (totals * kernel_bytes + (cores - 1) * (_CORE_BYTES + totals * core_bytes))

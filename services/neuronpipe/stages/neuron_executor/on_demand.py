@@ -9,7 +9,7 @@ batch may delays no other model.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -108,7 +108,15 @@ _PAUSE_S = 1.0
 class OnDemandModel:
     """A model of the repository, loaded or not. Made by `OnDemandModels`."""
 
-    def __init__(self, bundle: Bundle, size_bytes: int, owner: "OnDemandModels") -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        size_bytes: int,
+        load: Callable[["OnDemandModel"], Awaitable[LoadedModel]],
+        note_use: Callable[["OnDemandModel"], None],
+        note_unused: Callable[[], None],
+    ) -> None:
+        """`load`: waits until the model is loaded. `note_use`: notes the use of a loaded model."""
         self.bundle = bundle
         self.key = ModelKey(*bundle.key)
         self.size_bytes = size_bytes
@@ -119,10 +127,10 @@ class OnDemandModel:
         self.fault = ""
         self.failed_s = 0.0
         # The task that keeps the model loaded, from its loading to its end.
-        self.living: asyncio.Task[Any] | None = None
-        self.leaves = asyncio.Event()
-        self.has_left = asyncio.Event()
-        self._owner = owner
+        self.keeper: asyncio.Task[Any] | None = None
+        self.must_unload = asyncio.Event()
+        self.has_unloaded = asyncio.Event()
+        self._load, self._note_use, self._note_unused = load, note_use, note_unused
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedModel]:
@@ -132,11 +140,13 @@ class OnDemandModel:
         """
         self.uses += 1
         try:
-            yield self._owner.touch(self) or await self._owner.load(self)
+            if self.loaded:
+                self._note_use(self)
+            yield self.loaded or await self._load(self)
         finally:
             self.uses -= 1
             if not self.uses:
-                self._owner.note_unused()
+                self._note_unused()
 
 
 class OnDemandModels:
@@ -155,13 +165,13 @@ class OnDemandModels:
         # The items that may wait for one model to be loaded.
         self._max_waiting = settings.max_queue_sequences
         # The time for which other models wait for a model that is being loaded.
-        self._patience_s = settings.batch_limit_s
+        self._load_turn_s = settings.batch_limit_s
         self._meters = meters
         self._models: dict[ModelKey, OnDemandModel] = {}
-        # The loaded models, in the order of their last use.
-        self._used: OrderedDict[OnDemandModel, None] = OrderedDict()
-        self._wanted: OrderedDict[OnDemandModel, None] = OrderedDict()
-        # Set when another model is wanted, and when a model is no longer in use.
+        # The loaded models, least recently used first.
+        self._by_last_use: OrderedDict[OnDemandModel, None] = OrderedDict()
+        self._load_queue: OrderedDict[OnDemandModel, None] = OrderedDict()
+        # Set when a model joins the load queue, and when a model is no longer in use.
         self._changed = asyncio.Event()
         self._tell_unloaded = tell_unloaded
 
@@ -169,25 +179,19 @@ class OnDemandModels:
     async def open(self, bundle: Bundle) -> AsyncIterator[OnDemandModel]:
         """Yields a model that is loaded at its first use. Raises SetupError if it can never be loaded."""
         size_bytes = await run_apart(self._memory.size_of, bundle)
-        model = OnDemandModel(bundle, size_bytes, self)
+        model = OnDemandModel(bundle, size_bytes, self._wait, self._by_last_use.move_to_end, self._changed.set)
         self._models[model.key] = model
-        self._tell()
+        self._report_unloaded()
         try:
             yield model
         finally:
-            self._settle(model, stopping())  # for callers that have all left
-            if model.living:
+            self._resolve(model, stopping())  # for callers that have all left
+            if model.keeper:
                 await self._unload(model)
             del self._models[model.key]
-            self._tell()
+            self._report_unloaded()
 
-    def touch(self, model: OnDemandModel) -> LoadedModel | None:
-        """Returns a loaded model and notes its use; None for a model that is not loaded."""
-        if model.loaded:
-            self._used.move_to_end(model)
-        return model.loaded
-
-    async def load(self, model: OnDemandModel) -> LoadedModel:
+    async def _wait(self, model: OnDemandModel) -> LoadedModel:
         """Waits until a model is loaded; see OnDemandModel.use."""
         if time.monotonic() < model.failed_s + _PAUSE_S:
             raise Unavailable(model.fault)
@@ -198,9 +202,9 @@ class OnDemandModels:
             )
         if model.loading is None:
             model.loading = asyncio.get_running_loop().create_future()
-            self._wanted[model] = None
+            self._load_queue[model] = None
             self._changed.set()
-            self._tell()
+            self._report_unloaded()
         began_ns = time.monotonic_ns()
         outcome = await asyncio.shield(model.loading)
         self._meters.histogram(Metrics.MODEL_WAIT, *_labels(model)).record(time.monotonic_ns() - began_ns)
@@ -208,82 +212,80 @@ class OnDemandModels:
             raise Unavailable(outcome.message)
         return outcome
 
-    def note_unused(self) -> None:
-        self._changed.set()
-
     async def work(self) -> None:
-        """Loads the wanted models until it is cancelled."""
+        """Loads the models of the load queue until it is cancelled."""
         while True:
             self._changed.clear()
-            if model := self._next():
-                await self._load(model)
+            if model := self._next_to_load():
+                await self._make_room_and_load(model)
             else:
                 await self._changed.wait()
 
-    def _next(self) -> OnDemandModel | None:
-        """The first wanted model that has room once all unused models are unloaded."""
-        for model in [wanted for wanted in self._wanted if not wanted.uses]:
-            self._settle(model, Unavailable("load cancelled: all requests for the model have ended"))
-        unused_bytes = sum(used.size_bytes for used in self._used if not used.uses)
-        return next((model for model in self._wanted if self._memory.has_room(model.size_bytes - unused_bytes)), None)
+    def _next_to_load(self) -> OnDemandModel | None:
+        """The first queued model that has room once all unused models are unloaded."""
+        for model in [queued for queued in self._load_queue if not queued.uses]:
+            self._resolve(model, Unavailable("load cancelled: all requests for the model have ended"))
+        unused_bytes = sum(loaded.size_bytes for loaded in self._by_last_use if not loaded.uses)
+        fits = (model for model in self._load_queue if self._memory.has_room(model.size_bytes - unused_bytes))
+        return next(fits, None)
 
-    async def _load(self, model: OnDemandModel) -> None:
+    async def _make_room_and_load(self, model: OnDemandModel) -> None:
         """Makes room for a model and loads it, unless a model that should make room is used again meanwhile."""
         while not self._memory.has_room(model.size_bytes):
-            unused = next((used for used in self._used if not used.uses), None)
+            unused = next((loaded for loaded in self._by_last_use if not loaded.uses), None)
             if unused is None:
                 return
             await self._unload(unused)
-        if model not in self._wanted or model.loading is None:
+        if model not in self._load_queue or model.loading is None:
             return
-        del self._wanted[model]
-        model.leaves.clear()
-        model.has_left.clear()
+        del self._load_queue[model]
+        model.must_unload.clear()
+        model.has_unloaded.clear()
         self._memory.take(model.key, model.size_bytes)
-        self._devices.start(self._live(model))
-        await asyncio.wait([model.loading], timeout=self._patience_s)
+        self._devices.start(self._keep_loaded(model))
+        await asyncio.wait([model.loading], timeout=self._load_turn_s)
 
-    async def _live(self, model: OnDemandModel) -> None:
+    async def _keep_loaded(self, model: OnDemandModel) -> None:
         """Keeps a model loaded until it leaves. One task opens and closes it."""
-        model.living, has_opened = asyncio.current_task(), False
+        model.keeper, has_opened = asyncio.current_task(), False
         try:
             if self._models.get(model.key) is not model:  # the model has left meanwhile
                 return
             async with self._devices.open_model(model.bundle) as loaded:
                 model.loaded, has_opened = loaded, True
-                self._used[model] = None
+                self._by_last_use[model] = None
                 self._count(model, "loaded")
-                self._settle(model, loaded)
-                await model.leaves.wait()
+                self._resolve(model, loaded)
+                await model.must_unload.wait()
             self._count(model, "unloaded")
         except Exception as fault:
             if has_opened:  # the model could not be closed
                 raise
-            self._settle(model, self._failed(model, fault))
+            self._resolve(model, self._failed(model, fault))
         finally:
-            model.living = None
+            model.keeper = None
             self._memory.give_back(model.key)
-            model.has_left.set()
+            model.has_unloaded.set()
             self._changed.set()
 
-    def _settle(self, model: OnDemandModel, outcome: LoadedModel | NeuronpipeError) -> None:
+    def _resolve(self, model: OnDemandModel, outcome: LoadedModel | NeuronpipeError) -> None:
         """Gives the outcome of loading a model to the callers that wait for it."""
-        self._wanted.pop(model, None)
+        self._load_queue.pop(model, None)
         if loading := model.loading:
             model.loading = None
             loading.set_result(outcome)
-        self._tell()
+        self._report_unloaded()
 
     async def _unload(self, model: OnDemandModel) -> None:
         """Unloads an unused model, or gives up loading it."""
         if model.loaded:
             model.loaded = None
-            del self._used[model]
-            self._tell()
-        elif model.living and not model.leaves.is_set():
-            model.living.cancel()
-        model.leaves.set()
-        await model.has_left.wait()
+            del self._by_last_use[model]
+            self._report_unloaded()
+        elif model.keeper and not model.must_unload.is_set():
+            model.keeper.cancel()
+        model.must_unload.set()
+        await model.has_unloaded.wait()
 
     def _failed(self, model: OnDemandModel, fault: Exception) -> NeuronpipeError:
         name, version = model.key
@@ -301,7 +303,7 @@ class OnDemandModels:
     def _count(self, model: OnDemandModel, outcome: str) -> None:
         self._meters.counter(Metrics.MODEL_LOADS, *_labels(model), outcome).add()
 
-    def _tell(self) -> None:
+    def _report_unloaded(self) -> None:
         self._tell_unloaded({key: bool(model.loading) for key, model in self._models.items() if not model.loaded})
 
 

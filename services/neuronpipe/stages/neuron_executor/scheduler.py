@@ -1,30 +1,28 @@
 """Runs waiting sequences in batches on the cores of one device, which its models share.
 
-A free core decides which model is next: the model with the oldest interactive sequence, or else with the oldest bulk
-sequence. The policy of that model then takes a batch out of its queue (batching.py), without waiting for more
-sequences. While interactive sequences come, bulk leaves one core idle, and bulk batches are short. After a batch
-failed, its sequences run again one at a time, so that one bad sequence fails alone. A core that is lost, or hangs, gets
-no more work, and its sequences return to the queues. The scheduler knows no transport and no task.
+The worker of a free core decides which model is next: the model with the oldest interactive sequence, or else with the
+oldest bulk sequence. The policy of that model then takes a batch out of its queue (batching.py), without waiting for
+more sequences, and the worker runs the batch, see `_run_batch`. While interactive sequences come, bulk leaves one core
+idle, and bulk batches are short. After a batch failed, its sequences run again one at a time, so that one bad sequence
+fails alone. A core that is lost, or hangs, gets no more work, and its sequences return to the queues. The scheduler
+knows no transport and no task.
 """
 
 import asyncio
-import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from neuronpipe.core.logs import log_fault
-from neuronpipe.core.model import ModelSpec
-from neuronpipe.stages.neuron_executor.backends.base import Backend, CoreLost
-from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
-from neuronpipe.stages.neuron_executor.batching import Batch, Limits
+from neuronpipe.stages.neuron_executor.backends.base import CoreLost
+from neuronpipe.stages.neuron_executor.batch_observer import BatchRun
+from neuronpipe.stages.neuron_executor.batching import Batch
 from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost, CoreWatchdog
-from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, fail, stopping, uncomputable
-from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast, QueuedSequence
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, SharedDevice, fail, stopping, uncomputable
+from neuronpipe.stages.neuron_executor.sequence_queue import QueuedSequence
 
 # A sequence fails when this number of cores was lost while they computed it, because it may be the reason. After the
 # first loss it runs alone, so that no other sequence fails with it.
@@ -38,30 +36,18 @@ _INTERACTIVE_FOR_S = 0.25
 _BULK_BATCH_LIMIT_S = 0.006
 
 
-class _Taken(NamedTuple):
-    """A batch that a core has taken, with its model."""
-
-    model: ExecutorModel
-    batch: Batch
-
-    @property
-    def is_bulk(self) -> bool:
-        return self.batch.members[0].is_bulk
-
-
 class DeviceScheduler:
-    """Owns the cores of a device. Its owner runs `workers`, and closes it when they have ended."""
+    """Owns the cores of a device and its models. Its owner runs `workers`, and closes it when they have ended."""
 
     def __init__(self, cores: int, in_flight: int, batch_limit_s: float) -> None:
         """`in_flight`: batches that a core gets at once. `batch_limit_s`: time after which a batch's core is lost."""
         self.cores = Cores(cores)
-        # The forecasts of all models, and the numbers of their sequences as they come.
-        self.forecasts: list[Forecast] = []
-        self.numbers: Iterator[int] = itertools.count()
+        # For the constructors of models, which know nothing else of the device.
+        self.shared = SharedDevice(self.cores)
         self._in_flight = in_flight
         self._batch_limit_s = batch_limit_s
         self._models: list[ExecutorModel] = []
-        self._arrived = asyncio.Event()
+        self._has_work = self.shared.has_work
         self._ended = asyncio.Event()
         self._reserved: frozenset[int] = frozenset()
         self._reserving = asyncio.Lock()
@@ -75,19 +61,10 @@ class DeviceScheduler:
         """The coroutines that run as long as the device is used. They raise CoresLost."""
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
-    def join(
-        self,
-        backend: Backend,
-        spec: ModelSpec,
-        limits: Limits,
-        times: BatchTimes,
-        observer: BatchObserver,
-        model_class: type[ExecutorModel] = ExecutorModel,
-    ) -> ExecutorModel:
-        model = model_class(backend, spec, limits, self, times, observer)
+    def join(self, model: ExecutorModel) -> None:
+        """Adds a model that was made with the device's shared parts."""
         self._models.append(model)
-        self.forecasts.append(model.forecast)
-        return model
+        self.shared.forecasts.append(model.forecast)
 
     async def leave(self, model: ExecutorModel) -> None:
         """Removes a model: ends its waiting requests, and waits for its running batches."""
@@ -96,7 +73,7 @@ class DeviceScheduler:
             self._ended.clear()
             await self._ended.wait()
         self._models.remove(model)
-        self.forecasts.remove(model.forecast)
+        self.shared.forecasts.remove(model.forecast)
         model.observer.unwatch()
 
     def close(self) -> None:
@@ -117,9 +94,6 @@ class DeviceScheduler:
             await asyncio.sleep(seconds)
             if self.is_idle and self._batches_ended == ended_before:
                 return
-
-    def wake(self) -> None:
-        self._arrived.set()
 
     @asynccontextmanager
     async def reserved(self, cores: Collection[int]) -> AsyncIterator[None]:
@@ -147,40 +121,41 @@ class DeviceScheduler:
                         self.cores.end(core)
             finally:
                 self._reserved = frozenset()
-                self.wake()
+                self._has_work.set()
 
     def lose(self, core: int, model_name: str, fault: CoreLost) -> None:
         """Marks a core as lost, for all models."""
         if self.cores.lose(core):
             log_fault("core lost", fault, model=model_name, core=core, cores_left=self.cores.left)
-        self.wake()  # the core's workers end, and other cores may now take batches ahead
+        self._has_work.set()  # the core's workers end, and other cores may now take batches ahead
 
     async def _work(self, core: int) -> None:
         """Runs batches on one core until it is lost. Each batch in flight has its worker. Raises CoresLost."""
         while taken := await self._next_batch(core):
+            model, batch = taken
             try:
-                await self._run_batch(core, *taken)
+                await self._run_batch(core, model, batch)
             except BaseException:  # the worker was cancelled
-                fail(taken.batch.members, stopping())
+                fail(batch.members, stopping())
                 raise
         if self._models and not self.cores.left and not self._is_closed:
             self.close()
             names = ", ".join(repr(model.spec.name) for model in self._models)
             raise CoresLost(f"no core is left for the model {names}")
 
-    async def _next_batch(self, core: int) -> _Taken | None:
-        """Waits for a batch; None if the core is lost."""
+    async def _next_batch(self, core: int) -> tuple[ExecutorModel, Batch] | None:
+        """Waits for a batch of any model; None if the core is lost."""
         while not self.cores.is_lost(core):
             if core not in self._reserved and self.cores.may_take(core) and (taken := self._take(core)):
-                if self._in_flight > 1 or taken.is_bulk:
-                    self._arrived.set()  # for cores that left the other sequences to this core
+                if self._in_flight > 1 or taken[1].is_bulk:
+                    self._has_work.set()  # for cores that left the other sequences to this core
                 return taken
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._has_work.clear()
+            await self._has_work.wait()
         return None
 
-    def _take(self, core: int) -> _Taken | None:
-        """The next batch for a core; None if there is none for it."""
+    def _take(self, core: int) -> tuple[ExecutorModel, Batch] | None:
+        """Takes the next batch for a core out of the queue of its model; None if there is none for it."""
         wait_s = self.cores.busy_s(core)
         while turn := self._turn():
             oldest, model = turn
@@ -192,9 +167,10 @@ class DeviceScheduler:
             # A suspect runs without other batches on its core. Otherwise the cause of a loss would be unclear.
             if limit_s is None or (oldest.lost_cores and not self.cores.is_idle(core)):
                 return None
-            model.queue.remove(oldest)
-            if model.policy.keep_if_in_time(oldest, wait_s):
-                return _Taken(model, self._batch_of(oldest, model, wait_s, limit_s))
+            # Each other model with waiting sequences keeps one idle core.
+            other_models = sum(1 for other in self._models if other is not model and len(other.queue))
+            if batch := model.take(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s):
+                return model, batch
         return None
 
     def _bulk_limit_s(self) -> float | None:
@@ -203,53 +179,39 @@ class DeviceScheduler:
             return math.inf
         return None if self.cores.idle < min(2, self.cores.left) else _BULK_BATCH_LIMIT_S
 
-    def _batch_of(self, oldest: QueuedSequence, model: ExecutorModel, wait_s: float, limit_s: float) -> Batch:
-        """A batch with the oldest sequence of a model: a suspect alone, or else with others within the limit."""
-        if oldest.lost_cores:
-            return model.policy.batch_of([oldest])
-        # Each other model with waiting sequences keeps one idle core.
-        other_models = sum(1 for other in self._models if other is not model and len(other.queue))
-        return model.policy.fill(oldest, wait_s, max(1, self.cores.idle - other_models), limit_s)
-
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """The sequence that goes first among all models, with its model.
-
-        So a model delays another model at most by work that came before.
-        """
+        """The first sequence of all models with its model, so that a model delays another model only by older work."""
         heads = [(oldest.is_bulk, oldest, model) for model in self._models if (oldest := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 
     async def _run_batch(self, core: int, model: ExecutorModel, batch: Batch) -> None:
-        members = batch.members
+        """Runs a batch that has left the queue, until each of its sequences has its result or waits again.
+
+        The back end makes inputs of the sequences, computes them, and makes rows of the outputs. Then the callers get
+        their rows. If the core was lost, the sequences return to the queue. After another fault each runs alone.
+        """
         is_alone = self.is_idle and model.may_use_all_cores
-        prepare, finish = model.work(batch)
-        self._begin(core, model, batch)
+        prepare, finish = model.conversions(batch)
         fault: Exception | None = None
+        self._begin(core, model, batch)
         try:
             rows = await model.backend.run(core, prepare, finish, is_alone=is_alone)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            hung = self._watchdogs[core].hung
-            if hung is None or self._is_closed or task is None:
+            if self._is_closed or not (fault := self._watchdogs[core].end_cancellation()):
                 raise
-            task.uncancel()
-            fault = CoreLost(f"core {core} hangs", has_begun=hung is task)
         except Exception as error:  # no error of a back end may end the core's worker
             fault = error
         finally:
             started_ns, ended_ns = self._end(core, model)
         run = BatchRun(core, is_alone, batch.padded_tokens, batch.computed_tokens, started_ns, ended_ns)
-        model.observer.batch(run, members, fault)
+        model.observer.batch(run, batch.members, fault)
         if fault is None:
-            model.is_used.set()
-            model.computed_shapes.add(ComputedShape(0 if is_alone else core, batch.rows, batch.padded_tokens, is_alone))
-            model.forecast.observe(batch.computed_tokens, (ended_ns - started_ns) / 1e9, is_alone=is_alone)
-            model.answer(core, batch, rows, started_ns, ended_ns)
+            model.answer(batch, rows, run)
         elif isinstance(fault, CoreLost):
             self.lose(core, model.spec.name, fault)
-            self._give_back(model, members, fault)
+            self._requeue(model, batch.members, fault)
         else:
-            await self._run_alone(core, model, members, fault)
+            await self._run_alone(core, model, batch.members, fault)
 
     def _begin(self, core: int, model: ExecutorModel, batch: Batch) -> None:
         expected_s = model.forecast.batch_s(batch.computed_tokens)
@@ -271,7 +233,7 @@ class DeviceScheduler:
         if len(members) > 1:
             for member in members:
                 if self.cores.is_lost(core):
-                    model.give_back(member)
+                    model.requeue(member)
                 elif member.keep_if_in_time(0):
                     await self._run_batch(core, model, model.policy.batch_of([member]))
             return
@@ -281,11 +243,11 @@ class DeviceScheduler:
         log_fault("a sequence could not be computed", fault, model=name, core=core, tokens=tokens, **ids)
         fail(members, uncomputable())
 
-    def _give_back(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
-        """Returns the sequences of a lost core to their queues."""
+    def _requeue(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
+        """Returns the sequences of a lost core to the queue, except those that may be the reason for the loss."""
         for member in members:
             member.lost_cores += fault.has_begun
             if member.lost_cores >= _MAX_LOST_CORES:
                 fail([member], uncomputable())
             else:
-                model.give_back(member)
+                model.requeue(member)

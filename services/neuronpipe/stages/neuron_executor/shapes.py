@@ -19,8 +19,8 @@ _LEAST_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ComputedShape:
-    """A shape that a core has computed, or the whole device for a batch that was alone."""
+class BatchShape:
+    """The shape of a batch on a core, or on the whole device for a batch that runs alone."""
 
     core: int
     rows: int
@@ -34,56 +34,56 @@ class ShapeMenu:
     Matrix products depend only on the number of tokens of the whole batch, so a few such numbers need few kernels.
     """
 
-    def __init__(self, spec: ModelSpec, most_tokens: int) -> None:
-        """`most_tokens`: limit of a batch of several sequences. Larger batches are not faster on this device."""
+    def __init__(self, spec: ModelSpec, max_batch_tokens: int) -> None:
+        """`max_batch_tokens`: limit of a batch of several sequences. Larger batches are not faster on this device."""
         # All images have one length.
         self._image_length = spec.image_length
         images = [spec.image_length] if spec.image else []
         self.lengths = [*_grid(spec.max_tokens), *images] if spec.takes_texts else images
-        totals = frozenset(_grid(most_tokens))
-        row_counts = frozenset(_grid(most_tokens, 1))
+        token_counts = frozenset(_grid(max_batch_tokens))
+        row_counts = frozenset(_grid(max_batch_tokens, 1))
         # If no multiple of a length is on the grid, as with images, the number of rows must be on it.
-        self._rows = {
+        self._row_counts = {
             length: [
                 rows
-                for rows in range(1, max(1, most_tokens // length) + 1)
-                if rows == 1 or (rows * length in totals if length % _LEAST_STEP == 0 else rows in row_counts)
+                for rows in range(1, max(1, max_batch_tokens // length) + 1)
+                if rows == 1 or (rows * length in token_counts if length % _LEAST_STEP == 0 else rows in row_counts)
             ]
             for length in self.lengths
         }
 
     @property
-    def totals(self) -> set[int]:
+    def batch_tokens(self) -> set[int]:
         """The numbers of tokens that a batch may have."""
-        return {rows * tokens for tokens, several in self._rows.items() for rows in several}
+        return {rows * tokens for tokens, row_counts in self._row_counts.items() for rows in row_counts}
 
     def round_tokens(self, tokens: int) -> int:
         """The length to which a sequence is padded."""
         return self.lengths[min(bisect_left(self.lengths, tokens), len(self.lengths) - 1)]
 
-    def may_mix(self, tokens: int, other_tokens: int) -> bool:
+    def can_share_batch(self, tokens: int, other_tokens: int) -> bool:
         """Whether sequences of two lengths may share a batch. Images and texts may not."""
         return (tokens == self._image_length) == (other_tokens == self._image_length)
 
     def most_rows(self, tokens: int) -> int:
         """The largest number of rows in a batch of sequences of a length."""
-        return self._rows[tokens][-1]
+        return self._row_counts[tokens][-1]
 
     def rows_within(self, rows: int, tokens: int) -> int:
         """The largest number of rows on the menu that is at most `rows`, for sequences of a length."""
-        return next(count for count in reversed(self._rows[tokens]) if count <= rows)
+        return next(count for count in reversed(self._row_counts[tokens]) if count <= rows)
 
     def rows_for(self, rows: int, tokens: int) -> int:
         """The smallest number of rows on the menu that is at least `rows`, or `rows` itself."""
-        return next((count for count in self._rows[tokens] if count >= rows), rows)
+        return next((count for count in self._row_counts[tokens] if count >= rows), rows)
 
-    def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[ComputedShape]:
+    def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[BatchShape]:
         """Every shape within the limits on every core, the most likely shapes (few tokens) first."""
-        lone = [ComputedShape(0, 1, tokens, is_alone=True) for tokens in self.lengths]
+        lone = [BatchShape(0, 1, tokens, is_alone=True) for tokens in self.lengths]
         batches = [
-            ComputedShape(core, rows, tokens, is_alone=False)
-            for tokens, several in self._rows.items()
-            for rows in several
+            BatchShape(core, rows, tokens, is_alone=False)
+            for tokens, row_counts in self._row_counts.items()
+            for rows in row_counts
             if rows == 1 or (rows <= max_rows and rows * tokens <= max_batch_tokens)
             for core in range(cores)
         ]

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from operator import attrgetter
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
@@ -21,10 +22,12 @@ from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
 from neuronpipe.stages.neuron_executor.runtimes.host import memory_limit
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import adapted
 
 _NEURON = "neuronx"
+_START = attrgetter("started_ns")
 
 
 class NeuronExecutorStage:
@@ -63,39 +66,33 @@ class NeuronExecutorStage:
         except BaseException as error:
             model.observer.dropped(trace, arrived_ns, error)
             raise
-        if len(computed) == 1 and not trace:  # the usual case, in fewer steps and with the same result
-            [sequence] = computed
-            queue_ns = max(0, sequence.started_ns - arrived_ns)
-            compute_ns, tokens = sequence.finished_ns - arrived_ns - queue_ns, sequence.bucket_tokens
-            outputs = TensorSets(arrays=[sequence.outputs])
-            return Prediction(outputs, queue_ns, compute_ns, sequence.batch_size, tokens, tokens)
-        finished_ns = max(sequence.finished_ns for sequence in computed)
-        gaps = _gaps([(sequence.started_ns, sequence.finished_ns) for sequence in computed], arrived_ns)
-        if trace:
-            model.observer.waited(trace, gaps)
-        queue_ns = sum(ended_ns - began_ns for began_ns, ended_ns in gaps)
-        return Prediction(
-            outputs=TensorSets(arrays=[sequence.outputs for sequence in computed]),
-            queue_ns=queue_ns,
-            compute_ns=finished_ns - arrived_ns - queue_ns,
-            batch_size=max(sequence.batch_size for sequence in computed),
-            bucket_tokens=max(sequence.bucket_tokens for sequence in computed),
-            padded_tokens=sum(sequence.bucket_tokens for sequence in computed),
-        )
+        return prediction_of(computed, arrived_ns, partial(model.observer.waited, trace) if trace else None)
 
 
-def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
-    """The times between arrival and the end of the last interval that no interval covers.
+def prediction_of(
+    computed: list[ComputedSequence], arrived_ns: int, waited: Callable[[int, int], None] | None = None
+) -> Prediction:
+    """Makes the prediction of an item from its sequences, which are in order.
 
-    Sequences of one batch have the same interval.
+    The item is computed while at least one of its sequences is, and waits otherwise. `waited`: called with the begin
+    and the end of each wait.
     """
-    gaps = []
-    until_ns = arrived_ns
-    for start_ns, end_ns in sorted(intervals):
-        if start_ns > until_ns:
-            gaps.append((until_ns, start_ns))
-        until_ns = max(until_ns, end_ns)
-    return gaps
+    outputs = TensorSets(arrays=[sequence.outputs for sequence in computed])
+    queue_ns, until_ns, batch_size, bucket_tokens, padded_tokens = 0, arrived_ns, 0, 0, 0
+    computed.sort(key=_START)
+    for sequence in computed:
+        if sequence.started_ns > until_ns:
+            queue_ns += sequence.started_ns - until_ns
+            if waited:
+                waited(until_ns, sequence.started_ns)
+        if sequence.finished_ns > until_ns:
+            until_ns = sequence.finished_ns
+        if sequence.batch_size > batch_size:
+            batch_size = sequence.batch_size
+        if sequence.bucket_tokens > bucket_tokens:
+            bucket_tokens = sequence.bucket_tokens
+        padded_tokens += sequence.bucket_tokens
+    return Prediction(outputs, queue_ns, until_ns - arrived_ns - queue_ns, batch_size, bucket_tokens, padded_tokens)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from neuronpipe.doors.http.exchange import HttpRequest
 from neuronpipe.doors.http.huggingface_bodies import Generate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
 from neuronpipe.doors.inference import FieldNames, Inference, ModelName
-from neuronpipe.gateway.inference import GeneratedPart, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
 
 _SPEC = model_spec("text_generation")

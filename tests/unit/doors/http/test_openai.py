@@ -19,7 +19,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name
-from neuronpipe.gateway.inference import InferenceRequest, InferenceResult
+from neuronpipe.gateway.requests import InferenceRequest, InferenceResult
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 

@@ -24,7 +24,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, TextEvent
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
 

@@ -26,7 +26,7 @@ from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
 from neuronpipe.gateway.assembly import Gateway
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.inference import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceRequest, InferenceResult, TextEvent
 from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 from neuronpipe.platform.process.in_flight import InFlight
 from tests.servers.door import models_of

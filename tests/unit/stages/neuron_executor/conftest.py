@@ -1,9 +1,46 @@
+"""The clock of the scheduler, and a queue of sequences."""
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from tests.unit.stages.neuron_executor.scheduling import FixedClock
+
+Push = Callable[..., QueuedSequence]
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
     """The clock of the scheduler and of its parts."""
     return FixedClock.installed(monkeypatch)
+
+
+@pytest.fixture
+def queue() -> SequenceQueue:
+    return SequenceQueue()
+
+
+@pytest.fixture
+async def push(queue: SequenceQueue) -> Push:
+    """Adds a sequence, of three tokens padded to four; numbers count up as they do in the scheduler."""
+
+    def push(
+        arrived_s: float = 0,
+        *,
+        padded_tokens: int = 4,
+        deadline_s: float = math.inf,
+        is_bulk: bool = False,
+        is_beyond_share: bool = False,
+    ) -> QueuedSequence:
+        future: asyncio.Future[ComputedSequence] = asyncio.get_running_loop().create_future()
+        arrays = {"input_ids": np.ones(3, np.int32)}
+        key = is_beyond_share, arrived_s, deadline_s, len(queue), is_bulk
+        one = QueuedSequence(*key, arrays, 3, padded_tokens, future)
+        queue.push(one)
+        return one
+
+    return push

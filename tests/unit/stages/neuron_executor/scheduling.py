@@ -21,15 +21,16 @@ from neuronpipe.stages.neuron_executor.backends.base import Backend
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes, ComputedSequence
+from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 
 TIMED_MODULES = [
     f"neuronpipe.stages.neuron_executor.{module}.time"
-    for module in ("batching", "cores", "executor_model", "forecast", "scheduler")
+    for module in ("batching", "cores", "executor_model", "forecast", "scheduler", "sequence_queue")
 ]
 SPEC = model_spec("question_answering")
 
@@ -117,7 +118,9 @@ def joined(
     """A model on a device."""
     observer = observer or BatchObserver(Telemetry(), spec, "", backend.cores)
     times = BatchTimes(batch_time, lone_batch_time or batch_time)
-    return device.join(backend, spec, limits, times, observer, model_class)
+    model = model_class(backend, spec, limits, device.shared, times, observer)
+    device.join(model)
+    return model
 
 
 @asynccontextmanager

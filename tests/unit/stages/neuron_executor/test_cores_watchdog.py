@@ -21,8 +21,9 @@ from neuronpipe.stages.neuron_executor.backends.base import Finish, Prepare, Res
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.devices import running_devices
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.constants import with_constants
 from tests.suite.waiting import happens

@@ -23,7 +23,7 @@ from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.base import BackendError, BackendRequest
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.devices import running_devices
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
+from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from neuronpipe.stages.neuron_executor.stage import running_executor
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.waiting import happens
@@ -37,12 +37,12 @@ _MENU = ShapeMenu(model_spec(), 64)
 # Up to 64 tokens on each core; a text alone has 8 or 16 tokens.
 _PLANNED = {
     *(
-        ComputedShape(core, rows, tokens, is_alone=False)
+        BatchShape(core, rows, tokens, is_alone=False)
         for core in range(_CORES)
         for tokens, most_rows in ((8, 8), (16, 4))
         for rows in range(1, most_rows + 1)
     ),
-    *(ComputedShape(0, 1, tokens, is_alone=True) for tokens in (8, 16)),
+    *(BatchShape(0, 1, tokens, is_alone=True) for tokens in (8, 16)),
 }
 _SHAPES = (Metrics.MODEL_SHAPES, Metrics.MODEL_SHAPES_READY)
 
@@ -50,11 +50,11 @@ _SHAPES = (Metrics.MODEL_SHAPES, Metrics.MODEL_SHAPES_READY)
 class _MenuBackend(FakeBackend):
     """Computes shapes of a menu. The shapes that the test names fail, or are held until it lets them run."""
 
-    prepared: list[tuple[str, ComputedShape]]
+    prepared: list[tuple[str, BatchShape]]
     running: Counter[int]
-    overlaps: list[ComputedShape]
-    failing: set[ComputedShape]
-    held: set[ComputedShape]
+    overlaps: list[BatchShape]
+    failing: set[BatchShape]
+    held: set[BatchShape]
     may_run: asyncio.Event
     changed: asyncio.Event
 
@@ -64,7 +64,7 @@ class _MenuBackend(FakeBackend):
 
     async def compute(self, core: int, inputs: Arrays, *, is_alone: bool = False) -> dict[str, Array]:
         rows, tokens = inputs["input_ids"].shape
-        shape = ComputedShape(core, rows, tokens, is_alone)
+        shape = BatchShape(core, rows, tokens, is_alone)
         is_request = (inputs["input_ids"] == 11).any()
         if self.running[core] or (is_alone and self.running.total()):
             self.overlaps.append(shape)
@@ -178,7 +178,7 @@ async def test_a_shape_that_a_request_had_is_not_computed_again(
     ):
         warm_ups = len(backend.prepared)
         await model.run([sequence(11)], Call())
-        assert ComputedShape(0, 1, 8, is_alone=True) in model.computed_shapes
+        assert BatchShape(0, 1, 8, is_alone=True) in model.computed_shapes
         of_core = {shape for shape in _PLANNED if shape.core == 0}
         planned = of_core - model.computed_shapes
         await backend.until(lambda: len(backend.prepared) == warm_ups + len(planned))
@@ -215,11 +215,11 @@ async def test_a_request_that_comes_while_a_shape_is_prepared_runs_on_another_co
         devices.open_batches(bundles["m"]) as model,
     ):
         model.is_used.set()
-        backend.held.add(held := ComputedShape(0, 2, 16, is_alone=False))
+        backend.held.add(held := BatchShape(0, 2, 16, is_alone=False))
         await backend.until(lambda: backend.prepared[-1][1] == held)
         model.computed_shapes.clear()
         assert len(await model.run([sequence(11)], Call())) == 1
-        assert model.computed_shapes == {ComputedShape(1, 1, 8, is_alone=False)}
+        assert model.computed_shapes == {BatchShape(1, 1, 8, is_alone=False)}
         backend.may_run.set()
     assert backend.overlaps == []
 
@@ -251,7 +251,7 @@ async def test_a_model_that_leaves_while_a_shape_is_prepared_does_not_wait_for_t
     async with running_devices(EngineSettings(cores=_CORES), telemetry) as devices:
         async with asyncio.timeout(_PATIENCE_S), devices.open_batches(bundles["m"]) as model:
             model.is_used.set()
-            backend.held.add(held := ComputedShape(0, 2, 16, is_alone=False))
+            backend.held.add(held := BatchShape(0, 2, 16, is_alone=False))
             await backend.until(lambda: backend.prepared[-1][1] == held)
         assert (backend.prepared[-1][1], _gauges(telemetry)) == (held, [])
         backend.held.clear()
@@ -264,7 +264,7 @@ async def test_a_shape_that_cannot_be_computed_is_told_once_and_requests_are_ser
 ) -> None:
     caplog.set_level(logging.WARNING, logger="neuronpipe")
     telemetry = Telemetry()
-    backend.failing.add(failing := ComputedShape(1, 3, 16, is_alone=False))
+    backend.failing.add(failing := BatchShape(1, 3, 16, is_alone=False))
     async with (
         running_devices(EngineSettings(cores=_CORES), telemetry) as devices,
         devices.open_batches(bundles["m"]) as model,
@@ -299,7 +299,7 @@ async def test_short_texts_are_prepared_before_the_model_is_ready_and_the_rest_o
     bundles: dict[str, Bundle], backend: type[_MenuBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "_FIRST_TOKENS", 8)
-    first = ComputedShape(0, 1, 8, is_alone=True)
+    first = BatchShape(0, 1, 8, is_alone=True)
     async with (
         running_devices(EngineSettings(cores=_CORES), Telemetry()) as running,
         running.open_batches(bundles["m"]) as model,

@@ -23,7 +23,8 @@ from neuronpipe.core.errors import (
     Unavailable,
 )
 from neuronpipe.core.tensors import Array, Arrays
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from tests.unit.stages.neuron_executor.held_backend import FAILING, NAN, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,

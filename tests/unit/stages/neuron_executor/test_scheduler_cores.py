@@ -13,8 +13,9 @@ from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (

@@ -31,7 +31,8 @@ from neuronpipe.stages.neuron_executor.backends.fake import EveryShape, FakeBack
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.forecast import BatchTime, ComputedSequence, QueuedSequence
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.scheduling import FixedClock, running_model

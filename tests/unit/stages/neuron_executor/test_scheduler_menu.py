@@ -11,13 +11,8 @@ import pytest
 from neuronpipe.core.errors import InternalError, InvalidInput, Overloaded
 from neuronpipe.stages.neuron_executor.batching import Batch, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
-from neuronpipe.stages.neuron_executor.forecast import (
-    BatchTimes,
-    ComputedSequence,
-    Forecast,
-    QueuedSequence,
-    SequenceQueue,
-)
+from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import image_text_spec, model_spec
 from tests.unit.stages.neuron_executor.held_backend import NAN

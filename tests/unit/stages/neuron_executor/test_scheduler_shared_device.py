@@ -41,9 +41,10 @@ async def _two_models(
     limits: Limits = LIMITS,
     times: Sequence[BatchTime] = (KnownTime(0, 0), KnownTime(0, 0)),
     is_held: bool = True,
+    device: DeviceScheduler | None = None,
 ) -> AsyncIterator[tuple[System, System]]:
     """Two models whose batches are noted in one list."""
-    device = DeviceScheduler(cores, in_flight, batch_limit_s=60)
+    device = device or DeviceScheduler(cores, in_flight, batch_limit_s=60)
     backends = [HeldBackend(SPEC, cores=cores, in_flight=in_flight, is_held=is_held) for _ in times]
     for other in backends[1:]:
         other.batches, other.ran_on, other.lost = backends[0].batches, backends[0].ran_on, backends[0].lost
@@ -270,9 +271,8 @@ async def test_cores_that_are_reserved_compute_nothing_else_and_others_go_on() -
 
 
 async def test_a_model_that_leaves_ends_its_batches_and_tells_who_waits_while_others_go_on() -> None:
-    async with _two_models() as (one, two):
-        device = one.scheduler._device
-        assert isinstance(device, DeviceScheduler)
+    device = DeviceScheduler(1, 1, batch_limit_s=60)
+    async with _two_models(device=device) as (one, two):
         running_one = await one.occupy()
         waiting, staying = one.submit([1]), two.submit([2])
         await queued()
@@ -287,4 +287,4 @@ async def test_a_model_that_leaves_ends_its_batches_and_tells_who_waits_while_ot
         assert len(await staying) == 1
         with pytest.raises(Unavailable):
             await one.submit([3])
-        assert device.forecasts == [two.scheduler.forecast]
+        assert device.shared.forecasts == [two.scheduler.forecast]

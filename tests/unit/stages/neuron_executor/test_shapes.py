@@ -5,7 +5,7 @@ import random
 import pytest
 
 from neuronpipe.core.model import ImageSpec
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
+from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from tests.unit.model_specs import image_spec, image_text_spec, model_spec
 
 _SEEDS = range(20261128, 20261140)
@@ -81,12 +81,12 @@ def test_every_shape_that_a_batch_may_have_is_planned_once_for_each_core_and_tho
     cores, max_rows, max_batch_tokens = generator.randint(1, 4), generator.randint(1, 64), limits[1]
     planned = menu.planned(cores, max_rows, max_batch_tokens)
     may_be = {
-        ComputedShape(core, menu.rows_within(rows, length), length, is_alone=False)
+        BatchShape(core, menu.rows_within(rows, length), length, is_alone=False)
         for length in map(menu.round_tokens, range(1, limits[0] + 1))
         for rows in range(1, max_rows + 1)
         for core in range(cores)
     } | {
-        ComputedShape(0, 1, menu.round_tokens(tokens), is_alone=True)  # by the threads of all cores
+        BatchShape(0, 1, menu.round_tokens(tokens), is_alone=True)  # by the threads of all cores
         for tokens in range(1, limits[0] + 1)
     }
     assert set(planned) == may_be
@@ -109,9 +109,9 @@ def test_images_beside_texts_have_a_length_that_no_text_has_and_share_no_batch_w
         assert spec.image_length == menu.round_tokens(image) == image
         for length in map(menu.round_tokens, range(1, max_tokens + 1)):
             assert length < image
-            assert not menu.may_mix(length, image)
-            assert not menu.may_mix(image, length)
-            assert menu.may_mix(length, max_tokens)
-        assert menu.may_mix(image, image)
+            assert not menu.can_share_batch(length, image)
+            assert not menu.can_share_batch(image, length)
+            assert menu.can_share_batch(length, max_tokens)
+        assert menu.can_share_batch(image, image)
         found = {shape.rows for shape in menu.planned(1, 8, 512) if shape.tokens == image}
         assert found == {rows for rows in range(1, 9) if rows * image <= 512}

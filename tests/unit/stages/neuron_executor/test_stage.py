@@ -26,7 +26,8 @@ from neuronpipe.stages.neuron_executor.backends import BACKENDS, BackendEntry
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.fake import FakeBackend
 from neuronpipe.stages.neuron_executor.cores import CoresLost
-from neuronpipe.stages.neuron_executor.stage import _gaps, running_executor
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
+from neuronpipe.stages.neuron_executor.stage import prediction_of, running_executor
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
@@ -279,5 +280,7 @@ async def test_neuron_monitor_runs_beside_models_on_neuron_cores_only(
 def test_time_in_which_several_sequences_were_computed_counts_once(
     intervals: list[tuple[int, int]], expected: int
 ) -> None:
-    waited_ns = sum(end - begin for begin, end in _gaps(intervals, arrived_ns=0))
-    assert max(end for _, end in intervals) - waited_ns == expected
+    computed = [ComputedSequence({}, *interval, batch_size=1, bucket_tokens=8) for interval in intervals]
+    prediction = prediction_of(computed, arrived_ns=0)
+    assert prediction.compute_ns == expected
+    assert prediction.queue_ns == max(end for _, end in intervals) - expected

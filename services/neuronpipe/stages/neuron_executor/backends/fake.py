@@ -17,7 +17,7 @@ import numpy as np
 from neuronpipe.bundles.buckets import BucketPlan
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import BackendError, BackendRequest, Finish, Prepare, ResultT
-from neuronpipe.stages.neuron_executor.shapes import ComputedShape, ShapeMenu
+from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
 
 
@@ -40,7 +40,7 @@ class EveryShape(ShapeMenu):
     def rows_for(self, rows: int, tokens: int) -> int:
         return rows
 
-    def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[ComputedShape]:
+    def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[BatchShape]:
         return []
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.logs import log_warning
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.backends.base import (
     BackendError,
@@ -23,14 +22,7 @@ from neuronpipe.stages.neuron_executor.backends.lone_graphs import LoneGraphs
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from neuronpipe.stages.neuron_executor.runtimes.decoder import GATHERED, DecoderModel, decoder_file
 from neuronpipe.stages.neuron_executor.runtimes.host import compute_pool, cpu_threads, resident_bytes
-from neuronpipe.stages.neuron_executor.runtimes.openvino import (
-    PRECISION,
-    computable,
-    engine,
-    has_bfloat16,
-    openvino,
-    read,
-)
+from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, openvino, read, warn_of_float32
 from neuronpipe.stages.neuron_executor.runtimes.parts import HIDDEN
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -81,7 +73,8 @@ class OpenVinoBackend:
             if self._kind
             else None
         )
-        self._warn_of_precision(request)
+        threads = {"INFERENCE_NUM_THREADS": str(self._cpus // self._turns.parts)}
+        warn_of_float32(request.spec.name, self._config, computable(self._config | threads, self._models))
 
     def _check_inputs(self, file: Path, request: BackendRequest) -> None:
         if unknown := {name for names in self._inputs for name in names} - {HIDDEN, *request.spec.inputs}:
@@ -175,11 +168,6 @@ class OpenVinoBackend:
             self._lone.close()
         del self._requests, self._wide_requests, self._models
 
-    def _warn_of_precision(self, request: BackendRequest) -> None:
-        asked = request.properties.get(PRECISION, "f32")
-        if asked == "bf16" and not has_bfloat16():
-            log_warning("this CPU has no bfloat16 instructions; the model computes in float32", model=request.spec.name)
-
 
 def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> DecoderModel:
     """Loads a model that generates; see `load_decoder` of the package."""
@@ -190,9 +178,9 @@ def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) ->
     properties = {**request.properties, "INFERENCE_NUM_THREADS": str(request.threads)}
 
     def load_graph() -> DecoderModel:
-        if file.stem == GATHERED:
-            return GatheredModel(OpenVinoGraph(file, properties, max_tokens, max_bytes))
-        return PagedModel(file, properties, max_tokens, max_bytes)
+        step = (OpenVinoGraph if file.stem == GATHERED else PagedModel)(file, properties, max_tokens, max_bytes)
+        warn_of_float32(request.spec.name, properties, step.properties)
+        return GatheredModel(step) if isinstance(step, OpenVinoGraph) else step
 
     with compute_pool(1, "load") as pool:  # the runtime's own threads inherit its priority
         return pool.submit(load_graph).result()

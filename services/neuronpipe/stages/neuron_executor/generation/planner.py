@@ -22,6 +22,8 @@ from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSeque
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import DUE_TOKENS, PATIENCE_S, TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
+_PRIORITIES = (False, False), (False, True), (True, False), (True, True)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -69,6 +71,8 @@ class Planner:
         # The waiting and the running sequences, both sorted by rank.
         self.waiting: list[GeneratedSequence] = []
         self.running: list[GeneratedSequence] = []
+        # The rows of waiting sequences by tenant (None: all) and by priority, which is their rank without the number.
+        self._waiting_rows: Counter[tuple[str | None, tuple[bool, bool]]] = Counter()
         self.preemptions = 0
         self._shares = TenantShares((max_sequences, pool.count))
 
@@ -77,15 +81,16 @@ class Planner:
         yield from self.waiting
 
     def add(self, sequence: GeneratedSequence) -> None:
-        """Adds a new sequence that the cache could hold."""
+        """Adds a sequence that the cache could hold to the waiting sequences."""
         insort(self.waiting, sequence, key=_rank)
+        self._count_waiting(sequence, sequence.most_rows)
 
     def end(self, sequence: GeneratedSequence) -> None:
         """Removes a sequence, and frees its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+            self._leave_waiting(sequence)
         self.blocks.give_back(sequence)
 
     def plan(self) -> dict[GeneratedSequence, list[DecoderRun]]:
@@ -140,7 +145,7 @@ class Planner:
             return False
         if self._preemptable(sequence) is _Preemptable.ALL:
             sequence.kept_tokens = sequence.generated + DUE_TOKENS
-        self.waiting.remove(sequence)
+        self._leave_waiting(sequence)
         self.blocks.take(sequence, count, missing)
         self._shares.add(sequence, sequence.most_rows, sequence.blocks_held)
         insort(self.running, sequence, key=_rank)
@@ -168,14 +173,25 @@ class Planner:
 
         The sequence waits behind all sequences, or within its tenant's share only behind its tenant's sequences.
         """
-        ahead = [waiting for waiting in self.waiting if waiting.rank < sequence.rank]
-        rows = self._rows + sum(other.most_rows for other in ahead) + sequence.most_rows
-        tenant_rows = [other.most_rows for other in (*self.running, *ahead) if other.tenant == sequence.tenant]
+        tenant_rows = sum(running.most_rows for running in self.running if running.tenant == sequence.tenant)
+        rows = self._rows + self._rows_ahead(sequence, None) + sequence.most_rows
+        tenant_rows += self._rows_ahead(sequence, sequence.tenant) + sequence.most_rows
         share, _ = self._shares.of(sequence.tenant, sequence.weight)
-        return min(
-            self.pace.wait_s(rows, self._places),
-            self.pace.wait_s(sum(tenant_rows) + sequence.most_rows, min(share, self._places)),
-        )
+        return min(self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places)))
+
+    def _rows_ahead(self, sequence: GeneratedSequence, tenant: str | None) -> int:
+        """The rows of a tenant (None: all) that wait before a new sequence, which is the last of its priority."""
+        return sum(self._waiting_rows[tenant, other] for other in _PRIORITIES if other <= sequence.rank[:2])
+
+    def _count_waiting(self, sequence: GeneratedSequence, rows: int) -> None:
+        for key in ((None, sequence.rank[:2]), (sequence.tenant, sequence.rank[:2])):
+            self._waiting_rows[key] += rows
+            if not self._waiting_rows[key]:
+                del self._waiting_rows[key]
+
+    def _leave_waiting(self, sequence: GeneratedSequence) -> None:
+        self.waiting.remove(sequence)
+        self._count_waiting(sequence, -sequence.most_rows)
 
     def makes_room_for(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
         """The sequence that ends so that a new sequence can wait: the newest of the tenant with most new sequences.
@@ -288,7 +304,7 @@ class Planner:
         sequence.waits_since_s = time.monotonic()
         sequence.record.preempted_ns.append(time.monotonic_ns())
         self.preemptions += 1
-        insort(self.waiting, sequence, key=_rank)
+        self.add(sequence)
 
     @property
     def _rows(self) -> int:

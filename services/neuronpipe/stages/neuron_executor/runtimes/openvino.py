@@ -36,6 +36,7 @@ __all__ = [
     "paged_attention_transformation",
     "read",
     "traced",
+    "warn_of_float32",
     "with_stacks",
 ]
 
@@ -192,11 +193,18 @@ def computable(properties: Mapping[str, str], models: Iterable[openvino.Model]) 
     if made.get(PRECISION) == "bf16" and _has_amx() and any(map(_has_gated_layer, models)):
         threads = int(made.get("INFERENCE_NUM_THREADS", 0)) or available_cpus()
         if threads < 2:
-            _warn_of_one_thread()
             return _in_float32(made)
         if int(made.get("NUM_STREAMS", 1)) > threads // 2:
             made["NUM_STREAMS"] = str(threads // 2)
     return made
+
+
+def warn_of_float32(model_name: str, asked: Mapping[str, str], used: Mapping[str, str]) -> None:
+    """Logs why a model computes in float32 instead of bfloat16, if it does. `used`: see computable."""
+    if asked.get(PRECISION) == "bf16" != used[PRECISION]:
+        one_thread = "OpenVINO cannot compute gated layers in bfloat16 with one thread"
+        reason = one_thread if has_bfloat16() else "this CPU has no bfloat16 instructions"
+        log_warning(f"{reason}; the model computes in float32", model=model_name)
 
 
 def _in_float32(properties: Mapping[str, str]) -> dict[str, str]:
@@ -216,8 +224,3 @@ def _has_gated_layer(model: openvino.Model) -> bool:
     activations = (node for node in model.get_ops() if node.get_type_name() in ("Swish", "Gelu"))
     users = (port.get_node() for node in activations for port in node.output(0).get_target_inputs())
     return any(user.get_type_name() == "Multiply" for user in users)
-
-
-@functools.cache
-def _warn_of_one_thread() -> None:
-    log_warning("OpenVINO cannot compute gated layers in bfloat16 with one thread; such models compute in float32")

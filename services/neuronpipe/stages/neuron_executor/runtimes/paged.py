@@ -41,7 +41,10 @@ _PLACES = ("past_lens", "subsequence_begins", "block_indices", "block_indices_be
 
 
 class _OpenVinoStep:
-    """The compiled graph of a step with its scores, and the graph of the encoder if the model has an encoder."""
+    """The compiled graph of a step with its scores, and the graph of the encoder if the model has an encoder.
+
+    `properties`: the properties with which they are compiled, see `computable`.
+    """
 
     def __init__(
         self, model_file: Path, properties: Mapping[str, str], change: Callable[["openvino.Model"], None]
@@ -52,9 +55,9 @@ class _OpenVinoStep:
             graph = engine().read_model(model_file)
             change(graph)
             _add_scores(graph)
-            compile_properties = {**computable(properties, [graph]), "NUM_STREAMS": "1"}
-            self._compiled = engine().compile_model(graph, "CPU", compile_properties)
-            self._encoder = _encoder_request(encoder_file, compile_properties) if encoder_file.exists() else None
+            self.properties = {**computable(properties, [graph]), "NUM_STREAMS": "1"}
+            self._compiled = engine().compile_model(graph, "CPU", self.properties)
+            self._encoder = _encoder_request(encoder_file, self.properties) if encoder_file.exists() else None
         except RuntimeError as error:
             raise SetupError(
                 f"{model_file}: OpenVINO {openvino.__version__} cannot load it; compile the model again with this "

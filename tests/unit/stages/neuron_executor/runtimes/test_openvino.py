@@ -12,7 +12,14 @@ from openvino import opset13 as opset
 
 from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.runtimes import openvino as module
-from neuronpipe.stages.neuron_executor.runtimes.openvino import computable, engine, look_up_first, read, traced
+from neuronpipe.stages.neuron_executor.runtimes.openvino import (
+    computable,
+    engine,
+    look_up_first,
+    read,
+    traced,
+    warn_of_float32,
+)
 
 _THREADS_BEGIN = """
 import sys, threading
@@ -89,6 +96,20 @@ def test_a_stream_of_gated_layers_in_bfloat16_has_two_threads(
     monkeypatch.setattr(module, "_has_amx", lambda: has_amx)
     given = {**_BFLOAT16, "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads}
     assert computable(given, [_layer(is_gated=is_gated)]) == given | expected
+
+
+@pytest.mark.parametrize(("has_bfloat16", "reason"), [(True, "one thread"), (False, "no bfloat16 instructions")])
+def test_a_model_that_computes_in_float32_is_named_with_the_reason(
+    has_bfloat16: bool, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(module, "_has_amx", lambda: True)
+    used = computable({**_BFLOAT16, "INFERENCE_NUM_THREADS": "1"}, [_layer(is_gated=True)])
+    warn_of_float32("gated", _BFLOAT16, used)
+    warn_of_float32("plain", _BFLOAT16, _BFLOAT16)
+    (warning,) = caplog.records
+    assert reason in warning.getMessage()
+    assert warning.__dict__["fields"] == {"model": "gated"}
 
 
 @pytest.mark.parametrize("streams", ["1", "2"])

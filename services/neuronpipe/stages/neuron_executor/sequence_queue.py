@@ -1,0 +1,171 @@
+"""The waiting sequences of one model, in the order in which they are computed."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from neuronpipe.core.errors import DeadlineExceeded
+from neuronpipe.core.tensors import Arrays
+from neuronpipe.core.tracing import SpanContext
+
+# Entries without a waiting caller that may stay in a heap, or as many as there are waiting entries if that is more.
+_MAX_LEFT_BEHIND = 16
+
+
+@dataclass(slots=True)
+class ComputedSequence:
+    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns().
+
+    `mates`: the outputs of the sequence's mates.
+    """
+
+    outputs: Arrays
+    started_ns: int
+    finished_ns: int
+    batch_size: int
+    bucket_tokens: int
+    mates: Sequence[Arrays] = ()
+
+
+@dataclass(order=True, slots=True)
+class QueuedSequence:
+    """A sequence until its result is there, in the order of the queue.
+
+    Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
+    earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
+    time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
+    `lost_cores`: number of cores that were lost while they computed it. `mates`: other sequences of its item, with the
+    same padded length, that have one place in the queue with it, run in its batch, and share its future.
+    """
+
+    is_beyond_share: bool
+    arrived_s: float
+    deadline_s: float
+    number: int
+    is_bulk: bool = field(compare=False)
+    arrays: Arrays = field(compare=False)
+    tokens: int = field(compare=False)
+    padded_tokens: int = field(compare=False)
+    future: "asyncio.Future[ComputedSequence]" = field(compare=False)
+    trace: SpanContext | None = field(default=None, compare=False)
+    lost_cores: int = field(default=0, compare=False)
+    is_waiting: bool = field(default=False, compare=False)
+    mates: list[Arrays] = field(default_factory=list, compare=False)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that it takes in a batch."""
+        return 1 + len(self.mates)
+
+    def keep_if_in_time(self, duration_s: float) -> bool:
+        """Gives DeadlineExceeded to a caller who would get the result too late, in `duration_s`.
+
+        Returns whether a caller still waits.
+        """
+        if self.future.done():
+            return False
+        if time.monotonic() + duration_s >= self.deadline_s:
+            self.future.set_exception(DeadlineExceeded("the deadline would pass before the model has run"))
+            return False
+        return True
+
+
+class SequenceQueue:
+    """Waiting sequences. The model limits their number."""
+
+    def __init__(self) -> None:
+        # The heaps of interactive and of bulk sequences by padded length. No heap is empty; its first entry waits.
+        self._heaps: tuple[dict[int, _Heap], dict[int, _Heap]] = ({}, {})
+        self._count = 0
+        # Padded tokens of interactive and of bulk sequences.
+        self._tokens = [0, 0]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[QueuedSequence]:
+        return (entry for heaps in self._heaps for heap in heaps.values() for entry in heap.entries if entry.is_waiting)
+
+    def tokens_before(self, *, is_bulk: bool) -> int:
+        """The padded tokens of the sequences that go before a new sequence."""
+        return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
+
+    def push(self, sequence: QueuedSequence) -> None:
+        heaps = self._heaps[sequence.is_bulk]
+        heap = heaps.get(sequence.padded_tokens)
+        if heap is None:
+            heap = heaps[sequence.padded_tokens] = _Heap()
+        heapq.heappush(heap.entries, sequence)
+        heap.waiting += 1
+        sequence.is_waiting = True
+        self._count += sequence.rows
+        self._tokens[sequence.is_bulk] += sequence.rows * sequence.padded_tokens
+
+    def oldest(self) -> QueuedSequence | None:
+        """The sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
+        for heaps in self._heaps:
+            if heaps:
+                return min(heap.entries[0] for heap in heaps.values())
+        return None
+
+    def lengths(self, *, is_bulk: bool) -> Iterable[int]:
+        return self._heaps[is_bulk].keys()
+
+    def nearest_lengths(self, tokens: int, *, is_bulk: bool) -> list[int]:
+        """The padded lengths of waiting sequences, nearest first."""
+        return sorted(self.lengths(is_bulk=is_bulk), key=lambda length: (abs(length - tokens), length))
+
+    def count(self, padded_tokens: int, *, is_bulk: bool) -> int:
+        """The number of waiting sequences of a padded length."""
+        heap = self._heaps[is_bulk].get(padded_tokens)
+        return heap.waiting if heap else 0
+
+    def first(self, padded_tokens: int, *, is_bulk: bool) -> QueuedSequence | None:
+        """The oldest sequence of a padded length."""
+        heap = self._heaps[is_bulk].get(padded_tokens)
+        return heap.entries[0] if heap else None
+
+    def remove(self, sequence: QueuedSequence) -> None:
+        """Removes a waiting sequence at any position, in a short time, because its entry may stay in the heap."""
+        heaps = self._heaps[sequence.is_bulk]
+        heap = heaps[sequence.padded_tokens]
+        sequence.is_waiting = False
+        heap.waiting -= 1
+        self._count -= sequence.rows
+        self._tokens[sequence.is_bulk] -= sequence.rows * sequence.padded_tokens
+        if heap.waiting:
+            heap.tidy()
+        else:
+            del heaps[sequence.padded_tokens]
+
+    def forget(self, sequence: QueuedSequence) -> None:
+        """Removes a sequence without a waiting caller, with its arrays. Does nothing if the sequence is not queued."""
+        if sequence.is_waiting:
+            self.remove(sequence)
+            sequence.arrays, sequence.mates = {}, []
+
+    def expire_late(self) -> None:
+        """Removes the sequences that would be too late."""
+        for sequence in list(self):
+            if not sequence.keep_if_in_time(0):
+                self.forget(sequence)
+
+
+class _Heap:
+    """The sequences of one padded length, and the number of entries that still wait."""
+
+    __slots__ = ("entries", "waiting")
+
+    def __init__(self) -> None:
+        self.entries: list[QueuedSequence] = []
+        self.waiting = 0
+
+    def tidy(self) -> None:
+        """Removes entries that no longer wait: at the front, and everywhere once they are many."""
+        while not self.entries[0].is_waiting:
+            heapq.heappop(self.entries)
+        if len(self.entries) - self.waiting > max(self.waiting, _MAX_LEFT_BEHIND):
+            self.entries = [entry for entry in self.entries if entry.is_waiting]
+            heapq.heapify(self.entries)
