@@ -10,6 +10,7 @@ import numpy as np
 
 from neuronpipe.measure.machine import describe_machine
 from tests.day.run import Day
+from tests.documentation.dark import with_dark_colours
 
 _WINDOW_S = 10.0
 _TEXT = """# A day in production
@@ -29,7 +30,7 @@ The day passes when:
 - each job ends once,
 - the memory of each process stays within [the formula](deployment.md#memory),
 - every process is healthy while nothing happens to it, and no log has an error,
-- nothing is on its way once nobody calls.
+- no request or job is left once all callers have stopped.
 """
 
 
@@ -132,4 +133,5 @@ def _windows(points: Sequence[tuple[float, float]]) -> list[tuple[float, list[fl
 def _save(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    path.write_text(with_dark_colours(path.read_text()))
     pyplot.close(figure)

@@ -2,8 +2,8 @@
 `python -m tests.documentation.pictures REPOSITORY`.
 
 The repository is that of `make demo`. First recordings.py writes the output that pages show, of which docs/terminal.svg
-is made. Chromium opens the console and sends a request; docs/console.png is its answer. docs/trace.svg is a request
-through four processes while others call them, with what its spans mean.
+is made. Chromium opens the console and sends a request; docs/console.png is the form, the answer and the same call in
+code. docs/trace.svg is a request through four processes while others call them, with what its spans mean.
 
 Servers are warm, and the machine must be idle: a picture whose request took more than MAX_REQUEST_MS is taken again,
 and after some tries refused. docs/pictures.json has the time of each; tests/repository/test_recordings.py checks it.
@@ -29,6 +29,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import Client
 from neuronpipe.measure.waterfall import Trace, WaterfallRow, read_trace, sample
+from tests.documentation.dark import with_dark_colours
 from tests.documentation.pages import ROOT
 from tests.documentation.recordings import MAX_REQUEST_MS, TooSlowError, record_pages, request_times_ms
 from tests.documentation.terminal import PICTURE, terminal
@@ -96,7 +97,7 @@ def draw_trace(repository: str) -> None:
             if trace and shares_batch and trace.root.duration_ns <= MAX_REQUEST_MS * 1e6:
                 break
     assert trace
-    (ROOT / "docs" / "trace.svg").write_text("\n".join(_svg(trace)) + "\n")
+    (ROOT / "docs" / "trace.svg").write_text(with_dark_colours("\n".join(_svg(trace))) + "\n")
     note("trace.svg", trace.root.duration_ns / 1e6)
 
 
@@ -201,7 +202,7 @@ def take_picture(repository: str) -> None:
             request_ms = _send_similarity(page)
             if request_ms <= MAX_REQUEST_MS:
                 break
-        page.get_by_role("region", name="Answer").screenshot(path=ROOT / "docs" / "console.png")
+        page.get_by_role("region", name="Try a model").screenshot(path=ROOT / "docs" / "console.png")
     note("console.png", request_ms)
 
 
@@ -211,7 +212,7 @@ def _page() -> Iterator[Page]:
     program = shutil.which("chromium")
     assert program, "make chromium installs it"
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=program) as browser:
-        yield browser.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
+        yield browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
 
 
 def _send_similarity(page: Page) -> float:

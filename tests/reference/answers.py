@@ -46,7 +46,11 @@ def _results() -> Mapping[str, Mapping[str, Any]]:
     names, context = SAMPLES["token_classification"]["text"], SAMPLES["question_answering"]["context"]
     assert isinstance(names, str)
     assert isinstance(context, str)
-    start = context.index("London")
+    found = (("London", 0.97), ("in London", 0.01), ("lived in London", 0.005))
+    places = [(text, score, context.index(text)) for text, score in found]
+    answers = [
+        {"text": text, "score": score, "start": start, "end": start + len(text)} for text, score, start in places
+    ]
     vectors = _tokens(_VECTOR, [0.5, 0.5, -0.5, 0.5])
     people = [
         _entity(names, "PER", "Ada Lovelace", 0.998),
@@ -54,17 +58,28 @@ def _results() -> Mapping[str, Mapping[str, Any]]:
         _entity(names, "PER", "Charles Babbage", 0.997),
     ]
     labels = {"PER": "person", "LOC": "city"}
-    filled = [{"token": "capital", "score": 0.97, "token_id": 3007}]
+    filled = [
+        {"token": "capital", "score": 0.97, "token_id": 3007},
+        {"token": "heart", "score": 0.01, "token_id": 2540},
+        {"token": "centre", "score": 0.005, "token_id": 2803},
+    ]
     mask = str(SAMPLES["fill_mask"]["text"]).index("[MASK]")
     return {
         "text_classification": _labels(POSITIVE=0.999, NEGATIVE=0.001),
         "sentence_embedding": {"embedding": _VECTOR},
-        "question_answering": {"answers": [{"text": "London", "score": 0.97, "start": start, "end": start + 6}]},
+        "question_answering": {"answers": answers},
         "token_classification": {"entities": people},
         "fill_mask": {"masks": [{"tokens": filled, "start": mask, "end": mask + len("[MASK]")}]},
         "feature_extraction": vectors,
         "sentence_similarity": {"scores": [0.04, 0.63, 0.02, 0.48]},
-        "rerank": {"texts": [{"index": 1, "score": 0.98}, {"index": 3, "score": 0.21}, {"index": 0, "score": 0.01}]},
+        "rerank": {
+            "texts": [
+                {"index": 1, "score": 0.98},
+                {"index": 3, "score": 0.21},
+                {"index": 0, "score": 0.01},
+                {"index": 2, "score": 0.002},
+            ]
+        },
         "zero_shot_classification": _labels(sport=0.95, politics=0.03, cooking=0.02),
         "zero_shot_token_classification": {
             "entities": [{**entity, "label": labels[entity["label"]]} for entity in people]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 
 from google.rpc import code_pb2
 
@@ -48,7 +49,7 @@ def page() -> str:
         is_retried = "yes" if name in _policy["retryableStatusCodes"] else "no"
         rows.append([code(kind.__name__), name, code(kind.reason), _meaning(kind), _what_to_do(kind), is_retried])
     retries = _RETRIES.format(
-        codes=" or ".join(_policy["retryableStatusCodes"]),
+        codes=_listed(_policy["retryableStatusCodes"]),
         attempts=_policy["maxAttempts"],
         first=_policy["initialBackoff"].replace("s", " s"),
         longest=_policy["maxBackoff"].replace("s", " s"),
@@ -67,6 +68,11 @@ def _what_to_do(kind: type[NeuronpipeError] | type[SetupError]) -> str:
     found = re.search(rf"\b{kind.__name__} +(\w.*)", errors.__doc__ or "")
     assert found, f"the tree of core/errors.py has no {kind.__name__}"
     return text(found[1])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names as a sentence has them: a, b or c."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 _policy = RETRIES["methodConfig"][0]["retryPolicy"]  # type: ignore[index]

@@ -53,6 +53,13 @@ def test_every_page_but_decisions_is_in_the_navigation_of_the_site() -> None:
     assert len(listed) <= _MOST_PAGES
 
 
+def test_the_index_lists_the_pages_of_the_navigation_in_their_order() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2].partition("\n\n")[0]
+    _, *pages_of_site = re.findall(r"^ +- (?:[\w ,]+: )?(\S+\.md)$", nav, re.MULTILINE)
+    rows = (ROOT / "docs" / "index.md").read_text().partition("## All pages")[2]
+    assert re.findall(r"^\|[^|]*\| \[[^\]]+\]\(([^)]+)\) \| [^|]+ \|$", rows, re.MULTILINE) == pages_of_site
+
+
 def test_every_decision_has_a_status_and_a_date() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     said = re.compile(r"^# .+\n\nStatus: (accepted|superseded), \d{4}-\d\d-\d\d\.")

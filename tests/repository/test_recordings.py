@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.documentation import figures
+from tests.documentation.dark import with_dark_colours
 from tests.documentation.pages import ROOT, all_pages, fences
 from tests.documentation.pictures import TIMES
 from tests.documentation.printed import OutputDiffersError, align, is_same
@@ -122,3 +123,16 @@ def test_an_ellipsis_stands_for_any_lines_and_shown_lines_are_those_of_this_run(
 def test_a_line_that_is_left_out_or_not_printed_is_found(shown: list[str]) -> None:
     with pytest.raises(OutputDiffersError):
         align(shown, ["a", "b", "c"])
+
+
+def test_a_picture_gets_its_dark_colours_once() -> None:
+    picture = '<?xml version="1.0"?>\n<svg width="9">\n<rect/>\n</svg>\n'
+    dark = with_dark_colours(picture)
+    assert dark.index("prefers-color-scheme:dark") < dark.index("<rect/>")
+    assert with_dark_colours(dark) == dark
+
+
+def test_every_picture_of_the_pages_follows_the_colours_of_the_reader() -> None:
+    assert [
+        one.name for one in (ROOT / "docs").glob("*.svg") if "prefers-color-scheme:dark" not in one.read_text()
+    ] == []

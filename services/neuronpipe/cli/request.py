@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from neuronpipe.cli.terminal import complete_at_file, completed_by, option, read_bytes, read_lines, read_text, seconds
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import check_target
 from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.task_inputs import FIELDS, NEEDED, SAMPLES, FieldKind
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # A day. Far larger numbers overflow in gRPC and count as a deadline that has passed.
 _MAX_TIMEOUT_S = 86_400
-_LAST_PORT = 65_535
 # Short, because a person waits for completion in a shell.
 _COMPLETION_LIMIT_S = 1.0
 _MAX_UINT32 = 2**32 - 1
@@ -162,18 +161,9 @@ def parse_target(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
     try:
-        if unix_path(text):
-            return text
+        check_target(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r} is a URL: give HOST:PORT of gRPC, such as localhost:50050")
-    host, _, port = text.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} does not end with a port from 1 to {_LAST_PORT}: give HOST:PORT, as localhost:50050, "
-            "or unix:PATH"
-        )
     return text
 
 

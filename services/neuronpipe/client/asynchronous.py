@@ -27,6 +27,8 @@ from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import Messages, TaskCall, ValueT, generation_request
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.addresses import check_target
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import GenerationFields
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls import TlsFiles
@@ -111,7 +113,7 @@ class AsyncClient(TaskMethods):
         """Connects to a gateway when it is first called.
 
         `target`: a gRPC target such as "host:50050" or "dns:///gateway:50050"; calls are balanced over all of its
-        addresses (round-robin).
+        addresses (round-robin). Raises SetupError for a target without a port.
 
         `tls`: files for an encrypted connection, reloaded when they change; without `ca`, gRPC's default authorities
         count. Raises SetupError if the files cannot be used.
@@ -124,6 +126,10 @@ class AsyncClient(TaskMethods):
         """
         super().__init__(is_bulk=is_bulk)
         self._timeout_s = timeout_s
+        try:
+            check_target(target)
+        except ValueError as error:
+            raise SetupError(f"target: {error}") from None
         key = key_metadata(api_key, target=target, is_encrypted=tls is not None)
         self._metadata = [*key, *([(ROUTE_KEY, route_key)] if route_key else ())]
         self._connection = ServiceConnection(target, _Stubs.of, RETRIES if retries else None, tls)

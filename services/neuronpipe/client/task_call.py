@@ -140,6 +140,12 @@ def task_method(
 _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
 
 
+_RANGES = {
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+}
+
+
 def _checked(field: FieldDescriptor, value: object) -> object:
     kind, wanted = _KINDS.get(field.type, (object, ""))
     if field.is_repeated:
@@ -150,6 +156,9 @@ def _checked(field: FieldDescriptor, value: object) -> object:
             if not isinstance(element, kind):
                 raise InvalidInput(field.name, f"takes texts, not {_name(element)}")
         return values
+    least, most = _RANGES.get(field.type, (0, 0))
+    if most and isinstance(value, int) and not least <= value <= most:
+        raise InvalidInput(field.name, f"{value}, must be from {least} to {most:,}")
     if not isinstance(value, kind):
         hint = "; infer_batch runs many inputs in one call" if isinstance(value, list | tuple) else ""
         raise InvalidInput(field.name, f"takes {wanted}, not {_name(value)}{hint}")

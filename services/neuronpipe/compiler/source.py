@@ -304,7 +304,7 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
     # The Hub's library raises its own errors, and the errors of its HTTP library, which differs between versions.
     except Exception as error:
         raise SetupError(
-            f"{source}: no local folder, and the Hub cannot be reached to download it: {type(error).__name__}; where "
+            f"{source}: no local folder, and the Hub cannot be reached to download it; where "
             f"it can, run: hf download {source} --local-dir DIR, and compile the folder DIR"
         ) from error
     _check(Path(snapshot), is_adapter)

@@ -7,6 +7,7 @@ import socket
 # sun_path has 108 bytes, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
 _PROBE_LIMIT_S = 2.0
+_LAST_PORT = 65_535
 
 
 def unix_path(address: str) -> str | None:
@@ -20,6 +21,20 @@ def unix_path(address: str) -> str | None:
     if (size_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
         raise ValueError(f"the path of a Unix socket has at most {_MAX_PATH_BYTES} bytes; this one has {size_bytes}")
     return path
+
+
+def check_target(target: str) -> None:
+    """Raises ValueError unless a target is HOST:PORT, with or without a scheme of gRPC, or unix:PATH."""
+    if unix_path(target):
+        return
+    if target.startswith(("http://", "https://")):
+        raise ValueError(f"{target!r} is a URL: give HOST:PORT of gRPC, such as localhost:50050")
+    host, _, port = target.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
+        raise ValueError(
+            f"{target!r} does not end with a port from 1 to {_LAST_PORT}: give HOST:PORT, as localhost:50050, "
+            "or unix:PATH"
+        )
 
 
 def is_listened_on(path: str) -> bool:

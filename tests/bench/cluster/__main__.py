@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.bench.cluster.check import compared
 from tests.bench.cluster.scenarios import DEVICE, FIXED, LARGE, RULES, SCENARIOS, Run, Scenario, run
+from tests.documentation.dark import with_dark_colours
 
 _DOCS = Path(__file__).parents[3] / "docs"
 _MARKS = re.compile(
@@ -73,8 +74,10 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
     needed = [scenario.rate_at(minute * 60) / DEVICE.requests_per_s for minute in times]
     axes.fill_between(times, needed, color="0.85", label="load, in executors that compute all the time")
     axes.set(xlabel="minutes", ylabel="executors", title=f"{scenario.name}: {scenario.text}")
-    axes.legend(fontsize=7)
-    figure.savefig(_DOCS / _plot_name(scenario), bbox_inches="tight", metadata={"Date": None})
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
+    file = _DOCS / _plot_name(scenario)
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
+    file.write_text(with_dark_colours(file.read_text()))
     pyplot.close(figure)
 
 

@@ -164,7 +164,7 @@ def test_what_reading_the_requests_raises_is_the_callers(gateway: FakeGateway) -
 def test_a_client_that_cannot_be_made_raises_and_leaves_no_thread() -> None:
     before = _client_threads()
     with pytest.raises(UnicodeEncodeError):
-        Client("\ud83d")
+        Client("\ud83d:50050")
     assert _client_threads() <= before
 
 

@@ -29,6 +29,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.client import AsyncClient, Client, InvalidInput
 from neuronpipe.client.task_methods import TaskMethods
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generation_options import GenerationFields
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
 from tests.unit.every_error import EVERY_ERROR
@@ -109,6 +110,26 @@ def test_a_text_takes_all_options(client: Client, gateway: FakeGateway) -> None:
     )
     with pytest.raises(TypeError, match="there is no option 'beams'"):
         client.generate_text("m", "x", beams=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("number", [-1, 2**32])
+def test_a_number_that_its_field_cannot_hold_is_named(client: Client, gateway: FakeGateway, number: int) -> None:
+    with pytest.raises(InvalidInput, match=rf"^top_k: {number}, must be from 0 to 4,294,967,295$"):
+        client.classify("m", "x", top_k=number)
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("localhost", "'localhost' does not end with a port from 1 to 65535: give HOST:PORT, as localhost:50050"),
+        ("http://localhost:8080", "'http://localhost:8080' is a URL: give HOST:PORT of gRPC"),
+        ("unix:", "the path of the Unix socket is empty"),
+    ],
+)
+def test_a_target_to_which_no_client_can_connect_is_refused_at_once(target: str, said: str) -> None:
+    with pytest.raises(SetupError, match=f"^target: {said}"):
+        Client(target)
 
 
 def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, gateway: FakeGateway) -> None:

@@ -234,7 +234,9 @@ class App:
         """
         if media_type not in (JSON, "", *route.takes_media):
             raise RequestRefused(
-                415, "unsupported_media_type", f"content-type: must be {' or '.join((JSON, *route.takes_media))}"
+                415,
+                "unsupported_media_type",
+                f"content-type: must be {' or '.join((JSON, *route.takes_media))} (curl: -H 'Content-Type: {JSON}')",
             )
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding not in (b"identity", *_COMPRESSED):

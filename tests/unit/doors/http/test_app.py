@@ -68,7 +68,9 @@ async def test_head_is_answered_as_get(browser: Browser) -> None:
 async def test_only_json_is_taken(browser: Browser) -> None:
     status, body = await browser.post("/v1/embeddings", _BODY, "application/x-www-form-urlencoded")
     assert status == 415
-    assert body["error"]["message"] == "content-type: must be application/json"
+    assert body["error"]["message"] == (
+        "content-type: must be application/json (curl: -H 'Content-Type: application/json')"
+    )
 
 
 _BODIES = [
