@@ -1,7 +1,7 @@
 """The prediction stage: loads each bundle's model onto its back end, warms it up, and runs sequences."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -70,7 +70,7 @@ class NeuronExecutorStage:
             outputs = TensorSets(arrays=[sequence.outputs])
             return Prediction(outputs, queue_ns, compute_ns, sequence.batch_size, tokens, tokens)
         finished_ns = max(sequence.finished_ns for sequence in computed)
-        gaps = _gaps([(sequence.started_ns, sequence.finished_ns) for sequence in computed], arrived_ns)
+        gaps = _gaps({(sequence.started_ns, sequence.finished_ns) for sequence in computed}, arrived_ns)
         if trace:
             model.observer.waited(trace, gaps)
         queue_ns = sum(ended_ns - began_ns for began_ns, ended_ns in gaps)
@@ -84,7 +84,7 @@ class NeuronExecutorStage:
         )
 
 
-def _gaps(intervals: list[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
+def _gaps(intervals: Collection[tuple[int, int]], arrived_ns: int) -> list[tuple[int, int]]:
     """The times between arrival and the end of the last interval that no interval covers.
 
     Sequences of one batch have the same interval.
