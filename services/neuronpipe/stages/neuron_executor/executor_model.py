@@ -46,8 +46,8 @@ _MIN_RETRY_AFTER_S = 0.05
 # 2.7 ms (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
 _FEW_NUMBERS = 16
-# Tokens of padding in one place of the queue. A token of static embeddings takes 0.8 µs. Another batch has its own shape,
-# and takes up to 1 ms (measured 2026-11-30, 2 busy virtual CPUs).
+# Tokens of padding in one place of the queue. A token of static embeddings takes 0.8 µs. Another batch takes 1 ms,
+# because it has its own shape (measured 2026-11-30, 2 busy virtual CPUs).
 _MOST_PADDING = 256
 
 # The outputs of a sequence, or the error of outputs that are not finite.
