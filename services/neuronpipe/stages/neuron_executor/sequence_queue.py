@@ -36,8 +36,8 @@ class QueuedSequence:
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
     earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
     time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
-    `lost_cores`: number of cores that were lost while they computed it. `mates`: other sequences of its item, with the
-    same padded length, that have one place in the queue with it, run in its batch, and share its future.
+    `lost_cores`: number of cores that were lost while they computed it. `mates`: other sequences of its item, which
+    are not longer, have one place in the queue with it, run in its batch, and share its future.
     """
 
     is_beyond_share: bool
