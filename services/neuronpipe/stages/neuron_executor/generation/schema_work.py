@@ -36,7 +36,7 @@ _ALONE = _REMARKS | {"$defs", "definitions", "$schema", "$id", *_CHOICES}
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The cost of a schema: its combinations, properties of its object, how many of them may come first, the most
+    """The cost of a schema: its combinations, properties of its object and those that may come first, the most
     patterns of one text, and its work.
 
     All but the work add to the costs of a schema that contains this schema by allOf, anyOf, oneOf or $ref.
@@ -125,7 +125,7 @@ def _is_link(schema: Any) -> bool:
 
 
 def _optional(schema: dict[str, Any]) -> tuple[int, int]:
-    """How many properties come before the first required one, and the most between two required ones."""
+    """The number of properties before the first required property, and the largest number between two of them."""
     required = {*map(str, _items(schema.get("required")))}
     runs = [0]
     for name in _items(schema.get("properties")):
