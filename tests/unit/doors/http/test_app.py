@@ -536,7 +536,7 @@ async def test_values_are_counted_before_they_are_made(value: bytes) -> None:
 
 @pytest.mark.parametrize("text", [b"[,{:", b'\\"', b"\\\\", b'\\\\\\"'], ids=["marks", "quotes", "backslashes", "both"])
 async def test_what_stands_in_a_text_is_no_value(text: bytes) -> None:
-    browser = Browser(_SPECS, _answer, max_body_bytes=8 << 20)
+    browser = Browser(_SPECS, _answer, max_body_bytes=8 << 20, max_input_bytes=8 << 20)
     whole = text * ((4 << 20) // len(text))
     status, _ = await browser.post("/v1/embeddings", b'{"model":"small","input":["' + whole + b'","[]"]}')
     assert status == 200

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, write_body
+from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, read_json, write_body
 from neuronpipe.doors.http.huggingface_bodies import Generate, ImageFeatures, QuestionAnswering, TextClassification
 from neuronpipe.doors.http.huggingface_tasks import AnyBody
 from neuronpipe.doors.http.openai_responses import ResponsesRequest
@@ -110,6 +110,13 @@ def test_a_text_that_is_too_long_is_named_before_anything_is_made_of_it(body: An
 
 def test_texts_that_are_long_only_together_are_read() -> None:
     assert len(read_body(_KIND, json.dumps({"input": ["a" * 100] * 5}).encode(), max_text_bytes=100).input) == 5
+
+
+@pytest.mark.parametrize(
+    "image", [{"image": "a" * 999}, {"images": ["a" * 999]}, {"image_url": {"url": "a" * 999}}], ids=str
+)
+def test_an_image_may_be_longer_than_a_text(image: dict[str, Any]) -> None:
+    assert read_json(json.dumps({"input": [image]}).encode(), max_text_bytes=100) == {"input": [image]}
 
 
 def test_a_path_has_an_end() -> None:

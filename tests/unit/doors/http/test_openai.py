@@ -340,6 +340,8 @@ async def test_an_image_may_be_larger_than_a_text() -> None:
 @pytest.mark.parametrize(
     ("body", "field", "problem"),
     [
+        ({"input": ["a", "b" * 65]}, "input[1]", "more than 64 bytes, the limit"),
+        ({"input": [{"text": "b" * 65}]}, "input[0].text", "more than 64 bytes, the limit"),
         ({"input": ["a", {"image": "https://example.com/a.png"}]}, "input[1]", "is an address; send the image itself"),
         ({"input": [{"image": ""}, {"image": "é"}]}, "input[1]", "is no Base64"),
         ({"input": {"image": "a", "text": "b"}}, "input", "must have one of text, image and image_url"),

@@ -163,7 +163,7 @@ class Browser:
         own = http_handlers(inference, tensors, Telemetry())
         described = (*HEALTH_ROUTES, *(route for route, _ in own))
         self.handlers: HttpHandlers = [*own, *openapi_handlers(described)]
-        self.app = App(self.in_flight, max_body_bytes)
+        self.app = App(self.in_flight, max_body_bytes, max_input_bytes=settings.max_input_bytes)
         self.app.open(self.handlers)
         self.headers: dict[str, str] = {}
 

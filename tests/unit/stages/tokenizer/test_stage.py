@@ -35,6 +35,7 @@ from neuronpipe.measure.load.inputs import make_image
 from neuronpipe.stages.settings import EncodingSettings
 from neuronpipe.stages.tokenizer.encoder import Encoder
 from neuronpipe.stages.tokenizer.stage import TokenizerStage, running_tokenizer
+from neuronpipe.stages.tokenizer.text import LONG_TEXT
 from neuronpipe.tasks.inputs import images
 from tests.unit.bundles.written import manifest
 from tests.unit.model_specs import image_spec, model_spec
@@ -171,6 +172,13 @@ def test_the_same_text_for_two_tasks_of_a_model_has_two_keys(tmp_path: Path) -> 
     assert encoder.key(pack_input(TaskInput(text_classification=classification))) != encoder.key(
         pack_input(TaskInput(feature_extraction=features))
     )
+
+
+def test_long_texts_have_the_same_key_only_if_they_are_equal(tmp_path: Path) -> None:
+    encoder, long = _encoder(tmp_path), "a" * (LONG_TEXT + 1)
+    keys = [_key(encoder, text=long), _key(encoder, text=f"{long}b"), _key(encoder, text="a", text_pair=long)]
+    assert len({*keys, _key(encoder, text=long[:-1])}) == 4
+    assert _key(encoder, text=long) == keys[0]
 
 
 def test_models_that_share_a_tokenizer_share_its_keys(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Ids are line numbers, from 0 on, of BERT's published vocab.txt.
 import concurrent.futures
 import json
 import random
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from demo.model import find_minilm
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.stages.tokenizer import text as text_module
 from neuronpipe.stages.tokenizer.text import JsonTokenizer, WordRule
 from neuronpipe.tasks.base import Side, Window
 from tests.models.tokenizers import unigram_charsmap
@@ -377,6 +379,14 @@ def test_a_text_that_normalization_makes_many_times_longer_is_refused_before_it_
             encode(text)
     with pytest.raises(InvalidInput, match=grown):
         tokenizer.encode_windows("a", text, max_tokens=64, overlap_tokens=8)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 100])
+def test_characters_are_counted_over_all_pieces(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "_PIECE", piece)
+    text = "aa\ufdfaé\0\U0010ffffa的"
+    assert dict(text_module._counts(text)) == Counter(text)
+    assert not [*text_module._counts("")]
 
 
 @pytest.mark.parametrize(

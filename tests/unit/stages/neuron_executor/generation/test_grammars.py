@@ -426,6 +426,20 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
     own.close()
 
 
+async def test_a_compilation_that_takes_long_gives_way_to_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed = list[int]()
+    monkeypatch.setattr(grammars, "give_way", slowed.append)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for few in ({"enum": [1, 2]}, {"enum": [3]}):
+        assert await own.of(GenerationOptions(json_schema=json.dumps(few)))
+    slowed.clear()  # the first grammar loads the library
+    names = [*_NAMES][:1900]
+    many = {"properties": {name: {} for name in names}, "required": names[::2]}
+    assert await own.of(GenerationOptions(json_schema=json.dumps(many)))
+    assert len(slowed) == 1
+    own.close()
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Grammars of "slow" are compiled for as long as it is not set."""
