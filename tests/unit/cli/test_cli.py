@@ -243,7 +243,9 @@ def test_an_unknown_variable_exits_with_two_and_is_named(
     monkeypatch.setenv("NEURONPIPE_GATEWAY_REPOSITRY", "/x")
     code, _, errors = run_command(capsys, "serve", "gateway", "--repository", "/x")
     assert code == 2
-    assert errors.startswith("neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; there are NEURONPIPE_GATEWAY_")
+    assert errors.startswith(
+        "neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; did you mean NEURONPIPE_GATEWAY_"
+    )
 
 
 def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.CaptureFixture[str]) -> None:
