@@ -31,6 +31,10 @@ The day passes when:
 - the memory of each process stays within [the formula](deployment.md#memory),
 - every process is healthy while nothing happens to it, and no log has an error,
 - no request or job is left once all callers have stopped.
+
+A day that passes means: whichever process stops, a caller loses only the calls that a killed process had, and can repeat
+them. Answers are slow meanwhile, as the remaining processes share two CPUs: plan a spare process of each service where
+the p99 matters.
 """
 
 
