@@ -32,9 +32,9 @@ The day passes when:
 - every process is healthy while nothing happens to it, and no log has an error,
 - no request or job is left once all callers have stopped.
 
-A day that passes means: whichever process stops, a caller loses only the calls that a killed process had, and can repeat
-them. Answers are slow meanwhile, as the remaining processes share two CPUs: plan a spare process of each service where
-the p99 matters.
+A day that passes means: whichever process stops, a caller loses only the calls that a killed process had, and can
+repeat them. Answers are slow meanwhile, as the remaining processes share two CPUs: plan a spare process of each service
+where the p99 matters.
 """
 
 
