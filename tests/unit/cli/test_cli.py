@@ -62,7 +62,8 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 _BAD_JSON = ("", "{", "7", '{"text_classification": {"txt": "x"}}', '{"sentence_embedding": {"text": 1}}')
 # A command → what its standard error says.
 _NOT_UNDERSTOOD: dict[str, str] = {
-    **dict.fromkeys(("", "frobnicate", "serve", "infer --text a", "compile x --version one"), "^usage: neuronpipe"),
+    **dict.fromkeys(("", "frobnicate", "infer --text a", "compile x --version one"), "^usage: neuronpipe"),
+    "serve": r"required: SERVICE; SERVICE is one of all, gateway, [\w, -]+\n\Z",
     "serve frobnicator": "".join(f"(?=.*{service})" for service in _SERVICES),
     "complie": r"invalid choice: 'complie'; did you mean compile\?\n\Z",
     f"models --target {_NOWHERE} --frobnicate": r"\nneuronpipe models: error: unrecognized arguments: --frobnicate\n\Z",
