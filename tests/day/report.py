@@ -21,7 +21,7 @@ of three tenants use jobs, gRPC, and the protocols of OpenAI, TEI and Open Infer
 Some leave early, do not read, or exceed their quotas. Timers are short, so that connections and leases end often.
 
 Meanwhile each process stops for seconds, is killed, and is replaced, one after the other, in random order. So does
-Redis, which also fails over. A canary becomes stable and is rolled back, certificates change, and at times nobody
+Redis, which also fails over. A canary becomes stable and is rolled back, certificates change, and at times there are no
 calls.
 
 The day passes when:
