@@ -21,7 +21,7 @@ of three tenants use jobs, gRPC, and the protocols of OpenAI, TEI and Open Infer
 Some leave early, do not read, or exceed their quotas. Timers are short, so that connections and leases end often.
 
 Meanwhile each process stops for seconds, is killed, and is replaced, one after the other, in random order. So does
-Redis, which also fails over. A canary becomes stable and is rolled back, certificates change, and at times nobody
+Redis, which also fails over. A canary becomes stable and is rolled back, certificates change, and at times there are no
 calls.
 
 The day passes when:
@@ -31,6 +31,10 @@ The day passes when:
 - the memory of each process stays within [the formula](deployment.md#memory),
 - every process is healthy while nothing happens to it, and no log has an error,
 - no request or job is left once all callers have stopped.
+
+A day that passes means: whichever process stops, a caller loses only the calls that a killed process had, and can
+repeat them. Answers are slow meanwhile, as the remaining processes share two CPUs: plan a spare process of each service
+where the p99 matters.
 """
 
 

@@ -17,5 +17,5 @@ EVERY_ERROR: tuple[NeuronpipeError, ...] = (
     errors.AlreadyExists("another job has this request_id"),
     errors.NotAllowed("tenant 'a' does not have the right manages_registry"),
     errors.ChangeRefused("version 2 is not approved"),
-    errors.NotConfigured("this gateway takes no jobs: set jobs_redis_url"),
+    errors.NotConfigured("this gateway takes no jobs: set --jobs-redis-url"),
 )

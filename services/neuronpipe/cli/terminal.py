@@ -43,6 +43,12 @@ class CommandParser(argparse.ArgumentParser):
             near_choices = difflib.get_close_matches(choice[1], re.findall(r"'([^']*)'", choice[2]), 1)
             if near_choices:
                 message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
+        if "arguments are required: " in message:
+            named = [
+                one for one in self._actions if not one.option_strings and one.choices and f" {one.metavar}" in message
+            ]
+            message = message.removesuffix(", ...")
+            message += "".join(f"; {one.metavar} is one of {', '.join(map(str, one.choices or ()))}" for one in named)
         options = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
         removed = [f"{flag} {why}" for flag in sorted(flags.difference(options)) if (why := why_removed(flag))]

@@ -158,7 +158,13 @@ class GenerationFields(TypedDict, total=False):
         float, Option("take from the logits of tokens as often as the text has them", "float", -2, 2, huggingface=False)
     ]
     prompt_logprobs: Annotated[
-        bool, Option("with `top_logprobs`: also those of the prompt's tokens", "bool", huggingface=False, openai="")
+        bool,
+        Option(
+            "with `top_logprobs`: also the log probabilities of the prompt's tokens",
+            "bool",
+            huggingface=False,
+            openai="",
+        ),
     ]
     skip_special_tokens: Annotated[bool, Option("leave special tokens out of the text (default: true)", "bool")]
     json_schema: Annotated[

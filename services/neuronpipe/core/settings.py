@@ -9,6 +9,7 @@ The settings of a service are composed of parts, such as `settings.gateway.pipel
 all parts, so users need not know the parts.
 """
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -99,7 +100,9 @@ def read_settings(kind: type[SettingsT], options: Mapping[str, Any]) -> Settings
     if removed:
         raise SetupError("; ".join(removed))
     if unknown:
-        raise SetupError(f"{', '.join(unknown)}: no such setting; there are {', '.join(sorted(fields_by_variable))}")
+        near = {close: 0 for name in unknown for close in difflib.get_close_matches(name, fields_by_variable)}
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise SetupError(f"{', '.join(unknown)}: no such setting; {hint}`--help-all` of the service lists all")
     for field, value in options.items():
         if field.endswith("_url") and has_password(str(value)):
             variable = variable_name(kind, field)

@@ -51,7 +51,7 @@ class Access:
         self._book: WatchedFile[TenantBook] | None = None
         if not has_authentication:
             if callers.tenants:
-                raise SetupError("tenants: needs api_keys, jwks or tls_client_ca, which say who is whose tenant")
+                raise SetupError("--tenants: needs --api-keys, --jwks or --tls-client-ca, which name the tenant")
             return
         if callers.tenants:
             self._book = WatchedFile("--tenants", callers.tenants, parse_tenants, self._meters)

@@ -62,7 +62,8 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 _BAD_JSON = ("", "{", "7", '{"text_classification": {"txt": "x"}}', '{"sentence_embedding": {"text": 1}}')
 # A command → what its standard error says.
 _NOT_UNDERSTOOD: dict[str, str] = {
-    **dict.fromkeys(("", "frobnicate", "serve", "infer --text a", "compile x --version one"), "^usage: neuronpipe"),
+    **dict.fromkeys(("", "frobnicate", "infer --text a", "compile x --version one"), "^usage: neuronpipe"),
+    "serve": r"required: SERVICE; SERVICE is one of all, gateway, [\w, -]+\n\Z",
     "serve frobnicator": "".join(f"(?=.*{service})" for service in _SERVICES),
     "complie": r"invalid choice: 'complie'; did you mean compile\?\n\Z",
     f"models --target {_NOWHERE} --frobnicate": r"\nneuronpipe models: error: unrecognized arguments: --frobnicate\n\Z",
@@ -243,7 +244,9 @@ def test_an_unknown_variable_exits_with_two_and_is_named(
     monkeypatch.setenv("NEURONPIPE_GATEWAY_REPOSITRY", "/x")
     code, _, errors = run_command(capsys, "serve", "gateway", "--repository", "/x")
     assert code == 2
-    assert errors.startswith("neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; there are NEURONPIPE_GATEWAY_")
+    assert errors.startswith(
+        "neuronpipe: NEURONPIPE_GATEWAY_REPOSITRY: no such setting; did you mean NEURONPIPE_GATEWAY_"
+    )
 
 
 def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_an_unknown_variable_under_the_prefix_is_an_error_that_names_it(
 ) -> None:
     misspelt = variable_name(kind, "repositry")
     monkeypatch.setenv(misspelt, "/models")
-    problem = f"{misspelt}: no such setting; there are .*{variable_name(kind, 'repository')}"
+    problem = f"{misspelt}: no such setting; did you mean .*{variable_name(kind, 'repository')}\\b.*--help-all"
     with pytest.raises(SetupError, match=problem):
         read_settings(kind, _REPOSITORY)
 

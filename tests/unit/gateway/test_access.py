@@ -65,7 +65,7 @@ def test_verified_certificates_name_tenants_without_any_key(tenants: Path) -> No
 
 
 def test_tenants_need_callers_that_are_known(tenants: Path) -> None:
-    with pytest.raises(SetupError, match="tenants: needs api_keys, jwks or tls_client_ca"):
+    with pytest.raises(SetupError, match="--tenants: needs --api-keys, --jwks or --tls-client-ca"):
         _access(addresses=(), tenants=tenants)
 
 

@@ -250,7 +250,7 @@ class Jobs:
     @property
     def _store(self) -> "JobStore":
         if self._given_store is None:
-            raise NotConfigured("this gateway takes no jobs: set jobs_redis_url (see docs/jobs.md)")
+            raise NotConfigured("this gateway takes no jobs: set --jobs-redis-url (see docs/jobs.md)")
         return self._given_store
 
     async def _find(self, id: str, tenant: str) -> StoredJob:

@@ -72,9 +72,9 @@ class JobStore:
         try:
             client, self._sentinels = open_client(settings.jobs_redis_url, options)
         except (ValueError, TypeError, RedisError, RedisClusterException) as error:
-            raise SetupError("jobs_redis_url: not a Redis URL (see docs/jobs.md)") from error
+            raise SetupError("--jobs-redis-url: not a Redis URL (see docs/jobs.md)") from error
         if isinstance(client, RedisCluster):
-            raise SetupError("jobs_redis_url: a cluster cannot hold jobs, whose keys must be on one server")
+            raise SetupError("--jobs-redis-url: a cluster cannot hold jobs, whose keys must be on one server")
         self._client: Redis = client
         self._prefix = _PREFIX
         self._is_checked = False
@@ -94,7 +94,7 @@ class JobStore:
             return
         faults = await self._ask(self._client.info("everything"), _faults)
         if faults:
-            raise SetupError(f"jobs_redis_url: this Redis would lose jobs: {'; '.join(faults)} (see docs/jobs.md)")
+            raise SetupError(f"--jobs-redis-url: this Redis would lose jobs: {'; '.join(faults)} (see docs/jobs.md)")
         self._is_checked = True
 
     async def wait_until_usable(self) -> None:

@@ -15,6 +15,8 @@ from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIEL
 
 OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
 
+_OURS, _SERVER = "neuronpipe", "Health, metrics and documents"
+_DESCRIPTION = "The models of this server, by its own API and by the APIs of other servers, each in a group of its own."
 _TEXT: dict[str, Any] = {"type": "string"}
 _MILLISECONDS = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -62,10 +64,19 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
         paths.setdefault(route.shown_path, {})[route.method.lower()] = _operation(route, takes, gives)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "neuronpipe", "version": __version__},
+        "info": {"title": "neuronpipe", "version": __version__, "description": _DESCRIPTION},
+        "tags": [{"name": name} for name in dict.fromkeys([_OURS, *map(_protocol, routes), _SERVER]) if name],
         "paths": paths,
         "components": {"schemas": shared.get("$defs", {})},
     }
+
+
+def _protocol(route: Route) -> str:
+    """Returns the protocol by whose name the document groups a route: the word before the colon of its summary."""
+    if route.service:
+        return _SERVER
+    named = re.match(r"([\w ]+?)(?:'s runtime|, \w+)?: ", route.summary)
+    return named[1] if named else _OURS
 
 
 def _schema(shape: Any) -> dict[str, Any]:
@@ -87,6 +98,7 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     error = {route.error_form.media_type: {"schema": _schema(route.error_form.shape)}}
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
+        "tags": [_protocol(route)],
         "summary": route.summary,
         "parameters": parameters,
         "responses": {

@@ -70,6 +70,18 @@ def test_every_route_is_described(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
 
 
+def test_each_route_is_in_the_group_of_its_protocol(document: dict[str, Any]) -> None:
+    groups = {path: one["tags"] for path, operations in document["paths"].items() for one in operations.values()}
+    assert next(one["name"] for one in document["tags"]) == "neuronpipe"
+    assert {name for names in groups.values() for name in names} <= {one["name"] for one in document["tags"]}
+    assert groups["/v1/embeddings"] == ["OpenAI"]
+    assert groups["/rerank"] == ["TEI"]
+    assert groups["/v1/rerank"] == ["Cohere"]
+    assert groups["/invocations"] == groups["/endpoints/{name}/invocations"] == ["SageMaker"]
+    assert groups["/v1/infer"] == ["neuronpipe"]
+    assert groups["/openapi.json"] == ["Health, metrics and documents"]
+
+
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     references = {*_references(document)}
     assert references
