@@ -75,7 +75,7 @@ class RunningRequest:
         self.size_bytes = check_input(self.request, self.model.spec, self.pipeline.settings)
 
     async def answer(self) -> tuple[Result, Usage]:
-        """Computes the result. The order of the blocks is the order in which the request waits."""
+        """Computes the result. The order of the `with` statements is the order in which the request waits."""
         with self._admitted() as admission, self._until_deadline():
             async with admission.turn(self.model.key.base):
                 encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))

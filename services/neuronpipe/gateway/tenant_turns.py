@@ -143,7 +143,8 @@ class TenantTurns:
         queue[turn] = None
         self._waiting += 1
         turn.future = asyncio.get_running_loop().create_future()
-        if self._queued:  # the requests before this one may wait for the executor alone
+        # Earlier requests may wait only because their tenant's queue in the executor is full.
+        if self._queued:
             self._run_next()
         try:
             await turn.future
