@@ -34,8 +34,8 @@ _IMAGE_BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineParts:
-    """The parts of a pipeline that its running requests share."""
+class PipelineContext:
+    """The stages, limits, deadlines and counters that all running requests of a pipeline share."""
 
     stages: Stages
     settings: PipelineSettings
@@ -57,7 +57,7 @@ class RunningRequest:
     - `is_copy`: the executor runs all requests of tenants within their shares first.
     """
 
-    pipeline: PipelineParts
+    pipeline: PipelineContext
     request: InferenceRequest
     call: Call
     model: GatewayModel
