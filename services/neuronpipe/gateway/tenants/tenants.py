@@ -309,7 +309,7 @@ class Tenants:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
         tenant, tokens = admitted.call.caller.tenant, REQUEST_TOKENS + admitted.tokens - admitted.new_tokens
-        turn = Turn(tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
+        turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:
             self._changed_s = self._changed_s if self._last is None else began_s
