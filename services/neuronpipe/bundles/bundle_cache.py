@@ -301,7 +301,9 @@ def _sha256(path: Path) -> str:
 
 
 class BucketSource(BundleCache, LiveRepository):
-    """A repository in a bucket, with a cache and the last good registry, for a start without the bucket."""
+    """A repository in a bucket. It keeps bundles and the last valid registry on disk, so that a service can start while
+    the bucket is unavailable.
+    """
 
     def __init__(
         self,

@@ -105,12 +105,18 @@ class Bundle:
 
 
 def read_trusted_repository(repository: Path, trusted_keys: Path | None) -> list[Bundle]:
-    """Reads a repository by read_repository, with the keys of a file or folder; None accepts every bundle."""
+    """Reads every bundle of a repository. `trusted_keys`: their file or folder; None: every bundle is accepted.
+
+    Raises SetupError and RefusedBundle.
+    """
     return read_repository(repository, read_trusted_keys(trusted_keys))
 
 
 def read_trusted_keys(path: Path | None) -> "TrustedKeys | None":
-    """Reads the keys of a file or folder. None accepts every bundle. Raises SetupError."""
+    """Reads the trusted keys from a file or folder. Without a path it returns None, and every bundle is accepted.
+
+    Raises SetupError.
+    """
     if path is None:
         return None
     from neuronpipe.bundles.signing import TrustedKeys  # importing cryptography takes long

@@ -19,7 +19,7 @@ from neuronpipe.core.units import in_unit
 
 KindT = TypeVar("KindT")
 
-# The message of argparse.
+# argparse's message for an unknown choice.
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 

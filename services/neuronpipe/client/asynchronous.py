@@ -233,8 +233,9 @@ class AsyncClient(TaskMethods):
     ) -> AsyncJob:
         """Submits a job of requests, or of the object `input_uri`; the job outlives this client.
 
-        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). The same `request_id` again gets the
-        same job; by default a random id makes the retries of this call safe.
+        The other arguments are the fields of SubmitInferenceRequest (jobs.proto). Submitting again with the
+        same `request_id` returns the same job. The default is a random id, so that a retry of this call makes no second
+        job.
         """
         message = SubmitInferenceRequest(
             requests=requests,

@@ -74,7 +74,10 @@ class _M3(torch.nn.Module):
 
 
 def with_heads(folder: Path, module: SourceModule) -> SourceModule:
-    """Adds both layers to the module of an embedder, with their tasks. Raises SetupError."""
+    """Adds M3's layers for sparse weights and token vectors to an embedder's module, and the tasks that they serve.
+
+    Raises SetupError.
+    """
     heads = {name: _read_linear(transformer_folder(folder) / name, module.config.hidden_size) for name in HEADS}
     ids = {getattr(module.tokenizer.transformers_tokenizer, name) for name in _UNWEIGHED}
     assert isinstance(module.module, PooledModule)  # noqa: S101 (load_embedder made it)

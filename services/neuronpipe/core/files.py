@@ -98,7 +98,10 @@ _SKIPPED_BYTES = 1 << 20
 
 
 def lines_of(file: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Yields an open file's lines with their ends, and their sizes; only `max_bytes` + 1 bytes of a longer line."""
+    """Yields each line of an open file, its line break included, and the line's full size.
+
+    A line longer than `max_bytes` is cut to `max_bytes` + 1 bytes.
+    """
     while line := file.readline(max_bytes + 1):
         size = len(line)
         rest = line

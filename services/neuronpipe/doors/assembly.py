@@ -94,6 +94,7 @@ class GatewayDoors:
 def gateway_protocols(
     gateway: Gateway,
     settings: GatewaySettings,
+    *,
     models: RepositorySettings,
     tenants: Tenants | None,
     telemetry: Telemetry,

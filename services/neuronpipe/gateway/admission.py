@@ -314,7 +314,7 @@ class AdmissionControl:
     def _excess(
         self, more_requests: int, more_tokens: int, *, is_bulk: bool, without: Collection[Admitted] = ()
     ) -> tuple[int, int] | None:
-        """Returns the requests and tokens above the limits with this many more; None where they fit.
+        """Returns by how many requests and tokens this many more would exceed the limits; None if they fit.
 
         `without`: requests in flight that are not counted. A request larger than the limits is admitted alone, as it
         would never be admitted otherwise.

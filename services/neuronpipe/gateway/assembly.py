@@ -27,7 +27,7 @@ class Gateway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineParts:
+class PipelineSetup:
     """The settings of a pipeline, and what it shares with the rest of its process.
 
     - `tenants`: None where callers have no names.
@@ -46,17 +46,17 @@ class PipelineParts:
 
 @asynccontextmanager
 async def running_pipeline(
-    bundles: list[Bundle], stages: Stages, parts: PipelineParts
+    bundles: list[Bundle], stages: Stages, setup: PipelineSetup
 ) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
     """Makes the table of these models, and the pipeline that runs requests for them. Raises SetupError."""
-    settings, telemetry, every_bundle = parts.settings, parts.telemetry, [*bundles, *parts.later_bundles]
-    keeps_results = kept_results(every_bundle, parts.results)
+    settings, telemetry, every_bundle = setup.settings, setup.telemetry, [*bundles, *setup.later_bundles]
+    keeps_results = kept_results(every_bundle, setup.results)
     async with AsyncExitStack() as stack:
         cache = None
         if any(map(keeps_results, every_bundle)):
-            cache = await stack.enter_async_context(running_result_cache(parts.results, telemetry, parts.redis))
+            cache = await stack.enter_async_context(running_result_cache(setup.results, telemetry, setup.redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
-        pipeline = Pipeline(models, stages, settings, telemetry, cache, parts.tenants, parts.held_items)
+        pipeline = Pipeline(models, stages, settings, telemetry, cache, setup.tenants, setup.held_items)
         await stack.enter_async_context(pipeline.copies.running())
         yield models, pipeline

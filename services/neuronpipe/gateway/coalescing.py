@@ -278,7 +278,7 @@ class _StageEndpoint:
         self.unloaded = stream.unloaded
         self.prepared = stream.prepared
         self.accepted = self.models
-        # The needed models that the process knows.
+        # The needed models that the process was last told.
         self._needed: frozenset[ModelKey] | None = None
         self.cost_tokens = 0
         self._coalescer = coalescer

@@ -63,9 +63,8 @@ class GenerationRequest(RunningRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._new_tokens = most_generated(self.request.input.body.options, self.model.spec)
-        # `count` sets both, after the prompt is tokenized and before the model computes it.
+        # There are no texts before `count` plans them: it needs the tokens of the prompt.
         self._texts: Sequence[_RunningText] = ()
-        self.plan: TextPlan
 
     @property
     def is_repeatable(self) -> bool:
@@ -85,7 +84,7 @@ class GenerationRequest(RunningRequest):
         generation = TASKS[spec.task].generation
         assert generation  # noqa: S101 (the model generates)
         options = generation.complete(self.request.input.body, spec, encoded.tokens)
-        self.plan = TextPlan(
+        plan = TextPlan(
             encoded,
             options,
             frozenset((*GenerationFacts.of(spec).end_token_ids, *options.stop_token_ids)),
@@ -95,7 +94,7 @@ class GenerationRequest(RunningRequest):
             reads_along=bool(self.parts or options.stop_strings),
         )
         self._new_tokens = most_generated(options, spec, encoded.tokens)
-        self._texts = [_RunningText(number) for number in range(max(1, options.num_return_sequences))]
+        self._texts = [_RunningText(number, plan) for number in range(max(1, options.num_return_sequences))]
         super().count(encoded)
 
     async def execute(self, work: Work, encoded: EncodedInput) -> Prediction:
@@ -108,9 +107,9 @@ class GenerationRequest(RunningRequest):
                 GenerateStart(model=name, version=str(version), request_id=request_id, prompt_tokens=encoded.tokens)
             )
         self.admission.queue()
-        if self.plan.is_search:
-            return await self._search(work)
         first, *others = self._texts
+        if first.plan.is_search:
+            return await self._search(first, work)
         if not others:
             return await first.generate(self, work)
         # The others begin when the first has begun, so that the prompt is computed once: the executor keeps it.
@@ -138,16 +137,16 @@ class GenerationRequest(RunningRequest):
             usage.cached_tokens, usage.steps = figures.cached_tokens, figures.steps
         return usage
 
-    async def _search(self, work: Work) -> Prediction:
-        """Searches all texts at once."""
+    async def _search(self, first: "_RunningText", work: Work) -> Prediction:
+        """Searches all texts at once, as the generation of the first text."""
         try:
-            prediction = await self._texts[0].generate(self, work)
+            prediction = await first.generate(self, work)
         except asyncio.CancelledError:
             self.admission.generated(self.new_tokens)  # the executor may have computed all of them
             raise
         array_sets = prediction.outputs.arrays
         longest = max((len(arrays["token_ids"]) for arrays in array_sets), default=0)
-        self.admission.generated(longest * self.plan.options.num_beams)
+        self.admission.generated(longest * first.plan.options.num_beams)
         self._texts = self._texts[: max(1, len(array_sets))]  # the search may have found fewer texts
         for text, arrays in zip(self._texts, array_sets, strict=False):
             text.take(arrays)
@@ -165,6 +164,7 @@ class _RunningText:
     """
 
     number: int
+    plan: TextPlan
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     needs_no_turn: bool = False
     first_token_ns: int = 0
@@ -186,7 +186,7 @@ class _RunningText:
         """
         if after:
             await after.has_begun.wait()
-        plan, call, key = request.plan, request.call, request.model.key
+        plan, call, key = self.plan, request.call, request.model.key
         item = ExecuteItem(
             call, key, plan.encoded.sequences, plan.options, self.number, is_urgent=plan.reads_along, work=work
         )
@@ -196,7 +196,7 @@ class _RunningText:
                     if isinstance(event, Prediction):
                         return self._complete(request, event)
                     self._note(request, event)
-                    if plan.reads_along and self._is_due(plan):
+                    if plan.reads_along and self._is_due():
                         await self._decode(request, work, _MORE)
                     if self.is_stopped:
                         break
@@ -251,11 +251,11 @@ class _RunningText:
             self.has_begun.set()
             request.admission.generated(len(tokens.token_ids))
 
-    def _is_due(self, plan: TextPlan) -> bool:
+    def _is_due(self) -> bool:
         """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
         the prediction, which says why the text ends, and comes next.
         """
-        ids = self.token_ids
+        ids, plan = self.token_ids, self.plan
         undecoded = self.seen_tokens - self.decoded_tokens
         waits_for = max(plan.interval if self.seen_tokens else 1, 1 + undecoded // _UNDECODED_PER_NEW)
         has_ended = len(ids) == plan.options.max_new_tokens or (bool(ids) and ids[-1] in plan.end_token_ids)
@@ -266,17 +266,17 @@ class _RunningText:
         if prediction.outputs:
             tokens_before = len(self.token_ids)
             self.take(prediction.outputs.arrays[0])
-            if not request.plan.is_search:
+            if not self.plan.is_search:
                 request.admission.generated(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:
         """Makes text of the tokens that are none yet, as far as the text cannot change any more."""
         self.seen_tokens, decoded = len(self.token_ids), self.decoded_tokens
-        before = request.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
+        before = self.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
         (outputs,) = part_arrays(self.token_ids[decoded:], finish_reason)
         outputs = {**outputs, **self.final_arrays}
-        if request.plan.options.HasField("top_logprobs"):
+        if self.plan.options.HasField("top_logprobs"):
             outputs = {**outputs, **logprob_arrays(self.logprobs[decoded:])}
         item = PostprocessItem(
             request.call,

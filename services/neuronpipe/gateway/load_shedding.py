@@ -1,14 +1,18 @@
 """The load of admission control and of each model: the requests in flight, how fast they drain, and which would be
 late.
 
+The fairness of tenants also is in tenants.py (quotas, shares of the gateway), tenant_turns.py (order) and `Places`.
+docs/overload.md ("Where a request waits") has the whole.
+
 Late requests and long answers of a tenant say nothing about another tenant: the usual time of answers is learned for
 each tenant of each model, and a forecast counts only the requests that go before the tenant's next request.
 """
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from neuronpipe.core.calls import Call
 from neuronpipe.gateway.tenant_turns import Turn
@@ -145,6 +149,32 @@ class TenantLoad:
         self._tokens_per_byte += _ESTIMATE_WEIGHT * (tokens_per_byte - self._tokens_per_byte)
 
 
+class _OfTenant(Protocol):
+    """The requests in flight of one tenant, in the order of arrival."""
+
+    admitted: dict[Admitted, None]
+
+
+OfTenantT = TypeVar("OfTenantT", bound=_OfTenant)
+
+
+def newest_of_largest(
+    tenants: Iterable[OfTenantT], share: Callable[[OfTenantT, int, int], float], own_share: float
+) -> Admitted | None:
+    """Returns the newest request of the tenant with the largest share, if the tenant's share is at least `own_share`
+    even without that request; otherwise None.
+
+    `share`: returns a tenant's share with this many requests and tokens more. `own_share`: the share of the tenant that
+    needs room, with its next request.
+    """
+    busy = (tenant for tenant in tenants if tenant.admitted)
+    largest = max(busy, key=lambda tenant: share(tenant, 0, 0), default=None)
+    if largest is None:
+        return None
+    newest = next(reversed(largest.admitted))
+    return newest if share(largest, -1, -newest.tokens) >= own_share else None
+
+
 class ModelLoad:
     """The load of one model. It refuses nothing before the first late request. `limit`: the most requests; 0: none."""
 
@@ -220,10 +250,8 @@ class ModelLoad:
         """Returns the newest request of the tenant that has most of the model for its weight, if the given tenant would
         have less even with one more request; otherwise None.
         """
-        busy = (other for other in self._tenants.values() if other.admitted)
-        largest = max(busy, key=TenantLoad.share, default=None)
-        share = (len(tenant_load.admitted) + 1) / weight
-        return next(reversed(largest.admitted)) if largest and largest.share(-1) >= share else None
+        own_share = (len(tenant_load.admitted) + 1) / weight
+        return newest_of_largest(self._tenants.values(), lambda load, requests, _: load.share(requests), own_share)
 
     def _new(self, tenant: str) -> TenantLoad:
         if len(self._tenants) >= 2 * _MAX_IDLE_TENANTS:

@@ -20,7 +20,7 @@ from neuronpipe.gateway.request_observer import RequestObserver, RequestTimings
 from neuronpipe.gateway.requests import InferenceRequest, InferenceResult, TextEvent, TextParts
 from neuronpipe.gateway.results import ResultCache
 from neuronpipe.gateway.routing import GatewayModel, GatewayModels
-from neuronpipe.gateway.running import PipelineParts
+from neuronpipe.gateway.running import PipelineContext
 from neuronpipe.gateway.settings import PipelineSettings, parse_limits
 from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
@@ -57,8 +57,8 @@ class Pipeline:
             tenants,
             parse_limits(settings.model_concurrency),
         )
-        self._parts = PipelineParts(stages, settings, control, Deadlines(), RequestObserver(telemetry))
-        self.copies = ShadowCopies(self._parts, telemetry.meters)
+        self._context = PipelineContext(stages, settings, control, Deadlines(), RequestObserver(telemetry))
+        self.copies = ShadowCopies(self._context, telemetry.meters)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: control.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: control.in_flight[1])
         telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: control.share)
@@ -72,16 +72,16 @@ class Pipeline:
         """
         tenants = self.admission_control.tenants
         call = tenants.restrict(request.call) if tenants else request.call
-        call = within_limit(call, self._parts.settings)
-        timings = RequestTimings(self._parts.observer, span, call, self._held_items.new_time())
+        call = within_limit(call, self._context.settings)
+        timings = RequestTimings(self._context.observer, span, call, self._held_items.new_time())
         try:
             with self._find(request) as model:
                 timings.identify(model.key, model.meters, model.spec.task)
-                request = with_long_texts(request, self._parts.settings.long_texts)
-                running = kind_of(request, model.spec)(self._parts, request, call, model, timings, parts)
+                request = with_long_texts(request, self._context.settings.long_texts)
+                running = kind_of(request, model.spec)(self._context, request, call, model, timings, parts)
                 if self._results and model.digest and running.is_repeatable:
                     # The work of another request, for which this one may wait, has its own deadline.
-                    with Timeout(self._parts.deadlines, call.deadline_s, running.too_late):
+                    with Timeout(self._context.deadlines, call.deadline_s, running.too_late):
                         result, usage = await self._results.get(running)
                 else:
                     result, usage = await running.answer()
@@ -121,12 +121,12 @@ class Pipeline:
         try:
             self.admission_control.check_room(remaining_s, current_caller().tenant)
         except NeuronpipeError as error:
-            self._parts.observer.refused(error)
+            self._context.observer.refused(error)
             raise
 
     def observe_together(self, call: Call, span: Name = Spans.INFER_BATCH) -> AbstractContextManager[Call]:
         """Observes a call of many requests as a span of its own. Yields the call of each request."""
-        return self._parts.observer.together(call, span)
+        return self._context.observer.together(call, span)
 
     def _find(self, request: InferenceRequest) -> ServedModel[GatewayModel]:
         """Checks the fields of a request, and finds its model. Raises InvalidInput and ModelNotFound."""

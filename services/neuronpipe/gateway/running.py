@@ -4,7 +4,7 @@ The path knows stages only as functions of values: the same code runs over the n
 door, and for shadow copies.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import Usage
@@ -34,8 +34,8 @@ _IMAGE_BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineParts:
-    """The parts of a pipeline that its running requests share."""
+class PipelineContext:
+    """The stages, limits, deadlines and counters that all running requests of a pipeline share."""
 
     stages: Stages
     settings: PipelineSettings
@@ -57,7 +57,7 @@ class RunningRequest:
     - `is_copy`: the executor runs all requests of tenants within their shares first.
     """
 
-    pipeline: PipelineParts
+    pipeline: PipelineContext
     request: InferenceRequest
     call: Call
     model: GatewayModel
@@ -65,18 +65,18 @@ class RunningRequest:
     parts: TextParts | None = None
     is_copy: bool = False
 
-    # The constructor sets the size. `answer` sets the others before its first block.
     size_bytes: int = field(init=False)
-    admission: Admission = field(init=False)
-    _timeout: Timeout = field(init=False)
+    admission: Admission = field(init=False)  # `answer` sets it before any other method reads it
 
     def __post_init__(self) -> None:
         """Raises InvalidInput and WrongTask where the model does not take the input."""
         self.size_bytes = check_input(self.request, self.model.spec, self.pipeline.settings)
 
     async def answer(self) -> tuple[Result, Usage]:
-        """Computes the result. The order of the blocks is the order in which the request waits."""
-        with self._admitted() as admission, self._until_deadline():
+        """Computes the result. The order of the `with` statements is the order in which the request waits."""
+        # No field holds the timeout, which refers to the request: a cycle would outlive a request that is refused.
+        timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, self._end_error)
+        with self._admitted(timeout.expire) as admission, timeout:
             async with admission.turn(self.model.key.base):
                 encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
                 self.timings.note(encoded)
@@ -161,23 +161,21 @@ class RunningRequest:
         limit_s = self.pipeline.settings.max_request_s
         return DeadlineExceeded(f"the result was not ready after {limit_s:g} s, the gateway's max_request_s")
 
-    def _admitted(self) -> Admission:
-        """Takes the request's place in admission control. Raises Overloaded and DeadlineExceeded."""
+    def _admitted(self, shed: Callable[[], None]) -> Admission:
+        """Takes the request's place in admission control. `shed`: ends the request to make room for another request.
+
+        Raises Overloaded and DeadlineExceeded.
+        """
         self.admission = self.pipeline.admission_control.admit(
             self.call,
             self.size_bytes,
             self.known_tokens,
             model=self.model.key.name,
             new_tokens=self.new_tokens,
-            shed=lambda: self._timeout.expire(),
+            shed=shed,
             held=self.timings.held,
         )
         return self.admission
-
-    def _until_deadline(self) -> Timeout:
-        """Ends the block at the deadline of the request, or when the request is shed."""
-        self._timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, self._end_error)
-        return self._timeout
 
     def _enter(self, stage: Name, cost_tokens: int) -> Work:
         """Begins a stage. Raises DeadlineExceeded if no time is left for it."""

@@ -26,7 +26,7 @@ from neuronpipe.gateway.request_checks import within_limit
 from neuronpipe.gateway.request_observer import RequestTimings
 from neuronpipe.gateway.requests import InferenceRequest, InferenceResult
 from neuronpipe.gateway.routing import GatewayModel
-from neuronpipe.gateway.running import PipelineParts, RunningRequest
+from neuronpipe.gateway.running import PipelineContext, RunningRequest
 from neuronpipe.platform.process.background import run_beside
 
 MAX_COPIES = 16
@@ -51,12 +51,14 @@ class _Copy:
 
 
 class ShadowCopies:
-    """The copies of a gateway. `pipeline`: the parts of the pipeline. Copies have admission control of their own."""
+    """The copies of a gateway. They have admission control of their own. `pipeline`: the pipeline's context."""
 
-    def __init__(self, pipeline: PipelineParts, meters: Meters) -> None:
+    def __init__(self, pipeline: PipelineContext, meters: Meters) -> None:
         self._admission_control = pipeline.admission_control
         max_tokens = pipeline.settings.max_tokens_in_flight // _TOKENS_PART
-        self._parts = replace(pipeline, admission_control=AdmissionControl(2 * MAX_COPIES, max_tokens, forecasts=False))
+        self._context = replace(
+            pipeline, admission_control=AdmissionControl(2 * MAX_COPIES, max_tokens, forecasts=False)
+        )
         self._meters = meters
         self._waiting: asyncio.Queue[_Copy] = asyncio.Queue(MAX_COPIES)
 
@@ -102,10 +104,12 @@ class ShadowCopies:
             return "dropped"
         with copy.shadow as model:
             began_ns = time.monotonic_ns()
-            call = within_limit(_call_of_copy(copy), self._parts.settings)
-            timings = RequestTimings(self._parts.observer, Spans.INFER, call)  # in no trace, not counted among requests
+            call = within_limit(_call_of_copy(copy), self._context.settings)
+            timings = RequestTimings(
+                self._context.observer, Spans.INFER, call
+            )  # in no trace, not counted among requests
             kind = kind_of(copy.request, model.spec)
-            result, _ = await kind(self._parts, copy.request, call, model, timings, is_copy=True).answer()
+            result, _ = await kind(self._context, copy.request, call, model, timings, is_copy=True).answer()
             assert isinstance(result, Packed)  # noqa: S101 (requests with tensors are not copied)
             self._took(model, _COPY, time.monotonic_ns() - began_ns)
         from neuronpipe.tasks.result_agreement import result_agreement  # gateways without shadows need none of it

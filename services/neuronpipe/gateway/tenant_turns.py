@@ -3,6 +3,9 @@
 A window limits the tokens of a model that run at once to about what the model computes in `window_s`. Further requests
 wait for their tenant's turn. The tenant that ran the least for its weight in the last seconds is next. A tenant below
 its share also runs beside the others, so that it does not wait for what they have borrowed.
+
+Turns only order requests; tenants.py and load_shedding.py refuse or end them, and the executor's tenant_shares.py
+divides rows and blocks. docs/overload.md ("Where a request waits") has the whole.
 """
 
 import asyncio
@@ -33,11 +36,11 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 class Turn:
     """A request that runs, or waits for that. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at
     once; generated tokens count for the share of its tenant only. `is_beyond_share`: known when the request begins to
-    run. `is_queued`: whether it waits in the executor for its first token. `turns`: set when the request asks for its
-    turn.
+    run. `is_queued`: whether it waits in the executor for its first token.
     """
 
     __slots__ = (
+        "_turns",
         "began_s",
         "future",
         "is_beyond_share",
@@ -46,11 +49,11 @@ class Turn:
         "is_queued",
         "tenant",
         "tokens",
-        "turns",
         "weight",
     )
 
-    def __init__(self, tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
+    def __init__(self, turns: "TenantTurns", tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
+        self._turns = turns
         self.tenant = tenant
         self.weight = weight
         self.tokens = max(1, tokens)
@@ -59,23 +62,22 @@ class Turn:
         self.is_beyond_share = False
         self.is_paused = self.is_queued = False
         self.future: asyncio.Future[None] | None = None
-        self.turns: TenantTurns
 
     def charge(self, tokens: int) -> None:
         """Adds tokens, which may be negative, to the cost of the request for the share of its tenant."""
-        self.turns.charge(self, tokens)
+        self._turns.charge(self, tokens)
 
     def queue(self) -> None:
         """Lets other tenants run while the request waits in the executor."""
-        self.turns.queue(self)
+        self._turns.queue(self)
 
     def pause(self, *, is_paused: bool) -> None:
         """Lets others run while the request waits for something other than the model, or ends that."""
-        self.turns.pause(self, is_paused=is_paused)
+        self._turns.pause(self, is_paused=is_paused)
 
     def resize(self, more: int) -> None:
         """Corrects the tokens of the request's input by `more`, which may be negative."""
-        self.turns.resize(self, more)
+        self._turns.resize(self, more)
 
 
 class _TenantShare:
@@ -129,7 +131,6 @@ class TenantTurns:
 
     async def take(self, turn: Turn) -> None:
         """Waits until the request may run. Then, and only then, `give_back` must be called."""
-        turn.turns = self
         share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _TenantShare())
         if share.turns:
             self._weights -= share.weight
@@ -143,7 +144,8 @@ class TenantTurns:
         queue[turn] = None
         self._waiting += 1
         turn.future = asyncio.get_running_loop().create_future()
-        if self._queued:  # the requests before this one may wait for the executor alone
+        # Earlier requests may wait only because their tenant's queue in the executor is full.
+        if self._queued:
             self._run_next()
         try:
             await turn.future

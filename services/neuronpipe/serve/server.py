@@ -11,7 +11,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols, running_scaler
 from neuronpipe.doors.registry import REGISTRY_SERVICE, registry_handlers
 from neuronpipe.gateway.access import Access, access_by
-from neuronpipe.gateway.assembly import Gateway, PipelineParts, running_pipeline
+from neuronpipe.gateway.assembly import Gateway, PipelineSetup, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.routing import VersionRouter
@@ -69,7 +69,7 @@ async def running_gateway(
         enter = stack.enter_async_context
         stages = await enter(running_stages([], settings, telemetry, report, stage_tls, bundles, held_items))
         await enter(access.kept_up_to_date())
-        parts = PipelineParts(
+        setup = PipelineSetup(
             settings=gateway_settings.pipeline,
             results=gateway_settings.results,
             telemetry=telemetry,
@@ -78,7 +78,7 @@ async def running_gateway(
             held_items=held_items,
             redis=settings.redis,
         )
-        models, pipeline = await enter(running_pipeline([], stages.functions, parts))
+        models, pipeline = await enter(running_pipeline([], stages.functions, setup))
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
         gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
         jobs = await enter(
@@ -86,17 +86,16 @@ async def running_gateway(
         )
         life.on_draining(held_items.stop)
         life.in_flight.add_check(pipeline.check_room)
-        targets = list(gateway_settings.far_targets.values())
         protocols = gateway_protocols(
             gateway,
             gateway_settings,
-            settings.models,
-            tenants,
-            telemetry,
-            doors.grpc.port,
-            life.health,
-            targets,
-            stage_tls,
+            models=settings.models,
+            tenants=tenants,
+            telemetry=telemetry,
+            grpc_port=doors.grpc.port,
+            health=life.health,
+            targets=list(gateway_settings.far_targets.values()),
+            stage_tls=stage_tls,
         )
         registry = Protocols(registry_handlers(settings.models, tenants) if gateway_settings.registry_service else [])
         await enter(running_scaler(gateway_settings.scaler_listen, settings.process, gateway, life.health))

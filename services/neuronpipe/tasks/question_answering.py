@@ -150,8 +150,14 @@ def _best_spans(start: Array, end: Array, max_tokens: int, *, count: int) -> Ite
 
 
 traits = traits_of("question", "context", "window_stride_tokens")
-# Answers are parts of the context, so decode reads all of the input.
 _ANNOTATIONS = {"char_start": "tokens", "char_end": "tokens"}
 TASK = Task(
-    "question_answering", check, traits, encode, decode, None, QuestionAnsweringFacts, Annotations(_ANNOTATIONS)
+    "question_answering",
+    check,
+    traits,
+    encode,
+    decode,
+    None,  # answers are parts of the context, so decode reads the whole input
+    QuestionAnsweringFacts,
+    Annotations(_ANNOTATIONS),
 )

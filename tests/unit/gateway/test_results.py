@@ -40,7 +40,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.doors.native import NativeDoor
-from neuronpipe.gateway.assembly import PipelineParts, running_pipeline
+from neuronpipe.gateway.assembly import PipelineSetup, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.generation import GenerationRequest
 from neuronpipe.gateway.request_observer import ModelMeters
@@ -108,8 +108,8 @@ async def _running(
     repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any
 ) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
-    parts = PipelineParts(settings=limited, results=results, telemetry=telemetry or Telemetry())
-    async with running_pipeline(read_repository(repository), stages, parts) as (models, running):
+    setup = PipelineSetup(settings=limited, results=results, telemetry=telemetry or Telemetry())
+    async with running_pipeline(read_repository(repository), stages, setup) as (models, running):
         yield Door(NativeDoor(running, Catalog(models), limited))
 
 
@@ -137,8 +137,8 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
 async def test_the_first_request_is_a_miss_where_redis_does_not_answer(repository: Path, stages: _Stages) -> None:
     results = ResultCacheSettings(result_cache_models="set")
     redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
-    parts = PipelineParts(settings=limits, results=results, telemetry=Telemetry(), redis=redis)
-    async with running_pipeline(read_repository(repository), stages.functions, parts) as (models, running):
+    setup = PipelineSetup(settings=limits, results=results, telemetry=Telemetry(), redis=redis)
+    async with running_pipeline(read_repository(repository), stages.functions, setup) as (models, running):
         door = Door(NativeDoor(running, Catalog(models), limits))
         outcomes = [(await _infer(door, _request())).usage.result_cache for _ in range(2)]
     assert outcomes == [_MISS, _HIT]

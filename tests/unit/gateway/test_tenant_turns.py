@@ -22,7 +22,7 @@ class _Model:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def ask(self, name: str, tenant: str, tokens: int = 1, *, weight: float = 1.0, is_bulk: bool = False) -> None:
-        turn = Turn(tenant, weight, tokens, is_bulk=is_bulk)
+        turn = Turn(self.turns, tenant, weight, tokens, is_bulk=is_bulk)
 
         async def wait() -> None:
             await self.turns.take(turn)

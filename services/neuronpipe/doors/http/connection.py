@@ -69,7 +69,10 @@ class HttpServer:
         return self._date
 
     def answer(self, exchange: Exchange) -> None:
-        """Begins to answer a request, not in the context of the request before."""
+        """Starts a task that answers a request.
+
+        The task has an empty context, because the connection's context may be the context of the previous request.
+        """
         task = asyncio.get_running_loop().create_task(exchange.run(self._app), context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._end_task)

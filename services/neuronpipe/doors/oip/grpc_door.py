@@ -28,7 +28,8 @@ _MISSING = {
     "LogSettings": oip.SETTINGS_OF_LOGS,
     **dict.fromkeys(_MEMORY, oip.NO_SHARED_MEMORY),
 }
-# Datatypes → their fields of InferTensorContents, which the other datatypes of our inputs do not have.
+# The field of InferTensorContents for each datatype. The other datatypes of our inputs have no field, and come as raw
+# bytes.
 _CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents", "UINT8": "uint_contents"}
 _SHARED_MEMORY, _CLASSIFICATION = "shared_memory_region", "classification"
 _INFER = RowSpans(Spans.OIP_INFER, Spans.OIP_INFER)

@@ -1,4 +1,8 @@
-"""The tenants of a gateway: their requests in flight, their rights, and their token buckets."""
+"""The tenants of a gateway: their requests in flight, their rights, and their token buckets.
+
+The fairness of tenants also is in load_shedding.py (shares of a model), tenant_turns.py (order) and `Places`.
+docs/overload.md ("Where a request waits") has the whole.
+"""
 
 import math
 import time
@@ -18,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Admitted, Load
+from neuronpipe.gateway.load_shedding import Admitted, Load, newest_of_largest
 from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 
 _MINUTE_S = 60.0
@@ -309,7 +313,7 @@ class Tenants:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
         tenant, tokens = admitted.call.caller.tenant, REQUEST_TOKENS + admitted.tokens - admitted.new_tokens
-        turn = Turn(tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
+        turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:
             self._changed_s = self._changed_s if self._last is None else began_s
@@ -328,15 +332,10 @@ class Tenants:
         """Returns the newest request of the tenant that has most of the limits for its weight, if the given tenant
         would have less even with this many tokens more; otherwise None.
         """
-        busy = (other for other in self._tenants.values() if other.admitted)
-        largest = max(busy, key=self._share, default=None)
-        if largest is None:
-            return None
-        newest = next(reversed(largest.admitted))
-        has_more = self._share(largest, -1, -newest.tokens) >= self._share(self._tenant(tenant), 1, tokens)
-        return newest if has_more else None
+        own_share = self._share(self._tenant(tenant), 1, tokens)
+        return newest_of_largest(self._tenants.values(), self._share, own_share)
 
-    def _share(self, tenant: Tenant, more_requests: int = 0, more_tokens: int = 0) -> float:
+    def _share(self, tenant: Tenant, more_requests: int, more_tokens: int) -> float:
         """Returns the part of the limits that a tenant has, relative to its weight."""
         requests, tokens = len(tenant.admitted) + more_requests, tenant.load.tokens + more_tokens
         return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight

@@ -117,6 +117,8 @@ async def run_apart(
 class Places:
     """Limits how many callers run at once. Groups of waiting callers, such as tenants, get places in turns.
 
+    docs/overload.md ("Where a request waits") has all places where tenants share; the next is admission control.
+
     asyncio.Semaphore would search all waiting callers when one leaves: under overload, there are thousands.
     """
 

@@ -246,7 +246,8 @@ class JsonTokenizer:
             return _encode(self._tokenizer, prompt + text, text_pair)
         if not (self._special.search(text) or self._special.search(text_pair or "")):
             return _encode(self._trusting_tokenizer, prompt + text, text_pair)
-        # The caller's text is encoded separately, from the prompt's last special token on, where the library divides.
+        # The library splits a text at special tokens. So the prompt up to its last special token is encoded by itself,
+        # and the rest of the prompt with the caller's text.
         special, end = matches[-1][0], matches[-1].end()
         trusting, bare = self._trusting_tokenizer, partial(_encode, add_special_tokens=False)
         # Some tokenizers put a space before the text behind a special token, others only before the first text.

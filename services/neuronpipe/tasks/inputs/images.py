@@ -144,7 +144,10 @@ def _decoding_bytes(image: Image.Image, data: bytes, spec: ImageSpec) -> int:
 
 
 def _is_in_scans(data: bytes, bands: int) -> bool:
-    """Returns whether a JPEG file has its components in several scans, for which all coefficients are kept."""
+    """Returns whether a JPEG file has its components in several scans.
+
+    The decoder then keeps all coefficients in memory.
+    """
     place = 2
     while (marker := data[place : place + 2]) != _START_OF_SCAN:
         if marker[:1] != b"\xff" or marker[1:] in _PROGRESSIVE_OR_UNKNOWN:
