@@ -18,7 +18,7 @@ _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attri
 
 
 class Member(Protocol):
-    """A sequence of a batch, with its mates. `trace`: the span context of its item if that is sampled."""
+    """The sequences at one place of a batch. `trace`: the span context of their item if that is sampled."""
 
     @property
     def tokens(self) -> int: ...

@@ -115,11 +115,12 @@ class FixedBuckets:
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes sequences of the oldest's length first, then the longest that fit; see BatchPolicy."""
         tokens, is_bulk = oldest.padded_tokens, oldest.is_bulk
-        share = -(-(1 + self._queue.count(tokens, is_bulk=is_bulk)) // idle_cores)
+        share = -(-(1 + self._queue.count_places(tokens, is_bulk=is_bulk)) // idle_cores)
         waiting = [(tokens, share)]
         if idle_cores == 1:  # otherwise an idle core computes sequences of other lengths sooner
             lengths = sorted(self._queue.lengths(is_bulk=is_bulk), reverse=True)
-            waiting += [(length, self._queue.count(length, is_bulk=is_bulk)) for length in lengths if length != tokens]
+            others = [length for length in lengths if length != tokens]
+            waiting += [(length, self._queue.count_places(length, is_bulk=is_bulk)) for length in others]
         begin_s = time.monotonic() + wait_s
         time_left_s = oldest.deadline_s - begin_s
         bucket = best_bucket(self._plan.buckets, waiting, self._forecast.batch_s, min(limit_s, time_left_s))

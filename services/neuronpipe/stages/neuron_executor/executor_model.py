@@ -8,7 +8,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -32,6 +31,7 @@ from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, Batc
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
+from neuronpipe.stages.neuron_executor.packing import pack, unpack
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import BatchShape
 from neuronpipe.tasks.inputs.kind import input_kind
@@ -42,9 +42,6 @@ _MIN_RETRY_AFTER_S = 0.05
 # 2.7 ms (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
 _FEW_NUMBERS = 16
-# Tokens of padding in one place of the queue. A token of static embeddings takes 0.8 µs. Another batch takes 1 ms,
-# because it has its own shape (measured 2026-11-30, 2 busy virtual CPUs).
-_MOST_PADDING = 256
 
 # The outputs of a sequence, or the error of outputs that are not finite.
 RowOutputs: TypeAlias = Arrays | NeuronpipeError
@@ -106,6 +103,8 @@ class ExecutorModel:
         self._unwanted = 0
         self._next_sweep_s = 0.0
         self._is_closed = False
+        # The most sequences of an item that share a place in the queue, by their padded length.
+        self._most_rows = shapes.most_rows if spec.is_static and not isinstance(shapes, BucketPlan) else None
         if spec.is_static:  # two threads take more time together, and each text takes little
             self.may_use_all_cores = False
         observer.watch(lambda: self.queued, self.forecast.backlog_s, lambda: self.cores_left)
@@ -142,16 +141,12 @@ class ExecutorModel:
         """
         for arrays in sequences:
             self._kind.check(arrays)
-        order: list[int] = []
-        if self.spec.is_static and len(sequences) > 1:  # mates are neighbours
-            lengths = [*map(self._padded, sequences)]
-            order = sorted(range(len(sequences)), key=lengths.__getitem__, reverse=True)
-            sequences = [sequences[place] for place in order]
         queued = self.enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
         try:
             if len(sequences) == 1:
-                return [await queued[0].future]
+                return await queued[0].future
             computed = await asyncio.gather(*(sequence.future for sequence in queued))
+            return unpack([sequence.positions for sequence in queued], computed)
         finally:
             for sequence in queued:
                 sequence.future.cancel()
@@ -159,17 +154,6 @@ class ExecutorModel:
                     self.queue.forget(sequence)
             # A cancelled future keeps its error, which keeps this frame: both would wait for the garbage collector.
             del sequence, queued
-        if not order:
-            return computed
-        each = [(outputs, one) for one in computed for outputs in (one.outputs, *one.mates)]
-        in_order = sorted(zip(order, each, strict=True), key=itemgetter(0))
-        return [
-            ComputedSequence(outputs, one.started_ns, one.finished_ns, one.batch_size, one.bucket_tokens)
-            for _, (outputs, one) in in_order
-        ]
-
-    def _padded(self, arrays: Arrays) -> int:
-        return self.backend.shapes.round_tokens(self._kind.tokens_of(arrays))
 
     def enqueue(
         self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
@@ -191,20 +175,15 @@ class ExecutorModel:
             raise Overloaded(problem, retry_after_s)
         loop, numbers = asyncio.get_running_loop(), self._device.numbers
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
+        tokens = [*map(self._kind.tokens_of, sequences)]
+        padded_tokens = [*map(self.backend.shapes.round_tokens, tokens)]
         new: list[QueuedSequence] = []
-        most_rows = padding = 0
-        for arrays in sequences:
-            tokens, padded_tokens = self._kind.tokens_of(arrays), self._padded(arrays)
-            if new and new[-1].rows < most_rows:
-                padding += new[-1].padded_tokens - padded_tokens
-                if padding <= _MOST_PADDING:
-                    new[-1].mates.append(arrays)
-                    new[-1].tokens += tokens
-                    continue
-            most_rows, padding = self._most_mates(padded_tokens), 0
+        for positions in pack(padded_tokens, self._most_rows):
+            inputs = [sequences[position] for position in positions]
+            sizes = sum([tokens[position] for position in positions]), padded_tokens[positions[0]]
             key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
-            new.append(QueuedSequence(*key, arrays, tokens, padded_tokens, loop.create_future(), trace))
-        own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max([sequence.padded_tokens for sequence in new])))
+            new.append(QueuedSequence(*key, inputs, *sizes, loop.create_future(), trace, positions))
+        own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max(padded_tokens)))
         if len(sequences) > 1:
             together = sum([sequence.rows * sequence.padded_tokens for sequence in new])
             own_s = max(own_s, self.forecast.all_cores_s(together))
@@ -214,13 +193,6 @@ class ExecutorModel:
             self.queue.push(sequence)
         self._device.has_work.set()
         return new
-
-    def _most_mates(self, padded_tokens: int) -> int:
-        """The most sequences that share a place in the queue."""
-        shapes = self.backend.shapes
-        if not self.spec.is_static or isinstance(shapes, BucketPlan):
-            return 1
-        return shapes.most_rows(padded_tokens)
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
         """Whether a new sequence can begin before its deadline."""
@@ -254,7 +226,7 @@ class ExecutorModel:
         rows.
         """
         # Read on this thread: the model may forget a member's arrays while the back end's thread works.
-        sequences = [arrays for member in batch.members for arrays in (member.arrays, *member.mates)]
+        sequences = [arrays for member in batch.members for arrays in member.inputs]
         lengths = [*map(self._kind.tokens_of, sequences)]
         specs = [self._outputs[int(arrays[ADAPTER][0]) if ADAPTER in arrays else 0] for arrays in sequences]
         sequences += sequences[:1] * (batch.rows - len(sequences))
@@ -275,20 +247,19 @@ class ExecutorModel:
         )
         self.forecast.observe(batch.computed_tokens, (run.ended_ns - run.started_ns) / 1e9, is_alone=run.is_alone)
         self._computed += len(rows)
+        times_and_shape = run.started_ns, run.ended_ns, len(rows), batch.padded_tokens
         end = 0
         for member in batch.members:
             own, end = rows[end : end + member.rows], end + member.rows
             self._unwanted += member.rows * member.future.done()
-            outputs = [row for row in own if not isinstance(row, NeuronpipeError)]
             if fault := next((row for row in own if isinstance(row, NeuronpipeError)), None):
                 ids = member.trace.ids if member.trace else {}
                 name, core, tokens = self.spec.name, run.core, member.tokens
                 log_warning("a sequence's outputs are not finite", model=name, core=core, tokens=tokens, **ids)
                 fail([member], fault)
             elif not member.future.done():
-                times = run.started_ns, run.ended_ns
-                computed = ComputedSequence(outputs[0], *times, len(rows), batch.padded_tokens, outputs[1:])
-                member.future.set_result(computed)
+                outputs = [row for row in own if not isinstance(row, NeuronpipeError)]
+                member.future.set_result([ComputedSequence(arrays, *times_and_shape) for arrays in outputs])
 
     def requeue(self, sequence: QueuedSequence) -> None:
         """Puts a sequence of a lost core back into the queue, for the remaining cores."""

@@ -16,28 +16,25 @@ _MAX_LEFT_BEHIND = 16
 
 @dataclass(slots=True)
 class ComputedSequence:
-    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns().
-
-    `mates`: the outputs of the sequence's mates.
-    """
+    """The outputs of one sequence, and the batch in which it ran. Times are on time.monotonic_ns()."""
 
     outputs: Arrays
     started_ns: int
     finished_ns: int
     batch_size: int
     bucket_tokens: int
-    mates: Sequence[Arrays] = ()
 
 
 @dataclass(order=True, slots=True)
 class QueuedSequence:
-    """A sequence until its result is there, in the order of the queue.
+    """A sequence until its result is there, in the order of the queue, or several that share its place; see packing.
 
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
-    earliest deadline. `padded_tokens`: the length to which the back end pads it in a batch of its own. `deadline_s`: a
-    time of time.monotonic(), infinite without a deadline. `trace`: the span context of its item if that is sampled.
-    `lost_cores`: number of cores that were lost while they computed it. `mates`: other sequences of its item, which
-    are not longer, have one place in the queue with it, run in its batch, and share its future.
+    earliest deadline. `inputs`: the arrays of each sequence at this place, the longest sequence first. `tokens`: the
+    number of their tokens together. `padded_tokens`: the length to which the back end pads each sequence in a batch of
+    its own. `deadline_s`: a time of time.monotonic(), infinite without a deadline. `trace`: the span context of its
+    item if that is sampled. `positions`: the positions of the sequences in their item. `lost_cores`: number of cores
+    that were lost while they computed it.
     """
 
     is_beyond_share: bool
@@ -45,19 +42,19 @@ class QueuedSequence:
     deadline_s: float
     number: int
     is_bulk: bool = field(compare=False)
-    arrays: Arrays = field(compare=False)
+    inputs: Sequence[Arrays] = field(compare=False)
     tokens: int = field(compare=False)
     padded_tokens: int = field(compare=False)
-    future: "asyncio.Future[ComputedSequence]" = field(compare=False)
+    future: "asyncio.Future[list[ComputedSequence]]" = field(compare=False)
     trace: SpanContext | None = field(default=None, compare=False)
+    positions: Sequence[int] = field(default=(0,), compare=False)
     lost_cores: int = field(default=0, compare=False)
     is_waiting: bool = field(default=False, compare=False)
-    mates: list[Arrays] = field(default_factory=list, compare=False)
 
     @property
     def rows(self) -> int:
         """The number of rows that it takes in a batch."""
-        return 1 + len(self.mates)
+        return len(self.inputs)
 
     def keep_if_in_time(self, duration_s: float) -> bool:
         """Gives DeadlineExceeded to a caller who would get the result too late, in `duration_s`.
@@ -78,12 +75,13 @@ class SequenceQueue:
     def __init__(self) -> None:
         # The heaps of interactive and of bulk sequences by padded length. No heap is empty; its first entry waits.
         self._heaps: tuple[dict[int, _Heap], dict[int, _Heap]] = ({}, {})
-        self._count = 0
+        self._rows = 0
         # Padded tokens of interactive and of bulk sequences.
         self._tokens = [0, 0]
 
     def __len__(self) -> int:
-        return self._count
+        """The number of waiting sequences, each of which becomes a row of a batch."""
+        return self._rows
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         return (entry for heaps in self._heaps for heap in heaps.values() for entry in heap.entries if entry.is_waiting)
@@ -100,7 +98,7 @@ class SequenceQueue:
         heapq.heappush(heap.entries, sequence)
         heap.waiting += 1
         sequence.is_waiting = True
-        self._count += sequence.rows
+        self._rows += sequence.rows
         self._tokens[sequence.is_bulk] += sequence.rows * sequence.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
@@ -117,8 +115,8 @@ class SequenceQueue:
         """The padded lengths of waiting sequences, nearest first."""
         return sorted(self.lengths(is_bulk=is_bulk), key=lambda length: (abs(length - tokens), length))
 
-    def count(self, padded_tokens: int, *, is_bulk: bool) -> int:
-        """The number of waiting sequences of a padded length."""
+    def count_places(self, padded_tokens: int, *, is_bulk: bool) -> int:
+        """Counts the places of a padded length, each with one waiting sequence or several."""
         heap = self._heaps[is_bulk].get(padded_tokens)
         return heap.waiting if heap else 0
 
@@ -133,7 +131,7 @@ class SequenceQueue:
         heap = heaps[sequence.padded_tokens]
         sequence.is_waiting = False
         heap.waiting -= 1
-        self._count -= sequence.rows
+        self._rows -= sequence.rows
         self._tokens[sequence.is_bulk] -= sequence.rows * sequence.padded_tokens
         if heap.waiting:
             heap.tidy()
@@ -141,10 +139,10 @@ class SequenceQueue:
             del heaps[sequence.padded_tokens]
 
     def forget(self, sequence: QueuedSequence) -> None:
-        """Removes a sequence without a waiting caller, with its arrays. Does nothing if the sequence is not queued."""
+        """Removes a sequence whose caller has left, and frees its arrays. Does nothing if it is not queued."""
         if sequence.is_waiting:
             self.remove(sequence)
-            sequence.arrays, sequence.mates = {}, []
+            sequence.inputs = ()
 
     def expire_late(self) -> None:
         """Removes the sequences that would be too late."""

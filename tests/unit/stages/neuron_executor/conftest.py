@@ -36,10 +36,10 @@ async def push(queue: SequenceQueue) -> Push:
         is_bulk: bool = False,
         is_beyond_share: bool = False,
     ) -> QueuedSequence:
-        future: asyncio.Future[ComputedSequence] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[ComputedSequence]] = asyncio.get_running_loop().create_future()
         arrays = {"input_ids": np.ones(3, np.int32)}
         key = is_beyond_share, arrived_s, deadline_s, len(queue), is_bulk
-        one = QueuedSequence(*key, arrays, 3, padded_tokens, future)
+        one = QueuedSequence(*key, [arrays], 3, padded_tokens, future)
         queue.push(one)
         return one
 

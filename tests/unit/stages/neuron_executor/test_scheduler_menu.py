@@ -170,10 +170,10 @@ class _Policy:
 
     def push(self, tokens: int, deadline_s: float) -> None:
         self._pushed += 1
-        future: asyncio.Future[ComputedSequence] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[ComputedSequence]] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda future: future.exception())  # as a caller would look at it
         padded = self._menu.round_tokens(tokens)
-        self.queue.push(QueuedSequence(False, 0, deadline_s, self._pushed, True, {}, tokens, padded, future))
+        self.queue.push(QueuedSequence(False, 0, deadline_s, self._pushed, True, [{}], tokens, padded, future))
 
     def next_batch(self, limit_s: float) -> Batch | None:
         """The next batch of those that wait; None once all have left."""

@@ -47,7 +47,7 @@ async def test_tenants_beyond_their_share_wait_for_others_of_the_same_priority(
 async def test_a_batch_is_filled_with_what_is_beyond_a_share(queue: SequenceQueue, push: Push) -> None:
     push(1, is_beyond_share=True)
     push(2)
-    assert queue.count(4, is_bulk=False) == 2
+    assert queue.count_places(4, is_bulk=False) == 2
 
 
 async def test_the_oldest_of_a_length_and_priority_is_its_first(queue: SequenceQueue, push: Push) -> None:
@@ -118,7 +118,7 @@ async def test_who_is_dropped_for_its_deadline_is_told_so(queue: SequenceQueue, 
 
 async def test_a_caller_who_got_an_answer_is_told_nothing_more(push: Push) -> None:
     answered = push(deadline_s=0)
-    answer = ComputedSequence({}, 0, 1, 1, 4)
+    answer = [ComputedSequence({}, 0, 1, 1, 4)]
     answered.future.set_result(answer)
     assert not answered.keep_if_in_time(0)
     assert answered.future.result() is answer
@@ -128,8 +128,8 @@ async def test_what_is_forgotten_keeps_nothing_alive_and_is_forgotten_once(queue
     forgotten, kept = push(1), push(2)
     for _ in range(2):
         queue.forget(forgotten)
-    assert forgotten.arrays == {}
-    assert (len(queue), queue.tokens_before(is_bulk=False), queue.count(4, is_bulk=False)) == (1, 4, 1)
+    assert not forgotten.inputs
+    assert (len(queue), queue.tokens_before(is_bulk=False), queue.count_places(4, is_bulk=False)) == (1, 4, 1)
     assert (queue.oldest(), queue.first(4, is_bulk=False), list(queue)) == (kept, kept, [kept])
 
 
@@ -137,7 +137,7 @@ async def test_what_runs_already_keeps_its_arrays_where_its_caller_leaves(queue:
     running = push()
     queue.remove(running)
     queue.forget(running)
-    assert list(running.arrays) == ["input_ids"]
+    assert [list(arrays) for arrays in running.inputs] == [["input_ids"]]
 
 
 async def test_however_many_come_and_leave_a_bounded_number_of_entries_stays(queue: SequenceQueue, push: Push) -> None:
