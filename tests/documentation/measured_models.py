@@ -232,8 +232,8 @@ _TAIL = """
   multi-vector-embedding and rerank (by its token vectors), whose graph computes all outputs at once.
 - **Static embeddings** are folders of sentence-transformers' `StaticEmbedding` and of model2vec (potion), as model2vec
   and sentence-transformers read each: model2vec leaves out unknown tokens. Send texts in lists (`texts` of
-  [sentence-embedding](tasks.md#sentence-embedding), or a list over HTTP): a text in a list of 256 takes an eighth of the
-  CPU time of a request.
+  [sentence-embedding](tasks.md#sentence-embedding), or a list over HTTP): in a list of 256, a text takes an eighth of
+  the CPU time of a request.
 - **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
 - **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
   attention.
