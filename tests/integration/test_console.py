@@ -283,7 +283,7 @@ async def test_the_call_can_be_copied_and_gives_the_same_result(
     await console.choose(_SHOWN[task][0], task)
     if task == "zero_shot_classification":
         await console.page.get_by_role("textbox", name="Text", exact=True).fill(_HARD_TEXT)
-        await console.page.get_by_text("Options").click()
+        await console.page.get_by_text("Options", exact=True).click()
         await console.page.get_by_role("checkbox", name="Multi label").check()
         await console.page.get_by_role("combobox", name="Priority").select_option(label="Bulk")
     else:
@@ -337,10 +337,10 @@ async def test_an_error_is_shown_in_the_servers_words_at_the_field_that_it_names
 
 async def test_an_error_at_an_option_opens_the_options(console: Console) -> None:
     await console.choose("minilm", "sentence_embedding")
-    await console.page.get_by_text("Options").click()
+    await console.page.get_by_text("Options", exact=True).click()
     field = console.page.get_by_role("spinbutton", name="Dimensions")
     await field.fill("1000")
-    await console.page.get_by_text("Options").click()
+    await console.page.get_by_text("Options", exact=True).click()
     await console.send()
     await expect(console.page.get_by_role("alert")).to_contain_text("dimensions: ")
     await expect(field).to_be_focused()
