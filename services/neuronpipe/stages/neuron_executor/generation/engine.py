@@ -173,21 +173,20 @@ class Generator:
                 log_fault("core lost", fault, model=self.spec.name, sequences=len(self.planner.running))
                 raise CoresLost(f"no core is left for the model {self.spec.name!r}") from fault
             finally:
-                self._refuse()
                 self._thread.close()
+                await self._stop()
 
     async def close(self) -> None:
         """Ends all sequences, and waits until `work` has ended and the running step is over, unless it hangs."""
-        async with self._planning():
-            self._refuse()
+        await self._stop()
         async with self._working:
             self._observer.unwatch()
 
-    def _refuse(self) -> None:
-        """Takes no more sequences, and ends the present sequences."""
-        self._steps.close()
+    async def _stop(self) -> None:
+        """Takes no more sequences, begins no more steps, and ends the present sequences."""
+        self._steps.close()  # first, because the thread would plan further steps while this waits for the planner
         self._grammars.close()
-        with self.unplanned:
+        async with self._planning():
             for sequence in self.planner:
                 if not sequence.caller.future.done():
                     sequence.caller.future.set_exception(_stopping())
