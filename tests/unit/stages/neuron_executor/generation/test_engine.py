@@ -242,13 +242,15 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
 
 
 async def test_a_full_queue_refuses_with_a_delay() -> None:
-    async with _generator(WrittenDecoder(16), max_queue_sequences=2) as generator:
+    async with _generator(WrittenDecoder(16), max_queue_sequences=2, max_batch_size=1) as generator:
+        generator.planner.pace.note_text(20.0)
         with generator.unplanned:
             waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="2 prompts wait for 'small', the limit is 2") as refused:
                 await generator.generate(_item([1], 8))
-        assert refused.value.retry_after_s > 0
+        # The two before it have the only place for 20 s each.
+        assert refused.value.retry_after_s == pytest.approx(40)
         await asyncio.gather(*waiting)
 
 
