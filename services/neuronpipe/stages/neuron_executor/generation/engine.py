@@ -138,9 +138,10 @@ class Generator:
         grammar = await self._grammars.of(options, item.call.caller.tenant, partial(_tell_wait, stream))
         record = TextRecord(arrived_ns, trace.child() if trace else None)
         sequence = self._sequence_of(item, options, grammar, stream, record)
+        self._refuse_too_long(sequence)
         async with self._planning():
-            self._check_room(sequence)
-            self.planner.add(sequence)
+            if displaced := self._admit(sequence):
+                self._end_displaced(displaced)
         # At the end of this turn of the loop, so that items that come together are in the same step.
         asyncio.get_running_loop().call_soon(self._steps.wake)
         try:
@@ -173,21 +174,20 @@ class Generator:
                 log_fault("core lost", fault, model=self.spec.name, sequences=len(self.planner.running))
                 raise CoresLost(f"no core is left for the model {self.spec.name!r}") from fault
             finally:
-                self._refuse()
                 self._thread.close()
+                await self._stop()
 
     async def close(self) -> None:
         """Ends all sequences, and waits until `work` has ended and the running step is over, unless it hangs."""
-        async with self._planning():
-            self._refuse()
+        await self._stop()
         async with self._working:
             self._observer.unwatch()
 
-    def _refuse(self) -> None:
-        """Takes no more sequences, and ends the present sequences."""
-        self._steps.close()
+    async def _stop(self) -> None:
+        """Takes no more sequences, begins no more steps, and ends the present sequences."""
+        self._steps.close()  # first, because the thread would plan further steps while this waits for the planner
         self._grammars.close()
-        with self.unplanned:
+        async with self._planning():
             for sequence in self.planner:
                 if not sequence.caller.future.done():
                     sequence.caller.future.set_exception(_stopping())
@@ -264,9 +264,8 @@ class Generator:
             record,
         )
 
-    def _check_room(self, sequence: GeneratedSequence) -> None:
-        if self._steps.is_closed:
-            raise _stopping()
+    def _refuse_too_long(self, sequence: GeneratedSequence) -> None:
+        """Raises InvalidInput for a text that the model or the empty cache could not hold."""
         is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
         if is_too_long or not self.planner.blocks.could_hold(sequence):
             most_tokens = self.planner.blocks.most_tokens
@@ -276,15 +275,25 @@ class Generator:
                 f"{sequence.input_tokens} tokens of the {'text' if sequence.source.token_ids else 'prompt'} and "
                 f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
             )
-        waiting, most = len(self.planner.waiting), self._max_queue_sequences
-        displaced: GeneratedSequence | None = None
-        if waiting >= most:
-            retry_after_s = max(_MIN_RETRY_AFTER_S, waiting / max(1, len(self.planner.running)))
-            problem = f"{waiting} prompts wait for {self.spec.name!r}, the limit is {most}"
-            error = Overloaded(problem, retry_after_s)
-            if not (displaced := self.planner.makes_room_for(sequence)):
-                raise error
-        wait_s = self.planner.wait_s(sequence)
+
+    def _admit(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
+        """Adds a sequence to the planner. Returns the waiting sequence that must end for it, if the queue was full.
+
+        Raises Overloaded, DeadlineExceeded and Unavailable.
+        """
+        if self._steps.is_closed:
+            raise _stopping()
+        wait_s, displaced = self.planner.wait_s(sequence), None
+        if len(self.planner.waiting) >= self._max_queue_sequences:
+            displaced = self.planner.displaced_by(sequence)
+            if not displaced:
+                raise self._queue_full(wait_s)
+        self._refuse_late(sequence, wait_s)
+        self.planner.add(sequence)
+        return displaced
+
+    def _refuse_late(self, sequence: GeneratedSequence, wait_s: float) -> None:
+        """Raises Overloaded or DeadlineExceeded if the forecast wait is too long."""
         if wait_s > self._max_prompt_wait_s:
             raise Overloaded(
                 f"a prompt would wait {wait_s:.2g} s for its first step, the limit is {self._max_prompt_wait_s:g} s "
@@ -293,10 +302,16 @@ class Generator:
             )
         if time.monotonic() + wait_s > sequence.caller.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
-        if displaced:
-            self.planner.end(displaced)
-            if not displaced.caller.future.done():
-                displaced.caller.future.set_exception(error)
+
+    def _end_displaced(self, displaced: GeneratedSequence) -> None:
+        """Ends a waiting sequence whose place in the queue another sequence has got."""
+        self.planner.end(displaced)
+        if not displaced.caller.future.done():
+            displaced.caller.future.set_exception(self._queue_full(self.planner.wait_s(displaced)))
+
+    def _queue_full(self, wait_s: float) -> Overloaded:
+        problem = f"{len(self.planner.waiting)} prompts wait for {self.spec.name!r}, the limit is "
+        return Overloaded(f"{problem}{self._max_queue_sequences}", max(_MIN_RETRY_AFTER_S, wait_s))
 
 
 def _check_written(spec: ModelSpec, options: bytes) -> None:

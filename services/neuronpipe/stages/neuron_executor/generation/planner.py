@@ -193,7 +193,7 @@ class Planner:
         self.waiting.remove(sequence)
         self._count_waiting(sequence, -sequence.most_rows)
 
-    def makes_room_for(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
+    def displaced_by(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
         """The sequence that ends so that a new sequence can wait: the newest of the tenant with most new sequences.
 
         None unless that tenant has more new sequences than the tenant of the new sequence would have. An interactive

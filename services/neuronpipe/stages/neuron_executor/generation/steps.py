@@ -2,7 +2,8 @@
 
 The thread shares the planner with the event loop, and holds the planner's lock only while it plans, and while it notes
 the progress of a step. The event loop passes progress to callers while the next step is computed. The event loop never
-waits for the lock, because the thread has a lower priority, and may have no CPU for a long time while it holds it.
+waits for the lock, because the thread has a lower priority, and may have no CPU for a long time while it holds the
+lock. The event loop tries again later, and does other work until then.
 """
 
 import threading

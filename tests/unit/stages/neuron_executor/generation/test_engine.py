@@ -106,15 +106,19 @@ async def test_a_long_prompt_is_computed_in_parts_beside_others() -> None:
 
 
 class _HeldDecoder(WrittenDecoder):
-    """Computes while `may_compute` is set."""
+    """Computes the first `free_steps` steps, and further steps while `may_compute` is set."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, free_steps: int = 0) -> None:
         super().__init__(blocks)
+        self.free_steps = free_steps
+        self.begun_steps = 0
         self.may_compute = threading.Event()
         self.may_compute.set()
 
     def compute(self, runs: Sequence[DecoderRun]) -> TokenScores:
-        self.may_compute.wait()
+        self.begun_steps += 1
+        if self.begun_steps > self.free_steps:
+            assert self.may_compute.wait(10), "the test did not let the step go on"
         return super().compute(runs)
 
 
@@ -238,13 +242,15 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
 
 
 async def test_a_full_queue_refuses_with_a_delay() -> None:
-    async with _generator(WrittenDecoder(16), max_queue_sequences=2) as generator:
+    async with _generator(WrittenDecoder(16), max_queue_sequences=2, max_batch_size=1) as generator:
+        generator.planner.pace.note_text(20.0)
         with generator.unplanned:
             waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="2 prompts wait for 'small', the limit is 2") as refused:
                 await generator.generate(_item([1], 8))
-        assert refused.value.retry_after_s > 0
+        # The two before it have the only place for 20 s each.
+        assert refused.value.retry_after_s == pytest.approx(40)
         await asyncio.gather(*waiting)
 
 
@@ -548,10 +554,43 @@ async def test_options_that_no_gateway_sends_are_refused_alone() -> None:
             await generator.generate(item)
 
 
-async def test_a_generator_that_closes_ends_its_texts() -> None:
-    begun = asyncio.Event()
-    async with _generator(WrittenDecoder(32)) as generator:
-        running = asyncio.create_task(generator.generate(_item([1], 60), _telling(lambda _: begun.set())))
-        await begun.wait()
-    with pytest.raises(Unavailable, match="stopping"):
-        await running
+async def test_a_generator_that_closes_ends_its_texts_and_then_waits_for_the_running_step() -> None:
+    decoder = _HeldDecoder(32, free_steps=1)
+    decoder.may_compute.clear()
+    async with _generator(decoder) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 60)))
+        await happens(lambda: decoder.begun_steps == 2)
+        closing = asyncio.create_task(generator.close())
+        with pytest.raises(Unavailable, match="stopping"):
+            await running
+        assert not closing.done()
+        decoder.may_compute.set()
+        await closing
+    assert len(decoder.steps) == 2
+
+
+async def test_a_generator_that_closes_begins_no_step_while_it_waits_for_the_planner() -> None:
+    decoder, has_it, may_go = _HeldDecoder(32), threading.Event(), threading.Event()
+    decoder.may_compute.clear()
+
+    def plan() -> None:
+        with generator.unplanned:
+            has_it.set()
+            may_go.wait(5)
+
+    async with _generator(decoder) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 60)))
+        await happens(lambda: decoder.begun_steps == 1)
+        planning = threading.Thread(target=plan)
+        planning.start()
+        has_it.wait()
+        closing = asyncio.create_task(generator.close())
+        await asyncio.sleep(0)
+        may_go.set()
+        decoder.may_compute.set()
+        time.sleep(0.1)  # as if the event loop had no CPU
+        with pytest.raises(Unavailable, match="stopping"):
+            await running
+        await closing
+        planning.join()
+    assert len(decoder.steps) == 1

@@ -186,7 +186,8 @@ async def test_a_text_larger_than_its_share_ends_beside_many_tenants(monkeypatch
 
 
 async def test_a_full_queue_has_room_for_a_tenant_that_has_less_of_it() -> None:
-    async with _generator(max_queue_sequences=8) as (generator, _):
+    async with _generator(max_queue_sequences=8, max_batch_size=2) as (generator, _):
+        generator.planner.pace.note_text(20.0)
         with generator.unplanned:
             first = [asyncio.create_task(_tokens(generator, _item("mallory", [7, one], 60))) for one in range(8)]
             await asyncio.sleep(0.01)
@@ -197,6 +198,9 @@ async def test_a_full_queue_has_room_for_a_tenant_that_has_less_of_it() -> None:
         assert await victim
         found = await asyncio.gather(*first, return_exceptions=True)
         assert [isinstance(one, Overloaded) for one in found] == [False] * 7 + [True]
+        assert isinstance(found[-1], Overloaded)
+        # Nine sequences, two side by side: the last has a place after seven, at 20 s each.
+        assert found[-1].retry_after_s == pytest.approx(60)
 
 
 @pytest.mark.parametrize(
