@@ -55,7 +55,9 @@ class BucketRepository:
         return self._read_registry()[0]
 
     def read_registry_if_changed(self, etag: str) -> tuple[Registry, str] | None:
-        """Returns the registry and its ETag; None while it has that ETag. Raises SetupError also without a registry."""
+        """Returns the registry and its ETag; None if the registry still has this ETag. Raises SetupError also without a
+        registry.
+        """
         with _setup_errors(self._name(REGISTRY_FILE)):
             changed = self._folder.read_if_changed(REGISTRY_FILE, etag)
         return (Registry.parse(changed.data, self._name(REGISTRY_FILE)), changed.etag) if changed else None

@@ -31,7 +31,7 @@ _PATIENCE_S = 5.0
 
 
 class LiveVersion:
-    """One version in this process, from its loading to its end. Made by `LiveModels`."""
+    """One version in this process, from its loading to its end. `LiveModels` makes it."""
 
     def __init__(self, key: ModelKey) -> None:
         self.key = key
@@ -113,7 +113,7 @@ class LiveModels:
             await wait_for_event(self._wake, self.repository.look_every_s)
 
     def update(self) -> None:
-        """Starts to load the declared versions that are missing, and tells the versions to leave that may leave."""
+        """Starts to load the declared versions that are missing, and tells the versions that may leave to leave."""
         if self._is_ending:
             return
         desired = self.repository.desired

@@ -181,7 +181,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
-    """Reads a bundle, of which no file may be missing if it `is_whole`. Raises SetupError and RefusedBundle."""
+    """Reads a bundle. `is_whole`: no file of the bundle may be missing. Raises SetupError and RefusedBundle."""
     if not (folder / MANIFEST_FILE).is_file():
         raise SetupError(f"{folder}: is no bundle, as it has no {MANIFEST_FILE}; {_LAYOUT}")
     bundle = _read(folder, trusted, is_whole)

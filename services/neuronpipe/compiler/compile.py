@@ -27,12 +27,13 @@ from neuronpipe.compiler.own_code import KNOWN_FORM, in_known_form
 from neuronpipe.compiler.pipeline_parallel import ONE_CORE, PipelineOptions, cut_module
 from neuronpipe.compiler.quantization import EMBEDDING_TASKS, with_ranges
 from neuronpipe.compiler.rerankers import NO_OPTIONS, RerankerOptions, with_options
+from neuronpipe.compiler.saved_files import reason_of
 from neuronpipe.compiler.saved_settings import check_settings
 from neuronpipe.compiler.source import ModelSource, check_kind, find_source
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.compiler.tokenizers import SourceTokenizer, serving_json, token_texts
 from neuronpipe.compiler.unused_files import unused_files
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.neuron_executor.backends import WITH_PARTS
 from neuronpipe.stages.neuron_executor.runtimes.given_texts import GivenText
@@ -118,7 +119,7 @@ def compile_with_reference(request: CompileRequest, report: Reporter) -> Compile
         except Exception as error:  # a refusal, or any error of a library about the model's files
             problem = str(error)
             if not isinstance(error, SetupError):
-                description = f"{type(error).__name__}: {first_line(error)}"
+                description = f"{type(error).__name__}: {reason_of(error)}"
                 problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {description}"
             for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
                 problem = problem.replace(f"{scratch}/{folder}", request.source)

@@ -89,7 +89,7 @@ class Configuration:
         return _tasks_of_encoder_decoder(self.config, self.architecture)
 
     def find_task(self) -> DetectedTask:
-        """The task for which the model was made. Raises SetupError, which names the kind of model, for no task."""
+        """The task for which the model was made. Raises SetupError, which names the kind of model, if no task fits."""
         if self._is_sparse():
             reason = "modules.json" if self.modules else f"{self.architecture}; README.md"
             return DetectedTask("sparse_embedding", reason)
@@ -288,7 +288,7 @@ def _tasks_of_encoder_decoder(config: Any, architecture: str) -> tuple[str, ...]
 
 
 def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> None:
-    """Refuses encoder-decoders of which nothing is served."""
+    """Refuses encoder-decoders for which no task is supported."""
     kind, name = config.model_type, architecture or config.model_type
     if _tasks_of_encoder_decoder(config, architecture) != ():
         return

@@ -17,7 +17,8 @@ _FORMS: tuple[tuple[Callable[[Path], Any], Callable[[Path, Any, Path], None]], .
 
 
 def foreign_form(folder: Path) -> Callable[[Path], None] | None:
-    """Returns a function that writes a model of a foreign form into a folder with links to its files; None for others.
+    """Returns a function that writes a model of a foreign form into a folder with links to its files; None for other
+    models.
 
     Raises SetupError.
     """

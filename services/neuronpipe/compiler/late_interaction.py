@@ -35,7 +35,7 @@ _NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class LateInteraction:
-    """A model of late interaction. `layers`: behind its encoder, for each token."""
+    """A model of late interaction. `layers`: the layers behind the encoder, applied to each token."""
 
     model_folder: Path
     layers: Sequence[Layer]

@@ -30,10 +30,10 @@ from neuronpipe.compiler.architectures import (
     shifted_inputs,
 )
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
-from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.saved_files import read_object, reason_of, refusing
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.tokenizers import SourceTokenizer
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import AdapterSpec, ImageSpec, ModelSpec, OutputSpec, TaskFacts
 from neuronpipe.tasks.scores import ClassifierFacts, ScoreFunctionName
 
@@ -488,4 +488,4 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
         others = sorted(path.name for kind in _OTHER_WEIGHTS for path in folder.glob(kind))
         only = f", only {', '.join(others[:_SHOWN])}" if others else ""
         return f"it has no weights of PyTorch (model.safetensors or pytorch_model.bin){only}; get these as well"
-    return first_line(error)
+    return reason_of(error)

@@ -245,14 +245,16 @@ def _read(written: str, model: Any, module: SourceModule) -> _Adapter:
 
 
 def _path_in(model: Any, path: str, *, is_module: bool) -> str:
-    """The name of a module or parameter in the model, which an adapter may call without its base's prefix, or with."""
+    """The name of a module or parameter in the model. An adapter writes the name with or without its base's prefix."""
     prefix = f"{model.base_model_prefix}."
     names = {name for name, _ in (model.named_modules() if is_module else model.named_parameters())}
     return next((name for name in (path, path.removeprefix(prefix), prefix + path) if name in names), "")
 
 
 def _spec(name: str, folder: Path, model: Any, module: SourceModule, saved: Mapping[str, torch.Tensor]) -> AdapterSpec:
-    """The adapter's labels, where it has a head of its own; config.json of its folder, or else the base, names them."""
+    """The adapter's labels, if the adapter has a head of its own. config.json in the adapter's folder names the labels,
+    or else the base names them.
+    """
     body = f"{model.base_model_prefix}."
     linear = [path for path, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
     head = next((f"{path}.weight" for path in reversed(linear) if not path.startswith(body)), "")
@@ -291,7 +293,9 @@ def _adapted(layer: torch.nn.Module, path: str, rows: _Rows, adapters: Sequence[
 
 
 def _stacked(layer: torch.nn.Module, path: str, rows: _Rows, adapters: Sequence[_Adapter]) -> torch.nn.Module:
-    """A layer of the base, and of each adapter that was saved with its own; missing outputs are padded with zeros."""
+    """A layer of the base, and the layer of each adapter that has a layer of its own. Missing outputs are padded with
+    zeros.
+    """
     if not isinstance(layer, torch.nn.Linear):
         kind = type(layer).__name__
         raise SetupError(f"--adapter: {path}, of modules_to_save, is a {kind}; only linear layers are supported")

@@ -16,9 +16,9 @@ from typing import Any
 
 import transformers
 
-from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.saved_files import read_object, reason_of, refusing
 from neuronpipe.compiler.sentence_transformers import read_limits, transformer_folder
-from neuronpipe.core.errors import SetupError, first_line
+from neuronpipe.core.errors import SetupError
 
 _UNIGRAM = 1  # ModelProto.TrainerSpec.ModelType
 _LEARNED, _CONTROL = {1, 4}, 3  # ModelProto.SentencePiece.Type: NORMAL and USER_DEFINED, CONTROL
@@ -302,7 +302,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
                 path.read_text(encoding="utf-8")
                 continue
             return f"{path.name} is no text in UTF-8; get the file again"
-    return first_line(error)
+    return reason_of(error)
 
 
 def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:

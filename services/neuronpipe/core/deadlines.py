@@ -122,8 +122,8 @@ class Timeout:
 @dataclass(slots=True)
 class HeldTime:
     """The time for which the gateway held a request's items, each moment counted once. `items`: the number of items
-    that are held now. `service`: the stage that they are held for, or were when the request ended; empty once they are
-    sent.
+    that are held now. `service`: the stage for which the items are held, or were held when the request ended; empty
+    once the items are sent.
     """
 
     total_ns: int = 0

@@ -22,7 +22,6 @@ A message names the thing and the limit. It holds no text of the caller and no t
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import ClassVar
 
 # The advice of every error that a shorter input mends. A protocol that cannot cut an input gives another advice.
@@ -125,13 +124,18 @@ _MAX_REASON = 300
 
 def first_line(error: BaseException) -> str:
     """Returns another library's exception as one line, for users of commands."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # OpenVINO lists reasons in a summary; a reason that ends in a colon only introduces the problem of one operation.
-    listed = next((line for line in lines if line.startswith("-- ") and not line.endswith(":")), "")
-    raised = next((after for line, after in pairwise(lines) if line == "Exception:"), "")  # found by its tracer
-    if lines[0].startswith("Exception from "):  # lines of OpenVINO's source code follow
-        raised = lines[-1]
-    text = listed.removeprefix("-- ") or raised or " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    lines = text_lines(error) or [type(error).__name__]
+    text = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     if isinstance(error, KeyError) and " " not in text:  # a KeyError's text is the key alone
         text = f"{text} is missing"
+    return shortened(text)
+
+
+def text_lines(error: BaseException) -> list[str]:
+    """Returns the lines of an exception's text without empty lines and indents."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
+
+
+def shortened(text: str) -> str:
+    """Returns a text of another library, cut if it is long."""
     return text if len(text) <= _MAX_REASON else text[:_MAX_REASON] + "…"

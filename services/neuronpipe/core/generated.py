@@ -72,10 +72,9 @@ class TokenStream:
             self._has_news.set()
 
     async def read(self, generating: Awaitable[ValueT]) -> AsyncGenerator[NewTokens | ValueT, None]:
-        """Runs what generates the text, and yields the tokens as they come and in the end its value. Raises its error
-        after the tokens. A generator that is closed cancels it.
-
-        A reader that is slow gets the tokens of all steps that wait together.
+        """Runs the generation of the text, and yields the tokens as they come and in the end the item's value. The
+        error of the generation is raised after the tokens. Closing this generator cancels the generation. A slow reader
+        gets the tokens of all steps that wait together.
         """
         task = asyncio.ensure_future(generating)
         task.add_done_callback(lambda _: self._has_news.set())

@@ -125,7 +125,7 @@ NO_TENSORS = TensorSets(arrays=())
 
 
 def _only_task(data: bytes) -> str | None:
-    """Returns the task of a serialized message with a single field, as most have; None if it has to be parsed."""
+    """Returns the task of a serialized message with a single field (the usual case); None if it must be parsed."""
     try:
         number_and_type, position = varint(data, 0)
         length, position = varint(data, position)

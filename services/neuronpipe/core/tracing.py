@@ -181,7 +181,9 @@ class Clock:
 
 
 def _wall_offset_ns() -> int:
-    """Returns the offset of the two clocks, by the fastest of several readings: another process may run in between."""
+    """Returns the offset between the two clocks. The fastest of several readings counts, because another process may
+    run during a reading.
+    """
     readings = []
     for _ in range(5):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

@@ -171,8 +171,8 @@ class Inference:
     async def _infer_texts(
         self, call: Call, model: ModelName, inputs: Sequence[TaskInput], fields: FieldNames, first: int
     ) -> list[InferenceResult]:
-        """Returns the results of texts with the same options, of which the pipeline gets one input. `first`: the index
-        of the first text. The first result has the usage of all.
+        """Returns the results of texts with the same options. The pipeline gets the texts as one input. `first`: the
+        index of the first text. The first result has the usage of all.
         """
         try:
             request = InferenceRequest(call, *model, pack_input(joined_texts(inputs)))

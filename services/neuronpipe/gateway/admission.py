@@ -27,7 +27,7 @@ _NO_TURN: AbstractAsyncContextManager[None] = nullcontext()
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Admission(Admitted):
-    """An admitted request, for as long as the block runs. `held`: the time for which it was held."""
+    """An admitted request, for as long as the block runs. `held`: the time for which the gateway held the request."""
 
     control: "AdmissionControl"
     input_bytes: int
@@ -94,7 +94,7 @@ def _bulk_share(limit: int) -> int:
 class AdmissionControl:
     """Counts the requests and tokens in flight, and refuses requests beyond the limits.
 
-    - `tenants`: their quotas and shares; None where callers are anonymous.
+    - `tenants`: the quotas and shares of tenants; None where callers are anonymous.
     - `model_limits`: maximum numbers of requests in flight of single models, over all versions.
     - `last_s`: the time.monotonic() when the last request came, or left.
     """
@@ -130,11 +130,11 @@ class AdmissionControl:
         return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
-        """Sheds load before a request is read, so that its model is not known. The request is refused if each model
-        that its tenant called recently would refuse it.
+        """Refuses requests before they are read, when their models are not known yet. A request is refused if each
+        model that its tenant called recently would refuse it.
 
-        `remaining_s`: the time until the request's deadline; None for none. Raises Overloaded where there is no place,
-        or no place that is free by the deadline, and DeadlineExceeded where even then no answer would be ready.
+        `remaining_s`: the time until the request's deadline; None for none. Raises Overloaded if no place is free, or
+        none will be free by the deadline, and DeadlineExceeded if an answer would be late in any case.
         """
         is_full = self._load.requests >= self._limits[0] and not self._bulk
         if self.tenants:
@@ -267,7 +267,9 @@ class AdmissionControl:
         return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
 
     def _late_everywhere(self, remaining_s: float | None, tenant: str) -> tuple[float, ModelLoad, TenantLoad] | None:
-        """Returns the least excess of the tenant's recent models, with its loads; None if a model takes the request."""
+        """Returns the least number of excess requests among the tenant's recent models, with the loads of that model;
+        None if a model takes the request.
+        """
         if remaining_s is None:
             return None
         now_s, models = time.monotonic(), []
@@ -286,7 +288,9 @@ class AdmissionControl:
         return least if least[0] else None
 
     def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
-        """Returns the request that must end so that a tenant's next one fits; None if it fits. Raises Overloaded."""
+        """Returns the request that must end so that a tenant's next request fits; None if the next request fits. Raises
+        Overloaded.
+        """
         if not load.limit or load.load.requests < load.limit:
             return None
         if other := load.furthest_over(tenant_load, weight):

@@ -68,7 +68,7 @@ class Coalescer:
         self._watchers: list[Callable[[], None]] = []
 
     def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
-        """Yields the tokens of one text as they come, and in the end the item's value. Raises as a call does."""
+        """Yields the tokens of one text as they come, and in the end the item's value. Raises the errors of `send`."""
         stream = TokenStream(is_urgent=item.is_urgent)
         return stream.read(self.send(item, stream))
 
@@ -108,7 +108,9 @@ class Coalescer:
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
-        """Returns whether an endpoint is loading a model; None if an endpoint has it in memory, or none has it."""
+        """Returns whether an endpoint is loading a model; None if an endpoint has the model in memory, or no endpoint
+        has the model.
+        """
         having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
         if not all(key in endpoint.unloaded for endpoint in having):
             return None

@@ -155,12 +155,13 @@ class GenerationRequest(RunningRequest):
 
 @dataclass(slots=True, eq=False)
 class _RunningText:
-    """One text of a request. Its methods get the request, because a reference to it would be a cycle.
+    """One text of a request. The methods get the request as an argument, because a field with the request would make a
+    cycle.
 
     - `final_arrays`: the executor's arrays about the whole text, as decoding takes them.
     - `text`: the text so far.
-    - `decoded_tokens`: the number of its tokens.
-    - `seen_tokens`: the number of tokens when they were last decoded.
+    - `decoded_tokens`: the number of tokens that are in `text`.
+    - `seen_tokens`: the number of tokens that had come when tokens were last decoded.
     """
 
     number: int
@@ -271,7 +272,7 @@ class _RunningText:
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:
-        """Makes text of the tokens that are none yet, as far as the text cannot change any more."""
+        """Makes text of the tokens that are not text yet, except the end of the text if later tokens may change it."""
         self.seen_tokens, decoded = len(self.token_ids), self.decoded_tokens
         before = self.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
         (outputs,) = part_arrays(self.token_ids[decoded:], finish_reason)

@@ -33,7 +33,7 @@ class HeldItem:
 
 
 class HeldItems:
-    """The limits of the items that a gateway holds, for all of its stages together. Draining ends them."""
+    """The limits of the items that a gateway holds, for all of its stages together. Draining ends the held items."""
 
     def __init__(self, max_requests: int = 0, max_bytes: int = MAX_HELD_BYTES, meters: Meters | None = None) -> None:
         self._meters = meters or Meters()

@@ -218,15 +218,16 @@ class ModelLoad:
         self._answer_s += _ANSWER_WEIGHT * (seconds - self._answer_s)
 
     def note_late(self, tenant_load: TenantLoad, remaining_s: float | None) -> None:
-        """Records that a request in flight missed its deadline, or will miss it. `remaining_s`: the time until its
-        deadline when the request came, without the time for which it was held. A hopeless request tells nothing.
+        """Records that a request in flight missed its deadline, or will miss it. `remaining_s`: the time from the
+        arrival of the request to its deadline, without the time for which the request was held. A request that never
+        had enough time is not recorded.
         """
         if remaining_s is None or remaining_s >= _LEAST_SHARE_LEFT * (tenant_load.answer_s or self._answer_s):
             tenant_load.late_until_s = self.overloaded_until_s = time.monotonic() + _OVERLOAD_S
 
     def excess_requests(self, tenant_load: TenantLoad, weight: float, remaining_s: float | None) -> float:
-        """Returns the number of requests in flight that must leave before one more of a tenant can be answered in time;
-        0 if it fits, infinite if a response would take longer in any case.
+        """Returns the number of requests in flight that must leave before one more request of a tenant can be answered
+        in time; 0 if the request fits, infinite if its answer would be late in any case.
 
         Treats the model as overloaded for longer if the request does not fit. `remaining_s`: the time until its
         deadline; None for none.

@@ -89,7 +89,7 @@ class TextParts:
         self._has_news.set()
 
     async def take(self) -> list[GenerateStart | GeneratedPart]:
-        """Waits for parts, and takes those that wait; none once the parts are closed."""
+        """Waits for parts, and returns all parts that wait; returns no part once the parts are closed."""
         while not (self._waiting or self._is_closed):
             self._has_news.clear()
             await self._has_news.wait()

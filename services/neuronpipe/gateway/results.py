@@ -61,7 +61,7 @@ class ResultCache:
         self._cache = cache
 
     async def get(self, running: RunningRequest) -> tuple[Result, Usage]:
-        """Returns the cached result of a request, or computes it once for all equal requests at a time."""
+        """Returns the cached result of a request, or computes one result for all equal requests that wait for it."""
         request, call = running.request, running.call
         if request.cache_control == CacheControl.CACHE_CONTROL_BYPASS:
             result, usage = await running.answer()

@@ -34,9 +34,9 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
 class Turn:
-    """A request that runs, or waits for that. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at
-    once; generated tokens count for the share of its tenant only. `is_beyond_share`: known when the request begins to
-    run. `is_queued`: whether it waits in the executor for its first token.
+    """A request that runs, or waits for its turn to run. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which
+    run at once; generated tokens count for the share of its tenant only. `is_beyond_share`: set when the request begins
+    to run. `is_queued`: whether it waits in the executor for its first token.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Turn:
         self._turns.queue(self)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Lets others run while the request waits for something other than the model, or ends that."""
+        """Lets other requests run while this request waits for something other than the model, or ends the pause."""
         self._turns.pause(self, is_paused=is_paused)
 
     def resize(self, more: int) -> None:
@@ -82,8 +82,8 @@ class Turn:
 
 class _TenantShare:
     """The requests of one tenant for a model. `used_tokens`: the tokens that ran recently, which fade. `turns`: the
-    number of requests that run or wait. `queued`: the number of those that wait in the executor, with `queued_tokens`.
-    `waiting`: interactive and bulk requests, each in the order of arrival.
+    number of requests that run or wait. `queued` and `queued_tokens`: the requests that wait in the executor, and their
+    tokens. `waiting`: interactive and bulk requests, each in the order of arrival.
     """
 
     __slots__ = ("queued", "queued_tokens", "running_tokens", "turns", "used_tokens", "waiting", "weight")

@@ -250,7 +250,9 @@ class BucketFolder:
             raise
 
     def read_if_changed(self, name: str, etag: str) -> Content | None:
-        """Returns the content of an object; None while it has the ETag. An empty ETag reads in any case."""
+        """Returns the content of an object; None if the object still has this ETag. Without an ETag, the object is
+        always read.
+        """
         from obstore.exceptions import NotModifiedError
 
         try:

@@ -93,7 +93,7 @@ def release(
 
 
 def _plain_texts(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[str] | None:
-    """Returns the text of each token if all of them have bytes of their own that are whole characters."""
+    """Returns the text of each token, if every token has bytes of its own, and these are whole characters."""
     plain_bytes, texts = detokenizer.plain_bytes, list[str]()
     # Decoders treat the first token of a text differently, so a token with a text must come before.
     if not any(map(plain_bytes, window)):

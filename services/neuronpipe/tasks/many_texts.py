@@ -53,9 +53,8 @@ def encode_texts(
 
 
 def join(parts: Iterable[Encoded]) -> Encoded:
-    """Joins the sequences of all parts into one input. Each is annotated with PART if a part has several sequences.
-
-    Raises InvalidInput as soon as they have too many tokens.
+    """Joins the sequences of all parts into one input. Each sequence is annotated with PART if a part has several
+    sequences. Raises InvalidInput as soon as the sequences have too many tokens.
     """
     sequences, numbers, tokens, truncated_tokens = list[Arrays](), list[int](), 0, 0
     for number, part in enumerate(parts):

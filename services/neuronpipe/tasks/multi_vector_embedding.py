@@ -66,7 +66,7 @@ def encode_kind(
     *,
     is_query: bool,
 ) -> Encoded:
-    """Encodes a query or a document as one sequence, or as one for each of its chunks. Raises InvalidInput."""
+    """Encodes a query or a document as one sequence, or as one sequence for each of its chunks. Raises InvalidInput."""
     facts = MultiVectorFacts.of(model)
     kind = facts.query if is_query else facts.document
     room = model.model_copy(update={"max_tokens": min(kind.max_tokens, model.max_tokens) - len(kind.prefix_ids)})

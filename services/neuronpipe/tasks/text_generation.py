@@ -106,7 +106,7 @@ class GenerationFacts(TaskFacts):
 
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
-        """The texts before and behind the reasoning of a model, by its template; None for a model without."""
+        """The texts before and behind the reasoning of a model, by its template; None for a model without reasoning."""
         return next((marks for marks in REASONING_MARKS if marks[1] in self.chat_template), None)
 
     @property

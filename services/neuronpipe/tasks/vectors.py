@@ -122,7 +122,9 @@ def vectors_result(kind: type[ResultT], vectors: Array, input: Any, model: Model
 
 
 def _steps(vectors: Array, facts: EmbeddingFacts) -> Array:
-    """Returns the step of its dimension's range that contains each number, uint8. Equals quantize_embeddings."""
+    """Returns for each number, as uint8, the step of its dimension's range that contains the number. Equals
+    quantize_embeddings.
+    """
     lowest, highest = (np.array(limits, np.float32) for limits in (facts.lowest, facts.highest))
     sizes = (highest - lowest) / 255
     steps: Array = np.clip(np.floor((vectors - lowest) / np.where(sizes == 0, 1, sizes)), 0, 255).astype(np.uint8)

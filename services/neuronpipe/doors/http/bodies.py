@@ -52,7 +52,7 @@ _STRICTNESS = {"": None, "true": True, "false": False}
 
 
 class UnknownFields(NamedTuple):
-    """Rule of a request for fields that its body does not have, and the names of the ignored fields.
+    """The rule for unknown fields of a request's body, and the names of the fields that were ignored.
 
     `is_strict`: True: all are refused; False: all are ignored; None: harmless fields are ignored, others are refused.
     """
@@ -145,7 +145,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def only(*values: Any, advice: str = "") -> AfterValidator:
-    """Returns the check of a field that is not supported, but of which clients send values that change nothing.
+    """Returns the check of a field that is not supported, but that clients send with values that change nothing.
 
     `advice`: the end of the error.
     """

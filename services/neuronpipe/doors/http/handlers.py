@@ -63,7 +63,7 @@ _OPEN_METRICS = "application/openmetrics-text"
 def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> HttpHandlers:
     """Returns the route with its handler. `write`: see Telemetry.
 
-    Pages are written in turn, with pauses of `_PAUSES` times the duration of the page before, because the thread that
+    Pages are written in turn, with pauses of `_PAUSES` times the duration of the previous page, because the thread that
     writes delays the event loop. Scrapes that wait for a page of the same format get the same page.
     """
     turn, may_begin_s = asyncio.Lock(), 0.0

@@ -35,7 +35,7 @@ class TextPart(Body):
 
 
 class RefusalPart(Body):
-    """A part of an earlier message, which a model said instead of a text. The template gets it as a text."""
+    """A model's refusal, as a part of an earlier message. The template gets the refusal as a text."""
 
     type: Literal["refusal"]
     text: str = Field(alias="refusal")

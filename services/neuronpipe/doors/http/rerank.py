@@ -25,7 +25,7 @@ from neuronpipe.doors.inference import Inference, kept_tokens, score_function, t
 
 
 class Document(Body):
-    """A document of which only `text` is compared. Other fields are ignored."""
+    """A document. Only its `text` is compared; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

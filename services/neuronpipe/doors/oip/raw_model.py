@@ -1,4 +1,4 @@
-"""A model itself, for callers who tokenize: token ids or pixels in, the outputs of its graph out."""
+"""A model's graph for callers who tokenize: they send token ids or pixels, and get the outputs of the graph."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

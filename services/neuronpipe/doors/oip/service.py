@@ -84,7 +84,7 @@ class ModelControl:
         return await registry_of(change)
 
     async def _wait(self, revision: int, is_done: Callable[[], bool], limit_s: float | None) -> None:
-        """Waits until this gateway follows a revision of the registry, and `is_done`."""
+        """Waits until this gateway follows a revision of the registry and `is_done` returns true."""
         changed = asyncio.Event()
         unwatch = self._router.watch(changed.set)
         try:

@@ -92,7 +92,7 @@ def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
 
 
 def create_key(path: Path, tenant: str, name: str, days: float | None = None) -> str:
-    """Adds a key to a file, which is made where it is missing. Returns the key, which is stored nowhere. `days`: days
+    """Adds a key to a file, and makes a missing file. Returns the key itself, which is stored nowhere. `days`: days
     until the key expires; None: it never expires. Raises SetupError.
     """
     key_id, salt = secrets.token_hex(_ID_BYTES), secrets.token_hex(_SALT_BYTES)

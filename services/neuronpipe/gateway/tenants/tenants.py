@@ -153,7 +153,7 @@ _SEVERAL_S = 2.0
 
 class Tenant:
     """One tenant. `admitted`: its requests in flight, in the order of arrival. `used_s`: the time of its last request.
-    `gateways`: the number of gateways that share its budget, as far as is known.
+    `gateways`: the number of gateways that share its budget, as far as this gateway knows.
     """
 
     def __init__(self, name: str, meters: Meters) -> None:
@@ -252,7 +252,7 @@ class Tenants:
 
     def check(self, tenant: str, tokens: int = 1, admitted: Admitted | None = None) -> None:
         """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `admitted`:
-        the request, where it is in flight already and has this many tokens after all.
+        the request, if it is already in flight and only now its tokens are counted.
         """
         state, rights = self._tenant(tenant), self.rights_of(tenant)
         max_requests, count = rights.max_requests_in_flight, len(state.admitted)

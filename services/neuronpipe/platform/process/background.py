@@ -1,4 +1,5 @@
-"""Background tasks: beside a block of code, side by side to their results, or a few at once in turns.
+"""Background tasks: tasks beside a block of code, tasks whose results are awaited together, and tasks that run a few at
+a time, in turns.
 
 Calls that may hang run in threads of their own.
 """
@@ -110,7 +111,9 @@ def start_apart(function: Callable[[], ResultT]) -> "Future[ResultT]":
 async def run_apart(
     function: Callable[ParametersT, ResultT], *args: ParametersT.args, **kwargs: ParametersT.kwargs
 ) -> ResultT:
-    """Calls a function in a thread of its own: if it hangs, it blocks no other call and no end of the process."""
+    """Calls a function in a thread of its own: a function that hangs blocks neither other calls nor the end of the
+    process.
+    """
     return await asyncio.wrap_future(start_apart(partial(function, *args, **kwargs)))
 
 

@@ -15,7 +15,7 @@ class Credentials:
 
     - `authorization`: as in HTTP's header of that name; empty without the header.
     - `names`: the subject alternative names of the caller's certificate, which the door has verified.
-    - `on_behalf`: the tenant for which the caller calls; empty for its own.
+    - `on_behalf`: the tenant for which the caller calls; empty: the caller's own tenant.
     """
 
     authorization: str = ""

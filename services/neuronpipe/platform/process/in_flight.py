@@ -191,7 +191,9 @@ class InFlight:
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """Returns the error of a call that waited for its caller: too long, as `late` says, or too many waited."""
+        """Returns the error of a call that waited for its caller: too long (`late`: the message), or beside too many
+        others.
+        """
         if is_late:
             return DeadlineExceeded(late)
         return Overloaded(f"{_MAX_WAITS} calls wait for their callers, the limit", retry_after_s=1)

@@ -37,8 +37,8 @@ class Lanes:
         return Lane(name, self, self._pool)
 
     def take_turn(self, size_bytes: int) -> asyncio.Future[None] | None:
-        """Takes small work of this size into this pass of the event loop; None where its budget has room. Otherwise
-        returns the future that is done in the pass in which the work may run.
+        """Counts small work of this size for a pass of the event loop. Returns None if the work may run in this pass;
+        otherwise a future that is done in the pass in which the work may run.
         """
         if self.has_room(size_bytes):
             return None
@@ -47,7 +47,7 @@ class Lanes:
         return turn
 
     def has_room(self, size_bytes: int) -> bool:
-        """Takes small work of this size into this pass of the event loop, if its budget has room."""
+        """Returns whether small work of this size may run in this pass of the event loop, and counts the work if so."""
         if self._turns or self._inline_bytes + size_bytes > _INLINE_BYTES:
             return False
         if not self._inline_bytes:

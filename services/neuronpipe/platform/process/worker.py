@@ -1,4 +1,4 @@
-"""Processes that work for this process: each ends with it, and a crash of one ends no other."""
+"""Processes that work for this process. Each ends with this process, and the crash of one ends no other."""
 
 import contextlib
 import multiprocessing

@@ -58,7 +58,7 @@ def running_telemetry(
 
 @contextmanager
 def _metrics_port(listen: str, meters: Meters, tls: ServerTls | None, may_read: MayRead) -> Iterator[None]:
-    """Shows the metrics to Prometheus while the block runs; at no port where `listen` is empty. Raises SetupError."""
+    """Shows the metrics to Prometheus while the block runs. `listen`: empty for no port. Raises SetupError."""
     if not listen:
         yield
         return

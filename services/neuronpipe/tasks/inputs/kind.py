@@ -137,8 +137,8 @@ class Pixels:
 class TokensAndPixels:
     """Texts and images for one model: each sequence is a text or an image.
 
-    A batch has the texts, then the images, either of which may be none, and `places`: int64 [batch], the place of each
-    sequence among them. The graph puts its outputs into that order. The executor's batches are all texts or all images,
+    A batch has the texts (or none), then the images (or none), and `places`: int64 [batch], the place of each sequence
+    among these rows. The graph puts its outputs into that order. The executor's batches are all texts or all images,
     because an image counts as longer than any text.
     """
 

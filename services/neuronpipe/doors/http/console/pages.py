@@ -167,7 +167,7 @@ class Reading:
 
 
 class LiveFigures:
-    """Streams of server-sent events, one for each listener, of whom there is a limited number."""
+    """Streams of server-sent events, one for each listener. The number of listeners is limited."""
 
     def __init__(self, meters: Meters, interval_s: float = _INTERVAL_S) -> None:
         self.listeners = Shares(_MAX_LISTENERS)
