@@ -6,7 +6,6 @@ So the bits of an item's results depend neither on other waiting items nor on th
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from neuronpipe.core.calls import Call
 from neuronpipe.core.tensors import Arrays
@@ -21,16 +20,16 @@ class WholeItemModel(ExecutorModel):
     """A model that keeps items whole. No shape is prepared, because items have other shapes than the menu plans."""
 
     may_use_all_cores = False
+    policy: "WholeItems"
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.policy = self._whole_items = WholeItems(self.policy, self.queue)
+    def batch_policy(self) -> "WholeItems":
+        return WholeItems(super().batch_policy(), self.queue)
 
     def enqueue(
         self, sequences: Sequence[Arrays], call: Call, trace: SpanContext | None, *, is_beyond_share: bool
     ) -> list[QueuedSequence]:
         item = super().enqueue(sequences, call, trace, is_beyond_share=is_beyond_share)
-        self._whole_items.add(item)
+        self.policy.add(item)
         return item
 
     def planned_shapes(self) -> list[BatchShape]:
@@ -41,11 +40,8 @@ class WholeItems:
     """Batches of whole items, in the shapes of another policy; see BatchPolicy."""
 
     def __init__(self, shapes: BatchPolicy, queue: SequenceQueue) -> None:
-        self.batch_of, self.lone_tokens, self.keep_if_in_time = (
-            shapes.batch_of,
-            shapes.lone_tokens,
-            shapes.keep_if_in_time,
-        )
+        self.deadlines = shapes.deadlines
+        self._shapes = shapes
         self._queue = queue
         # The item of each sequence, by the number of the sequence.
         self._items: dict[int, Sequence[QueuedSequence]] = {}
@@ -58,10 +54,16 @@ class WholeItems:
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes the waiting sequences of the same item; see BatchPolicy."""
-        mates = [mate for mate in self._items[oldest.number] if mate.is_waiting]
-        for mate in mates:
-            self._queue.remove(mate)
-        return self.batch_of([oldest, *mates])
+        others = [sequence for sequence in self._items[oldest.number] if sequence.is_waiting]
+        for sequence in others:
+            self._queue.remove(sequence)
+        return self.batch_of([oldest, *others])
+
+    def batch_of(self, members: list[QueuedSequence]) -> Batch:
+        return self._shapes.batch_of(members)
+
+    def lone_tokens(self, padded_tokens: int) -> int:
+        return self._shapes.lone_tokens(padded_tokens)
 
     def _forget(self, number: int, _: object) -> None:
         del self._items[number]

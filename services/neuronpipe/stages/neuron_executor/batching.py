@@ -53,7 +53,9 @@ class Batch:
 
 
 class BatchPolicy(Protocol):
-    """Forms batches from the queue of one model."""
+    """Forms batches from the queue of one model. `deadlines`: finds the sequences that would be too late."""
+
+    deadlines: "DeadlineCheck"
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Makes a batch of a sequence that was already removed from the queue, and of others, which it removes.
@@ -70,9 +72,6 @@ class BatchPolicy(Protocol):
 
     def lone_tokens(self, padded_tokens: int) -> int:
         """The number of tokens that the device computes for one sequence of a padded length in its own batch."""
-
-    def keep_if_in_time(self, sequence: QueuedSequence, wait_s: float) -> bool:
-        """Expires the sequence unless a core that is free in `wait_s` computes it in time. Returns whether it waits."""
 
 
 class DeadlineCheck:
@@ -91,16 +90,20 @@ class DeadlineCheck:
         # End of the time in which interactive and bulk sequences must be able to wait for a full batch.
         self._late_until_s = [0.0, 0.0]
 
-    def keep_if_in_time(self, sequence: QueuedSequence, wait_s: float) -> bool:
+    def expire_if_late(self, sequence: QueuedSequence, wait_s: float) -> bool:
+        """Expires the sequence unless a core that is free in `wait_s` computes it in time.
+
+        Returns whether no caller waits for the result now.
+        """
         if sequence.future.done():
-            return False
-        own_tokens = sequence.rows * self._lone_tokens(sequence.padded_tokens)
-        if not sequence.keep_if_in_time(wait_s + self._forecast.next_batch_s(own_tokens)):
-            self._late_until_s[sequence.is_bulk] = time.monotonic() + _LATE_FOR_S
-            return False
-        if time.monotonic() >= self._late_until_s[sequence.is_bulk]:
             return True
-        return sequence.keep_if_in_time(wait_s + self._forecast.batch_s(self._full_tokens(sequence)))
+        own_tokens = sequence.rows * self._lone_tokens(sequence.padded_tokens)
+        if sequence.expire_if_late(wait_s + self._forecast.next_batch_s(own_tokens)):
+            self._late_until_s[sequence.is_bulk] = time.monotonic() + _LATE_FOR_S
+            return True
+        if time.monotonic() >= self._late_until_s[sequence.is_bulk]:
+            return False
+        return sequence.expire_if_late(wait_s + self._forecast.batch_s(self._full_tokens(sequence)))
 
 
 class FixedBuckets:
@@ -110,7 +113,7 @@ class FixedBuckets:
         self._queue = queue
         self._forecast = forecast
         self._plan = plan
-        self.keep_if_in_time = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens).keep_if_in_time
+        self.deadlines = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens)
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes sequences of the oldest's length first, then the longest that fit; see BatchPolicy."""
@@ -131,7 +134,7 @@ class FixedBuckets:
                 continue
             max_rows = min(bucket.batch, share) if length == tokens else bucket.batch
             while len(members) < max_rows and (head := self._queue.first(length, is_bulk=is_bulk)):
-                if not self.keep_if_in_time(head, wait_s):
+                if self.deadlines.expire_if_late(head, wait_s):
                     self._queue.forget(head)
                 elif head.lost_cores or finish_s >= head.deadline_s:
                     break
@@ -214,7 +217,7 @@ class PlannedShapes:
         self._forecast = forecast
         self._menu = menu
         self._limits = limits
-        self.keep_if_in_time = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens).keep_if_in_time
+        self.deadlines = DeadlineCheck(forecast, self.lone_tokens, self._full_tokens)
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes the nearest lengths first, and gives back sequences that fill no batch of the menu; see BatchPolicy."""
@@ -257,7 +260,7 @@ class PlannedShapes:
         share = (self._queue.tokens_before(is_bulk=True) + growing.tokens) / idle_cores
         padding = 0
         while head := self._queue.first(length, is_bulk=members[0].is_bulk):
-            if not self.keep_if_in_time(head, wait_s):  # a late sequence would keep those behind it out of the batch
+            if self.deadlines.expire_if_late(head, wait_s):  # it would keep those behind it out of the batch
                 self._queue.forget(head)
                 continue
             if head.lost_cores:

@@ -84,12 +84,6 @@ class ExecutorModel:
         self.observer = observer
         self.queue = SequenceQueue()
         self.forecast = Forecast(self.queue, device.cores, times, device.forecasts)
-        shapes = backend.shapes
-        self.policy: BatchPolicy = (
-            FixedBuckets(self.queue, self.forecast, shapes)
-            if isinstance(shapes, BucketPlan)
-            else PlannedShapes(self.queue, self.forecast, shapes, limits)
-        )
         self.batches_running = 0
         self.computed_shapes: set[BatchShape] = set()
         # Set by the first batch of a request.
@@ -98,16 +92,25 @@ class ExecutorModel:
         # The outputs of a row by the number of its adapter. Adapters may have other numbers of labels than the base.
         self._outputs = [spec.outputs, *(spec.adapted(number + 1).outputs for number in range(len(spec.adapters)))]
         self._limits = limits
+        self.policy = self.batch_policy()
         self._device = device
         self._computed = 0
         self._unwanted = 0
         self._next_sweep_s = 0.0
         self._is_closed = False
+        shapes = backend.shapes
         # The most sequences of an item that share a place in the queue, by their padded length.
         self._most_rows = shapes.most_rows if spec.is_static and not isinstance(shapes, BucketPlan) else None
         if spec.is_static:  # two threads take more time together, and each text takes little
             self.may_use_all_cores = False
         observer.watch(lambda: self.queued, self.forecast.backlog_s, lambda: self.cores_left)
+
+    def batch_policy(self) -> BatchPolicy:
+        """Makes the policy that forms the model's batches."""
+        shapes = self.backend.shapes
+        if isinstance(shapes, BucketPlan):
+            return FixedBuckets(self.queue, self.forecast, shapes)
+        return PlannedShapes(self.queue, self.forecast, shapes, self._limits)
 
     def planned_shapes(self) -> list[BatchShape]:
         """The shapes to prepare ahead of requests. The warm-up has already run all buckets."""
@@ -213,7 +216,7 @@ class ExecutorModel:
         See BatchPolicy.fill. Returns None if the oldest sequence would be too late.
         """
         self.queue.remove(oldest)
-        if not self.policy.keep_if_in_time(oldest, wait_s):
+        if self.policy.deadlines.expire_if_late(oldest, wait_s):
             return None
         if oldest.lost_cores:
             return self.policy.batch_of([oldest])

@@ -13,6 +13,8 @@ ResultT = TypeVar("ResultT")
 # Tokens of padding at one place. A token of static embeddings takes 0.8 µs. Another batch takes 1 ms, because it has
 # its own shape (measured 2026-11-30, 2 busy virtual CPUs).
 _MOST_PADDING = 256
+# The one place of a sequence alone, which is the usual input.
+_ALONE = ((0,),)
 
 
 def pack(lengths: Sequence[int], most_rows: Callable[[int], int] | None) -> Sequence[Sequence[int]]:
@@ -21,6 +23,8 @@ def pack(lengths: Sequence[int], most_rows: Callable[[int], int] | None) -> Sequ
     `lengths`: the padded lengths of the sequences. `most_rows`: returns the most sequences of a length at a place, and
     then sequences of near lengths share places. None gives each sequence its own place, in the order of the input.
     """
+    if len(lengths) == 1:
+        return _ALONE
     if most_rows is None:
         return [(position,) for position in range(len(lengths))]
     places: list[list[int]] = []

@@ -234,7 +234,7 @@ class DeviceScheduler:
             for member in members:
                 if self.cores.is_lost(core):
                     model.requeue(member)
-                elif member.keep_if_in_time(0):
+                elif not member.expire_if_late(0):
                     await self._run_batch(core, model, model.policy.batch_of([member]))
             return
         (member,) = members

@@ -56,17 +56,17 @@ class QueuedSequence:
         """The number of rows that it takes in a batch."""
         return len(self.inputs)
 
-    def keep_if_in_time(self, duration_s: float) -> bool:
+    def expire_if_late(self, duration_s: float) -> bool:
         """Gives DeadlineExceeded to a caller who would get the result too late, in `duration_s`.
 
-        Returns whether a caller still waits.
+        Returns whether no caller waits for the result now.
         """
         if self.future.done():
-            return False
+            return True
         if time.monotonic() + duration_s >= self.deadline_s:
             self.future.set_exception(DeadlineExceeded("the deadline would pass before the model has run"))
-            return False
-        return True
+            return True
+        return False
 
 
 class SequenceQueue:
@@ -147,7 +147,7 @@ class SequenceQueue:
     def expire_late(self) -> None:
         """Removes the sequences that would be too late."""
         for sequence in list(self):
-            if not sequence.keep_if_in_time(0):
+            if sequence.expire_if_late(0):
                 self.forget(sequence)
 
 

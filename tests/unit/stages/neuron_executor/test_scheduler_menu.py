@@ -179,7 +179,7 @@ class _Policy:
         """The next batch of those that wait; None once all have left."""
         while oldest := self.queue.oldest():
             self.queue.remove(oldest)
-            if self._policy.keep_if_in_time(oldest, 0):
+            if not self._policy.deadlines.expire_if_late(oldest, 0):
                 return self._policy.fill(oldest, 0, 1, limit_s)
         return None
 

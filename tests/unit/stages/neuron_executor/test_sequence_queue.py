@@ -120,7 +120,7 @@ async def test_a_caller_who_got_an_answer_is_told_nothing_more(push: Push) -> No
     answered = push(deadline_s=0)
     answer = [ComputedSequence({}, 0, 1, 1, 4)]
     answered.future.set_result(answer)
-    assert not answered.keep_if_in_time(0)
+    assert answered.expire_if_late(0)
     assert answered.future.result() is answer
 
 
