@@ -40,6 +40,7 @@ from neuronpipe.stages.neuron_executor.generation.sequence import (
     Drafts,
     GeneratedSequence,
     PromptScores,
+    Rank,
     SequenceCaller,
     SharedPrefix,
     SourceText,
@@ -251,7 +252,7 @@ class Generator:
         deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
         has_drafts = self._draft_tokens and not searches
         return GeneratedSequence(
-            (call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
+            Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
             [TextRow(token_ids)],
             options,
             BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),

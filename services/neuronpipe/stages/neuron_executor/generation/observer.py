@@ -11,7 +11,7 @@ from neuronpipe.stages.neuron_executor.batch_observer import ModelObserver
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
-# Steps between two links of a text, which may take thousands of steps.
+# A text's span links to every 16th step, because a text may take thousands of steps.
 _LINKED_STEPS = 16
 
 

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.held_blocks import HeldBlocks
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
-from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import DUE_TOKENS, PATIENCE_S, TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 
@@ -71,7 +71,7 @@ class Planner:
         # The waiting and the running sequences, both sorted by rank.
         self.waiting: list[GeneratedSequence] = []
         self.running: list[GeneratedSequence] = []
-        # The rows of waiting sequences by tenant (None: all) and by priority, which is their rank without the number.
+        # The rows of waiting sequences by tenant (None: all) and by priority.
         self._waiting_rows: Counter[tuple[str | None, tuple[bool, bool]]] = Counter()
         self.preemptions = 0
         self._shares = TenantShares((max_sequences, pool.count))
@@ -181,10 +181,12 @@ class Planner:
 
     def _rows_ahead(self, sequence: GeneratedSequence, tenant: str | None) -> int:
         """The rows of a tenant (None: all) that wait before a new sequence, which is the last of its priority."""
-        return sum(self._waiting_rows[tenant, other] for other in _PRIORITIES if other <= sequence.rank[:2])
+        priority = sequence.rank.priority
+        return sum(self._waiting_rows[tenant, other] for other in _PRIORITIES if other <= priority)
 
     def _count_waiting(self, sequence: GeneratedSequence, rows: int) -> None:
-        for key in ((None, sequence.rank[:2]), (sequence.tenant, sequence.rank[:2])):
+        priority = sequence.rank.priority
+        for key in ((None, priority), (sequence.tenant, priority)):
             self._waiting_rows[key] += rows
             if not self._waiting_rows[key]:
                 del self._waiting_rows[key]
@@ -200,7 +202,9 @@ class Planner:
         sequence never ends for a bulk sequence.
         """
         new = [
-            waiting for waiting in self.waiting if not waiting.record.started_ns and waiting.rank[0] >= sequence.rank[0]
+            waiting
+            for waiting in self.waiting
+            if not waiting.record.started_ns and waiting.rank.is_bulk >= sequence.rank.is_bulk
         ]
         counts = Counter(waiting.tenant for waiting in new)
         busiest = max(counts, key=lambda tenant: counts[tenant], default="")
@@ -239,7 +243,7 @@ class Planner:
         return min(
             firsts.values(),
             key=lambda first: (
-                first.rank[0],
+                first.rank.is_bulk,
                 not self._preemptable(first),
                 self._shares.part(first.tenant),
                 first.rank,
@@ -263,7 +267,7 @@ class Planner:
             running
             for running in self.running
             if running.tenant != sequence.tenant
-            and running.rank[0] >= sequence.rank[0]
+            and running.rank.is_bulk >= sequence.rank.is_bulk
             and not running.is_kept
             and (tenants is _Preemptable.ALL or self._shares.is_over(running))
         ]
@@ -292,9 +296,9 @@ class Planner:
             self._shares.add(sequence, 0, missing)
         return True
 
-    def _superfluity(self, sequence: GeneratedSequence) -> tuple[bool, float, tuple[bool, bool, int]]:
+    def _superfluity(self, sequence: GeneratedSequence) -> tuple[bool, float, Rank]:
         """A sort key: the sequence with the largest key makes room first. The oldest kept sequence stays."""
-        return sequence.rank[0], -1 if sequence.is_kept else self._shares.part(sequence.tenant), sequence.rank
+        return sequence.rank.is_bulk, -1 if sequence.is_kept else self._shares.part(sequence.tenant), sequence.rank
 
     def _preempt(self, sequence: GeneratedSequence, step: _Step) -> None:
         step.remove(sequence)
@@ -317,9 +321,9 @@ class Planner:
         """
         if not answered:
             return self._step_tokens
-        first, rows = answered[0].rank[:-1], sum(len(sequence.rows) for sequence in answered)
+        last, rows = answered[0].rank.last_of_priority, sum(len(sequence.rows) for sequence in answered)
         following = self.waiting[: max(0, self._max_sequences - self._rows)]
-        unread = sum(sequence.rank[:-1] <= first for sequence in (*reading, *following))
+        unread = sum(sequence.rank < last for sequence in (*reading, *following))
         return int(min(self._step_tokens, rows + self.pace.most_read_tokens(len(answered), unread)))
 
     def _has_room_for(self, sequence: GeneratedSequence) -> bool:
@@ -349,5 +353,5 @@ class Planner:
         ]
 
 
-def _rank(sequence: GeneratedSequence) -> tuple[bool, bool, int]:
+def _rank(sequence: GeneratedSequence) -> Rank:
     return sequence.rank

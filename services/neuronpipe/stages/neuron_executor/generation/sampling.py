@@ -62,7 +62,8 @@ class LogitRules:
         words = [list(word.token_ids) for word in options.bad_words_ids]
         self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
         self._suppressed, self._suppressed_first = [*facts.suppress_tokens], [*facts.begin_suppress_tokens]
-        is_forced = prompt_tokens == 1 and self._first_id is not None  # a free choice follows
+        # If the first token is forced, the first free choice is the token after it.
+        is_forced = prompt_tokens == 1 and self._first_id is not None
         self._first_length = prompt_tokens + is_forced
         self._read_size = facts.encoder_no_repeat_ngram_size
         self._read_ngrams = _ngrams(read_ids, self._read_size)

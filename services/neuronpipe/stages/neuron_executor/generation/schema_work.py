@@ -36,8 +36,12 @@ _ALONE = _REMARKS | {"$defs", "definitions", "$schema", "$id", *_CHOICES}
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The cost of a schema: its combinations, properties of its object and those that may come first, the most
-    patterns of one text, and its work.
+    """The cost of a schema.
+
+    - `ways`: combinations.
+    - `width`: properties of its object. `first`: properties that may come first.
+    - `patterns`: the most patterns of one text.
+    - `work`: units of the work to compile it, see MOST_WORK.
 
     All but the work add to the costs of a schema that contains this schema by allOf, anyOf, oneOf or $ref.
     """

@@ -1,9 +1,11 @@
 """A text that is being generated: what the planner, the steps and the observer know of it, each part an object."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
@@ -135,12 +137,32 @@ class TextRecord:
         self.last_token_ns = now_ns
 
 
+class Rank(NamedTuple):
+    """The place of a sequence among others: sequences of lower rank go first.
+
+    Interactive sequences go before bulk sequences, then tenants within their shares before other tenants, and then
+    older sequences before newer sequences.
+    """
+
+    is_bulk: bool
+    is_beyond_share: bool
+    number: int
+
+    @property
+    def priority(self) -> tuple[bool, bool]:
+        """The rank without the number."""
+        return self.is_bulk, self.is_beyond_share
+
+    @property
+    def last_of_priority(self) -> "Rank":
+        """A rank behind all sequences of the same priority."""
+        return Rank(self.is_bulk, self.is_beyond_share, sys.maxsize)
+
+
 @dataclass(eq=False, slots=True)
 class GeneratedSequence:
     """A text that is being generated, or several texts of one length among which a search finds the best.
 
-    - `rank`: sequences of lower rank go first: interactive before bulk, tenants within their shares before others, and
-      then the older sequence.
     - `rows`: the texts. `computed`: number of their tokens whose keys and values are in their blocks.
     - `prompt_scores`: None unless the request asks for them.
     - `logprobs`: log probabilities of the newest tokens.
@@ -148,7 +170,7 @@ class GeneratedSequence:
       tenant preempts it.
     """
 
-    rank: tuple[bool, bool, int]
+    rank: Rank
     rows: list[TextRow]
     options: GenerationOptions
     chooser: TokenChooser | BeamSearch

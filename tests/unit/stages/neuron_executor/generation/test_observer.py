@@ -7,7 +7,7 @@ from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
-from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, SequenceCaller, TextRow
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -20,7 +20,7 @@ def _sequence(trace: SpanContext | None) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=_STEPS)
     chooser, future = TokenChooser(options, 3, ()), asyncio.get_running_loop().create_future()
     sequence = GeneratedSequence(
-        (False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), SequenceCaller(future)
+        Rank(False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), SequenceCaller(future)
     )
     sequence.record.trace = trace.child() if trace else None
     return sequence

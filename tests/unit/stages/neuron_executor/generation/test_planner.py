@@ -8,7 +8,7 @@ from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
 from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
-from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, SequenceCaller, TextRow
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 _ROWS, _SEED = 4, 20261130
@@ -18,7 +18,7 @@ def _sequence(number: int, tenant: str, *, is_bulk: bool, is_beyond_share: bool)
     options = GenerationOptions(max_new_tokens=8)
     caller = SequenceCaller(asyncio.get_running_loop().create_future(), tenant=tenant)
     chooser = TokenChooser(options, 3, frozenset(), GenerationFacts(), [1, 2, 3], 0, None)
-    rank = (is_bulk, is_beyond_share, number)
+    rank = Rank(is_bulk, is_beyond_share, number)
     return GeneratedSequence(rank, [TextRow([1, 2, number])], options, chooser, frozenset(), caller)
 
 

@@ -199,7 +199,7 @@ async def test_a_full_queue_has_room_for_a_tenant_that_has_less_of_it() -> None:
         found = await asyncio.gather(*first, return_exceptions=True)
         assert [isinstance(one, Overloaded) for one in found] == [False] * 7 + [True]
         assert isinstance(found[-1], Overloaded)
-        # Nine sequences, two side by side: the last has a place after seven, at 20 s each.
+        # Seven sequences of its tenant wait before it. Two run side by side, for 20 s each.
         assert found[-1].retry_after_s == pytest.approx(60)
 
 
