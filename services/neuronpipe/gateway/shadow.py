@@ -105,9 +105,8 @@ class ShadowCopies:
         with copy.shadow as model:
             began_ns = time.monotonic_ns()
             call = within_limit(_call_of_copy(copy), self._context.settings)
-            timings = RequestTimings(
-                self._context.observer, Spans.INFER, call
-            )  # in no trace, not counted among requests
+            # Copies are in no trace, and are not counted among requests.
+            timings = RequestTimings(self._context.observer, Spans.INFER, call)
             kind = kind_of(copy.request, model.spec)
             result, _ = await kind(self._context, copy.request, call, model, timings, is_copy=True).answer()
             assert isinstance(result, Packed)  # noqa: S101 (requests with tensors are not copied)
