@@ -260,7 +260,7 @@ class PlannedShapes:
         share = (self._queue.tokens_before(is_bulk=True) + growing.tokens) / idle_cores
         padding = 0
         while head := self._queue.first(length, is_bulk=members[0].is_bulk):
-            if self.deadlines.expire_if_late(head, wait_s):  # it would keep those behind it out of the batch
+            if self.deadlines.expire_if_late(head, wait_s):  # late sequences keep those behind out of the batch
                 self._queue.forget(head)
                 continue
             if head.lost_cores:
