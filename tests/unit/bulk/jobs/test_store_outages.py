@@ -156,7 +156,7 @@ async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store
     runs = _Runs(steps=3)
     async with (
         proxy(redis.port) as between,
-        _worker(between.url, runs.of("cut off")) as cut_off,
+        _worker(between.url, runs.of("cut off"), 1) as cut_off,
         _worker(redis.url, runs.of("other"), 1),
     ):
         runs.is_held = True
