@@ -54,9 +54,9 @@ class _Cost:
 
 
 class SchemaWork:
-    """The work of one document. `formats`: number of patterns that each format becomes.
+    """The work of one document, in units. `formats`: number of patterns that each format becomes.
 
-    `most_next`: the most properties of which any may come next in a text, once `units` was asked for.
+    `most_next`: the most properties of which any may come next in a text.
     """
 
     def __init__(self, root: Any, formats: dict[str, int]) -> None:
@@ -65,10 +65,7 @@ class SchemaWork:
         self.most_next = 0
         # Costs by the identity of the schema. A schema counts nothing within itself.
         self._known: dict[int, _Cost] = {}
-
-    @property
-    def units(self) -> float:
-        return self._of(self._root).work
+        self.units = self._of(root).work
 
     def _of(self, schema: Any) -> _Cost:
         if not isinstance(schema, dict) or not schema:
