@@ -41,7 +41,7 @@ def test_it_computes_what_transformers_does(task: str, tokens: int, tmp_path: Pa
         if found[name] is None:
             continue
         computed, wanted = found[name], expected[name]
-        if computed.shape[:2] == ids.shape:  # what is computed at padding is not the same, and nobody sees it
+        if computed.shape[:2] == ids.shape:  # outputs at padding differ, and nobody reads them
             computed, wanted = computed[mask.bool()], wanted[mask.bool()]
         torch.testing.assert_close(computed, wanted, rtol=0, atol=2e-5)
 

@@ -24,7 +24,7 @@ _TESTS = (
     "tests/repository/test_sample_answers.py",
 )
 _IGNORED = shutil.ignore_patterns("__pycache__", "node_modules", "*.png")
-# The environment is that of this test, whatever its age.
+# The commands use the environment of this test, which make would otherwise renew by the age of its files.
 _MAKE = ("make", "--old-file=.venv/.dev", "--old-file=.venv/.demo")
 
 

@@ -45,10 +45,14 @@ class CommandParser(argparse.ArgumentParser):
                 message = f"{message[: choice.start()]}invalid choice: {choice[1]!r}; did you mean {near_choices[0]}?"
         if "arguments are required: " in message:
             named = [
-                one for one in self._actions if not one.option_strings and one.choices and f" {one.metavar}" in message
+                action
+                for action in self._actions
+                if not action.option_strings and action.choices and f" {action.metavar}" in message
             ]
             message = message.removesuffix(", ...")
-            message += "".join(f"; {one.metavar} is one of {', '.join(map(str, one.choices or ()))}" for one in named)
+            message += "".join(
+                f"; {action.metavar} is one of {', '.join(map(str, action.choices or ()))}" for action in named
+            )
         options = list(self._option_string_actions)
         flags = {argument.partition("=")[0] for argument in self._arguments if argument.startswith("--")}
         removed = [f"{flag} {why}" for flag in sorted(flags.difference(options)) if (why := why_removed(flag))]

@@ -53,7 +53,7 @@ def client(gateway: FakeGateway) -> Iterator[Client]:
 
 
 def test_there_is_a_method_for_each_task() -> None:
-    # Two tasks have two methods: chunks have offsets besides their vectors, and texts have rows of vectors.
+    # Two tasks have a second method: for chunks, whose vectors have offsets, and for texts, whose vectors are rows.
     assert len(_METHODS) == len(TaskInput.DESCRIPTOR.fields) + 2
     assert {"extract_features", "embed_chunks", "embed", "embed_texts"} <= set(_METHODS)
 

@@ -357,7 +357,7 @@ def _check_growth(tokenizer: Tokenizer, text: str) -> None:
 def _counts(text: str) -> Iterator[tuple[str, int]]:
     """The characters of a text, and how often each occurs.
 
-    The text is read in pieces, because a call of NumPy keeps the interpreter's lock: other threads wait for one piece.
+    A call of NumPy keeps the interpreter's lock. Each call gets a piece of the text, for which other threads wait.
     """
     totals = np.zeros(0, np.int64)
     for start in range(0, len(text), _PIECE):

@@ -1,4 +1,4 @@
-"""generation/planner.py: the forecast of a wait counts the rows that go first, whoever comes, begins and leaves."""
+"""generation/planner.py: the forecast of a wait counts the rows that go first, as texts come, begin and leave."""
 
 import asyncio
 import random
