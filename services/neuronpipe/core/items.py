@@ -55,6 +55,9 @@ class Work(NamedTuple):
 
 NO_WORK = Work()
 
+# Inputs of up to the first size are small for every lane; inputs beyond the second are not parsed on the event loop.
+_SMALL_BYTES, _LARGE_BYTES = 1 << 10, 64 << 10
+
 
 class StageItem(Protocol):
     """The fields of all items: the call to which the item belongs, the model, and the context of the stage."""
@@ -84,6 +87,18 @@ class TokenizeItem(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return self.input.size_bytes
+
+
+def work_bytes(input: Packed[TaskInput]) -> int:
+    """The size in bytes of what encoding and decoding read of an input: a schema is for the executor alone.
+
+    Inputs that are small or large count whole. Raises InvalidInput.
+    """
+    size_bytes = input.size_bytes
+    if not _SMALL_BYTES < size_bytes <= _LARGE_BYTES:
+        return size_bytes
+    options = getattr(input.body, "options", None)
+    return size_bytes - (options.ByteSize() if options else 0)
 
 
 class EncodedInput(NamedTuple):
@@ -158,6 +173,11 @@ class PostprocessItem(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return self.input.size_bytes + self.annotations.size_bytes + self.outputs.size_bytes
+
+    @property
+    def work_bytes(self) -> int:
+        """The size in bytes of what decoding reads. Raises InvalidInput."""
+        return work_bytes(self.input) + self.annotations.size_bytes + self.outputs.size_bytes
 
 
 Tokenize: TypeAlias = Callable[[TokenizeItem], Awaitable[EncodedInput]]

@@ -7,13 +7,14 @@ Calls that may hang run in threads of their own.
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+from neuronpipe.platform.process.group_queue import GroupQueue
 
 ResultT = TypeVar("ResultT")
 ParametersT = ParamSpec("ParametersT")
@@ -127,14 +128,14 @@ class Places:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the first group is the next to get a place
+        self._waiting: GroupQueue[asyncio.Future[None]] = GroupQueue()
 
     async def take(self, group: str = "") -> None:
         if self._free:
             self._free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, deque()).append(turn)
+        self._waiting.put(group, turn)
         try:
             await turn
         except asyncio.CancelledError:
@@ -145,12 +146,7 @@ class Places:
     def leave(self) -> None:
         """Passes a place on to the next waiting caller."""
         while self._waiting:
-            group, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            del self._waiting[group]
-            if turns:
-                self._waiting[group] = turns
-            if not turn.done():
+            if not (turn := self._waiting.take()).done():
                 turn.set_result(None)
                 return
         self._free += 1

@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from neuronpipe.core.errors import Overloaded
+from neuronpipe.platform.process.group_queue import GroupQueue
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
@@ -23,6 +24,22 @@ _THREADS = 4
 _MAX_WAITING = 4096
 
 
+@dataclass(eq=False, frozen=True)
+class _Turn:
+    """Small work that waits for a pass of the event loop. `begun`: done in the pass in which the work may run."""
+
+    size_bytes: int
+    begun: asyncio.Future[None]
+
+
+class _Piece(Future[Any]):
+    """Work for a thread, and its result."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self.work = work
+
+
 class Lanes:
     """A few threads that the lanes share, and one budget for small work in each pass of the event loop."""
 
@@ -30,21 +47,21 @@ class Lanes:
         """`name` begins the names of the threads."""
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
         self._inline_bytes = 0
-        self._turns: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._turns: GroupQueue[_Turn] = GroupQueue()
 
     def lane(self, name: str) -> "Lane":
         """Returns a new lane, whose name appears in errors."""
         return Lane(name, self, self._pool)
 
-    def take_turn(self, size_bytes: int) -> asyncio.Future[None] | None:
+    def take_turn(self, group: str, size_bytes: int) -> asyncio.Future[None] | None:
         """Counts small work of this size for a pass of the event loop. Returns None if the work may run in this pass;
-        otherwise a future that is done in the pass in which the work may run.
+        otherwise a future that is done in the pass in which the work may run. Groups take turns.
         """
         if self.has_room(size_bytes):
             return None
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.append((turn, size_bytes))
-        return turn
+        turn = _Turn(size_bytes, asyncio.get_running_loop().create_future())
+        self._turns.put(group, turn)
+        return turn.begun
 
     def has_room(self, size_bytes: int) -> bool:
         """Returns whether small work of this size may run in this pass of the event loop, and counts the work if so."""
@@ -57,11 +74,11 @@ class Lanes:
 
     def _begin_pass(self) -> None:
         self._inline_bytes = 0
-        while self._turns and self._inline_bytes + self._turns[0][1] <= _INLINE_BYTES:
-            turn, size_bytes = self._turns.popleft()
-            if not turn.done():  # otherwise its caller has left
-                turn.set_result(None)
-                self._inline_bytes += size_bytes
+        while self._turns and self._inline_bytes + self._turns.first().size_bytes <= _INLINE_BYTES:
+            turn = self._turns.take()
+            if not turn.begun.done():  # otherwise its caller has left
+                turn.begun.set_result(None)
+                self._inline_bytes += turn.size_bytes
         if self._inline_bytes:
             asyncio.get_running_loop().call_soon(self._begin_pass)
 
@@ -71,7 +88,8 @@ class Lanes:
 
 
 class Lane:
-    """One model's CPU work of one kind. Pieces that go to a thread run one at a time, in order. `Lanes` makes it.
+    """One model's CPU work of one kind. Pieces that go to a thread run one at a time: groups, such as tenants, take
+    turns, and the pieces of a group run in order. `Lanes` makes it.
 
     After each piece, a lane with more work queues up behind the other lanes.
     """
@@ -82,12 +100,13 @@ class Lane:
         self._pool = pool
         # Guards the fields below, which the event loop and a thread change.
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
+        self._waiting: GroupQueue[_Piece] = GroupQueue()
         # The piece that a thread runs or takes next, even if its caller has left.
         self._turn: Future[None] | None = None
 
     async def run(
         self,
+        group: str,
         size_bytes: int,
         work: Callable[ParametersT, ResultT],
         *args: ParametersT.args,
@@ -100,11 +119,11 @@ class Lane:
         began is not done. Raises Overloaded, any error of the work, and RuntimeError for a panic of a library in Rust.
         """
         if size_bytes <= _INLINE_BYTES and not self._turn:
-            if turn := self._lanes.take_turn(size_bytes):
+            if turn := self._lanes.take_turn(group, size_bytes):
                 await turn
             if not self._turn:
                 return _call(work, *args, **kwargs)
-        return await asyncio.wrap_future(self._queue(partial(_call, work, *args, **kwargs)))
+        return await asyncio.wrap_future(self._queue(group, partial(_call, work, *args, **kwargs)))
 
     def run_at_once(
         self,
@@ -123,46 +142,46 @@ class Lane:
 
     async def close(self) -> None:
         """Cancels the waiting work, and returns when the running piece has ended."""
-        for future in list(self._waiting):
-            future.cancel()
+        for piece in list(self._waiting):
+            piece.cancel()
         if turn := self._turn:
             await asyncio.wrap_future(turn)
 
-    def _queue(self, work: Callable[[], ResultT]) -> "Future[ResultT]":
-        future: Future[ResultT] = Future()
+    def _queue(self, group: str, work: Callable[[], ResultT]) -> "Future[ResultT]":
+        piece = _Piece(work)
         with self._lock:
             if len(self._waiting) >= _MAX_WAITING:
                 raise Overloaded(f"{_MAX_WAITING} inputs wait for {self._name}, which is the limit", retry_after_s=1)
-            self._waiting[future] = work
+            self._waiting.put(group, piece)
             if not self._turn:
                 self._turn = self._pool.submit(self._do_next)
-        future.add_done_callback(self._forget)
-        return future
+        piece.add_done_callback(partial(self._forget, group))
+        return piece
 
-    def _forget(self, future: "Future[Any]") -> None:
-        if future.cancelled():
+    def _forget(self, group: str, piece: Any) -> None:
+        if piece.cancelled():
             with self._lock:
-                self._waiting.pop(future, None)
+                self._waiting.discard(group, piece)
 
     def _do_next(self) -> None:
         result: Any = None
         error: BaseException | None = None
         with self._lock:
-            future, work = self._waiting.popitem(last=False) if self._waiting else (None, None)
-        is_wanted = future is not None and future.set_running_or_notify_cancel()
-        if work and is_wanted:
+            piece = self._waiting.take() if self._waiting else None
+        is_wanted = piece is not None and piece.set_running_or_notify_cancel()
+        if piece and is_wanted:
             try:
-                result = work()
+                result = piece.work()
             except BaseException as fault:
                 error = fault
         # The lane is free before its caller continues, as the caller may have more work.
         with self._lock:
             self._turn = self._pool.submit(self._do_next) if self._waiting else None
-        if future and is_wanted:
+        if piece and is_wanted:
             if error:
-                future.set_exception(error)
+                piece.set_exception(error)
             else:
-                future.set_result(result)
+                piece.set_result(result)
         # The error's traceback refers to this frame, so error and frame would keep each other alive.
         error = None
 

@@ -54,12 +54,12 @@ class PostprocessorStage:
 
     async def postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         with self.models.table.at(item.model) as model:
-            return await model.lane.run(item.size_bytes, model.decode, item)
+            return await model.lane.run(item.call.caller.tenant, item.work_bytes, model.decode, item)
 
     def postprocess_at_once(self, item: PostprocessItem) -> Packed[TaskResult] | None:
         """Returns the result if the outputs are small and no others wait, otherwise None."""
         with self.models.table.at(item.model) as model:
-            return model.lane.run_at_once(item.size_bytes, model.decode, item)
+            return model.lane.run_at_once(item.work_bytes, model.decode, item)
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.api.v1.tensors_pb2 import DataType, TensorSet
 from neuronpipe.bundles.repository import Bundle
-from neuronpipe.core.items import EncodedInput
+from neuronpipe.core.items import EncodedInput, work_bytes
 from neuronpipe.core.model import ModelSpec, encoding_traits
 from neuronpipe.core.packed import Packed, TensorSets
 from neuronpipe.core.tensors import to_arrays, to_tensor_set
@@ -132,12 +132,12 @@ class Encoder:
         key.update(repr((task.name, truncation_tokens(message), *map(_short, task.traits(message)))).encode())
         return key.digest()
 
-    def work_bytes(self, size_bytes: int) -> int:
-        """The size of an input as its lane counts it.
+    def work_bytes(self, input: Packed[TaskInput]) -> int:
+        """The size of an input as its lane counts it. Raises InvalidInput.
 
         Every image counts as long work, because a small file may contain a large image.
         """
-        return max(size_bytes, _LONG_WORK_BYTES) if self.kind == "pixels" else size_bytes
+        return max(input.size_bytes, _LONG_WORK_BYTES) if self.kind == "pixels" else work_bytes(input)
 
     def encode(self, input: Packed[TaskInput]) -> EncodedInput:
         """Encodes a checked input into read-only arrays. Raises InvalidInput."""

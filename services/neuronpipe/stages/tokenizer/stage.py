@@ -40,15 +40,16 @@ class EncodingModel:
 
     async def tokenize(self, item: TokenizeItem) -> EncodedInput:
         """Encodes one input, or takes it from the cache. Raises InvalidInput."""
-        size_bytes = item.size_bytes
-        work_bytes = self.encoder.work_bytes(size_bytes)
-        is_long = self.encoder.kind == "tokens" and size_bytes > LONG_TEXT
+        size_bytes, tenant = item.size_bytes, item.call.caller.tenant
+        work_bytes = self.encoder.work_bytes(item.input)
+        is_long = self.encoder.kind == "tokens" and work_bytes > LONG_TEXT
         lane = self.encoding_long_texts if is_long else self.encoding
         if not self.cache:
-            return await lane.run(work_bytes, self._check_and_encode, item)
+            return await lane.run(tenant, work_bytes, self._check_and_encode, item)
         is_small = size_bytes <= _READ_INLINE_BYTES
-        key = self._key(item) if is_small else await self.reading.run(size_bytes, self._key, item)
-        encoded, outcome = await self.cache.get(key, size_bytes, partial(lane.run, work_bytes, self._encode, item))
+        key = self._key(item) if is_small else await self.reading.run(tenant, size_bytes, self._key, item)
+        encode = partial(lane.run, tenant, work_bytes, self._encode, item)
+        encoded, outcome = await self.cache.get(key, size_bytes, encode)
         # New sets, because the cached sets would otherwise also keep their serialized form.
         sequences, annotations = (TensorSets(arrays=sets.arrays) for sets in (encoded.sequences, encoded.annotations))
         return EncodedInput(sequences, annotations, encoded.tokens, encoded.truncated_tokens, outcome)
