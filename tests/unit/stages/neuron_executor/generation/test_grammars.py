@@ -6,10 +6,12 @@ import os
 import random
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -556,4 +558,29 @@ async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.M
     for regex in ("b", "c", "b"):
         await own.of(GenerationOptions(regex=regex))
     assert compiled[4:] == ["c", "b"]
+    own.close()
+
+
+class _Compiled:
+    """A grammar that tells when it is freed."""
+
+    def __init__(self, freed_s: list[float]) -> None:
+        self._freed_s = freed_s
+
+    def deep_copy(self) -> str:
+        return "a copy"
+
+    def __del__(self) -> None:
+        self._freed_s.append(time.monotonic())
+
+
+async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_MAX_KEPT", 3)
+    freed_s = list[float]()
+    monkeypatch.setattr(Grammars, "_compiled", lambda *_: _Compiled(freed_s))
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for numbers in (range(3), range(3, 6)):  # the last three replace the first at once
+        await asyncio.gather(*(own.of(GenerationOptions(regex=str(number))) for number in numbers))
+    await happens(lambda: len(freed_s) == 3)
+    assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammars._FREES_EVERY_S / 2
     own.close()
