@@ -149,7 +149,7 @@ class Generator:
             finish_reason = await sequence.caller.future
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
-            self._steps.wake()  # if it was cancelled, the next plan frees its blocks
+            self._steps.leave(sequence)  # if it was cancelled, the next plan frees its blocks
             raise
         self._observer.finished(sequence, trace)
         figures = record.figures
@@ -286,7 +286,7 @@ class Generator:
             raise _stopping()
         wait_s, displaced = self.planner.wait_s(sequence), None
         if len(self.planner.waiting) >= self._max_queue_sequences:
-            displaced = self.planner.displaced_by(sequence)
+            displaced = self.planner.waiting.displaced_by(sequence)
             if not displaced:
                 raise self._queue_full(wait_s)
         self._refuse_late(sequence, wait_s)

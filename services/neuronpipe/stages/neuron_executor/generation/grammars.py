@@ -60,6 +60,7 @@ _MAX_REASON = 200
 # llguidance computes with 64-bit floats, which do not represent larger integers exactly, and ignores bounds beyond.
 _MAX_EXACT, _MAX_INT64 = 1 << 53, (1 << 63) - 1
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_WITH_NUMBERS = ("const", "enum", *_BOUNDS)
 # Further patterns for texts of these formats. Without them, Python refuses some texts as dates or times: leap years
 # exist, the year 0 and the second 60 do not.
 _DATE = (
@@ -460,12 +461,12 @@ def _check(option: str, text: str) -> None:
         raise ValueError(f"{most} properties may come next in a text, the limit is {MOST_NEXT}: require some of them")
     states = Decimal(0)
     for schema in chain.from_iterable(map(_parts, schemas)):
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or not schema:
             continue
         if isinstance(multiple := schema.get("multipleOf"), int | Decimal):
             states += _states(Decimal(multiple))
-        for keyword in ("const", "enum", *_BOUNDS):
-            for number in _parts(schema.get(keyword)):
+        for keyword in (name for name in _WITH_NUMBERS if name in schema):
+            for number in _parts(schema[keyword]):
                 if isinstance(number, int | Decimal) and not _is_exact(Decimal(number).copy_abs(), keyword in _BOUNDS):
                     raise ValueError(f"{keyword} has a number beyond {_MAX_EXACT} that a float of 64 bits has not")
         least, required = schema.get("minProperties"), schema.get("required")

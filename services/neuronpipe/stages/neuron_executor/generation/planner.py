@@ -20,9 +20,8 @@ from neuronpipe.stages.neuron_executor.generation.held_blocks import HeldBlocks
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import DUE_TOKENS, PATIENCE_S, TenantShares, split
+from neuronpipe.stages.neuron_executor.generation.waiting_texts import WaitingTexts, rank_of
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
-
-_PRIORITIES = (False, False), (False, True), (True, False), (True, True)
 
 
 @dataclass(slots=True)
@@ -68,11 +67,8 @@ class Planner:
         self.pace = pace
         # Number of texts that run side by side while others wait: fewer than the limit if they need the whole cache.
         self._places = max_sequences
-        # The waiting and the running sequences, both sorted by rank.
-        self.waiting: list[GeneratedSequence] = []
-        self.running: list[GeneratedSequence] = []
-        # The rows of waiting sequences by tenant (None: all) and by priority.
-        self._waiting_rows: Counter[tuple[str | None, tuple[bool, bool]]] = Counter()
+        self.waiting = WaitingTexts()
+        self.running: list[GeneratedSequence] = []  # sorted by rank
         self.preemptions = 0
         self._shares = TenantShares((max_sequences, pool.count))
 
@@ -82,20 +78,19 @@ class Planner:
 
     def add(self, sequence: GeneratedSequence) -> None:
         """Adds a sequence that the cache could hold to the waiting sequences."""
-        insort(self.waiting, sequence, key=_rank)
-        self._count_waiting(sequence, sequence.most_rows)
+        self.waiting.add(sequence)
 
     def end(self, sequence: GeneratedSequence) -> None:
         """Removes a sequence, and frees its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self._leave_waiting(sequence)
+        else:
+            self.waiting.discard(sequence)
         self.blocks.give_back(sequence)
 
     def plan(self) -> dict[GeneratedSequence, list[DecoderRun]]:
         """Plans the next step; empty if there is no sequence."""
-        self._shares.count(self.running, self.waiting)
+        self._shares.count(self.running, self.waiting.firsts())
         # Sequences with one token left come first: each costs one token of the budget, and a reader waits for it.
         answered = [running for running in self.running if running.left == 1]
         reading = [running for running in self.running if running.left > 1]
@@ -145,10 +140,10 @@ class Planner:
             return False
         if self._preemptable(sequence) is _Preemptable.ALL:
             sequence.kept_tokens = sequence.generated + DUE_TOKENS
-        self._leave_waiting(sequence)
+        self.waiting.discard(sequence)
         self.blocks.take(sequence, count, missing)
         self._shares.add(sequence, sequence.most_rows, sequence.blocks_held)
-        insort(self.running, sequence, key=_rank)
+        insort(self.running, sequence, key=rank_of)
         step.add(sequence, count)
         return True
 
@@ -174,43 +169,10 @@ class Planner:
         The sequence waits behind all sequences, or within its tenant's share only behind its tenant's sequences.
         """
         tenant_rows = sum(running.most_rows for running in self.running if running.tenant == sequence.tenant)
-        rows = self._rows + self._rows_ahead(sequence, None) + sequence.most_rows
-        tenant_rows += self._rows_ahead(sequence, sequence.tenant) + sequence.most_rows
+        rows = self._rows + self.waiting.rows_before(sequence, None) + sequence.most_rows
+        tenant_rows += self.waiting.rows_before(sequence, sequence.tenant) + sequence.most_rows
         share, _ = self._shares.of(sequence.tenant, sequence.weight)
         return min(self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places)))
-
-    def _rows_ahead(self, sequence: GeneratedSequence, tenant: str | None) -> int:
-        """The rows of a tenant (None: all) that wait before a new sequence, which is the last of its priority."""
-        priority = sequence.rank.priority
-        return sum(self._waiting_rows[tenant, other] for other in _PRIORITIES if other <= priority)
-
-    def _count_waiting(self, sequence: GeneratedSequence, rows: int) -> None:
-        priority = sequence.rank.priority
-        for key in ((None, priority), (sequence.tenant, priority)):
-            self._waiting_rows[key] += rows
-            if not self._waiting_rows[key]:
-                del self._waiting_rows[key]
-
-    def _leave_waiting(self, sequence: GeneratedSequence) -> None:
-        self.waiting.remove(sequence)
-        self._count_waiting(sequence, -sequence.most_rows)
-
-    def displaced_by(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
-        """The sequence that ends so that a new sequence can wait: the newest of the tenant with most new sequences.
-
-        None unless that tenant has more new sequences than the tenant of the new sequence would have. An interactive
-        sequence never ends for a bulk sequence.
-        """
-        new = [
-            waiting
-            for waiting in self.waiting
-            if not waiting.record.started_ns and waiting.rank.is_bulk >= sequence.rank.is_bulk
-        ]
-        counts = Counter(waiting.tenant for waiting in new)
-        busiest = max(counts, key=lambda tenant: counts[tenant], default="")
-        if counts[busiest] <= counts[sequence.tenant] + 1:
-            return None
-        return max((waiting for waiting in new if waiting.tenant == busiest), key=_rank)
 
     def finish(self, sequence: GeneratedSequence, count: int) -> None:
         """Notes that `count` more tokens of a sequence are computed, and publishes the blocks that became full."""
@@ -235,19 +197,17 @@ class Planner:
         return split(max(0, room - sum(len(sequence.rows) for sequence in answered)), needs)
 
     def _next(self) -> GeneratedSequence | None:
-        if not self.waiting or not self._shares.are_several:
-            return next(iter(self.waiting), None)
-        firsts: dict[str, GeneratedSequence] = {}
-        for waiting in self.waiting:
-            firsts.setdefault(waiting.tenant, waiting)
+        if not self._shares.are_several:
+            return self.waiting.first()
         return min(
-            firsts.values(),
+            self.waiting.firsts(),
             key=lambda first: (
                 first.rank.is_bulk,
                 not self._preemptable(first),
                 self._shares.part(first.tenant),
                 first.rank,
             ),
+            default=None,
         )
 
     def _preemptable(self, sequence: GeneratedSequence) -> _Preemptable | None:
@@ -322,7 +282,7 @@ class Planner:
         if not answered:
             return self._step_tokens
         last, rows = answered[0].rank.last_of_priority, sum(len(sequence.rows) for sequence in answered)
-        following = self.waiting[: max(0, self._max_sequences - self._rows)]
+        following = self.waiting.first_of_all(max(0, self._max_sequences - self._rows))
         unread = sum(sequence.rank < last for sequence in (*reading, *following))
         return int(min(self._step_tokens, rows + self.pace.most_read_tokens(len(answered), unread)))
 
@@ -351,7 +311,3 @@ class Planner:
             )
             for row in sequence.rows
         ]
-
-
-def _rank(sequence: GeneratedSequence) -> Rank:
-    return sequence.rank

@@ -53,6 +53,10 @@ class _Cost:
     work: float = 0
 
 
+# The cost of a schema that says nothing, of which a document may have thousands.
+_NO_COST = _Cost()
+
+
 class SchemaWork:
     """The work of one document, in units. `formats`: number of patterns that each format becomes.
 
@@ -69,9 +73,9 @@ class SchemaWork:
 
     def _of(self, schema: Any) -> _Cost:
         if not isinstance(schema, dict) or not schema:
-            return _Cost()
+            return _NO_COST
         if id(schema) not in self._known:
-            self._known[id(schema)] = _Cost()
+            self._known[id(schema)] = _NO_COST
             cost = self._of(self._target(schema["$ref"])) if _is_link(schema) else self._computed(schema)
             self._known[id(schema)] = cost
         return self._known[id(schema)]

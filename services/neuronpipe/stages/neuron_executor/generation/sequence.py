@@ -164,6 +164,7 @@ class GeneratedSequence:
     """A text that is being generated, or several texts of one length among which a search finds the best.
 
     - `rows`: the texts. `computed`: number of their tokens whose keys and values are in their blocks.
+    - `most_rows`: number of texts that may be searched side by side.
     - `prompt_scores`: None unless the request asks for them.
     - `logprobs`: log probabilities of the newest tokens.
     - `waits_since_s`: a time of time.monotonic(). `kept_tokens`: number of new tokens before which no text of another
@@ -183,12 +184,14 @@ class GeneratedSequence:
     record: TextRecord = field(default_factory=TextRecord)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_tokens: int = field(init=False)
+    most_rows: int = field(init=False)
     computed: int = 0
     waits_since_s: float = field(default_factory=time.monotonic)
     kept_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.token_ids)
+        self.most_rows = max(1, self.options.num_beams)
 
     @property
     def token_ids(self) -> list[int]:
@@ -202,11 +205,6 @@ class GeneratedSequence:
     @property
     def weight(self) -> float:
         return self.caller.weight
-
-    @property
-    def most_rows(self) -> int:
-        """The number of texts that may be searched side by side."""
-        return max(1, self.options.num_beams)
 
     @property
     def blocks_held(self) -> int:

@@ -8,6 +8,7 @@ lock. The event loop tries again later, and does other work until then.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -26,6 +27,8 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Deco
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 # A step hangs when it takes longer than this multiple of the longest step before, and longer than the configured limit.
 _HANGS_AFTER = 10
+# The interval at which the deadlines of waiting sequences are looked at.
+_SWEEP_S = 0.05
 _NOT_COMPUTED = "the model could not compute this input"
 
 # The tokens of a text, the continuations of a search, or the error of either.
@@ -68,6 +71,9 @@ class StepLoop:
         self.is_closed = False
         # Holds one item while there is something to plan. Only the event loop puts items.
         self._news: SimpleQueue[None] = SimpleQueue()
+        # The sequences whose callers have left.
+        self._left: deque[GeneratedSequence] = deque()
+        self._swept_s = 0.0
         self._began_s: float | None = None
         self._longest_s = 0.0
 
@@ -80,6 +86,11 @@ class StepLoop:
         """Lets the thread plan new sequences."""
         if self._news.empty():
             self._news.put(None)
+
+    def leave(self, sequence: GeneratedSequence) -> None:
+        """Ends a sequence whose caller has left, before the next step."""
+        self._left.append(sequence)
+        self.wake()
 
     def close(self) -> None:
         """Begins no more steps."""
@@ -103,11 +114,17 @@ class StepLoop:
         return {}
 
     def _sweep(self) -> list[SequenceProgress]:
-        """Removes sequences whose callers left or whose deadlines passed. Returns the end of each late sequence."""
+        """Removes sequences whose callers left or whose deadlines passed. Returns the end of each late sequence.
+
+        Looks at waiting sequences now and then only, because there may be thousands.
+        """
         now_s, late = time.monotonic(), []
-        for sequence in [
-            text for text in self._planner if text.caller.future.done() or now_s >= text.caller.deadline_s
-        ]:
+        while self._left:
+            self._planner.end(self._left.popleft())
+        texts: Iterable[GeneratedSequence] = self._planner.running
+        if now_s - self._swept_s > _SWEEP_S:
+            texts, self._swept_s = self._planner, now_s
+        for sequence in [text for text in texts if text.caller.future.done() or now_s >= text.caller.deadline_s]:
             self._planner.end(sequence)
             if not sequence.caller.future.done():
                 error = DeadlineExceeded("the deadline passed before the text was complete")

@@ -42,4 +42,4 @@ async def test_a_wait_is_forecast_by_the_rows_that_go_first() -> None:
             planner.end(leaving)
     for sequence in list(planner):
         planner.end(sequence)
-    assert not planner._waiting_rows
+    assert not planner.waiting._rows
