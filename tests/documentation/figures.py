@@ -46,8 +46,14 @@ _GENERATION = {
     "llama, vllm": "vLLM, CPU build",
     "llama, transformers": "`transformers`, in process",
 }
+_QWEN = "qwen2.5-0.5b"
+_REALISTIC_SYSTEMS = {
+    "four processes": "neuronpipe, four processes",
+    "openvino-genai": "openvino-genai, in process",
+    "llama-cpp": "llama.cpp's server",
+}
 _RATIO = "Ratio in the same rounds"
-_LIKE_FOR_LIKE, _PEERS, _MODELS, _TEXTS = "like for like", "peers", "models", "generation"
+_LIKE_FOR_LIKE, _PEERS, _MODELS, _TEXTS, _REALISTIC = "like for like", "peers", "models", "generation", "realistic"
 # Names of targets, in the words of the pages.
 _WORDS = (
     (r" \((?:litserve|triton|transformers|not measured)[^)]*\)", ""),
@@ -205,6 +211,23 @@ def _generated_texts() -> Iterator[str]:
     yield from markdown_table(["Tokens/s, by callers", *heading], rows)
 
 
+def _realistic_texts() -> Iterator[str]:
+    """The table of generators with a model of realistic size."""
+    yield f"{_link(_GRAPH)}, {_date(_GRAPH, _REALISTIC)}:"
+    yield ""
+    columns = [(dtype, callers) for dtype in ("int8-weights", "bfloat16") for callers in (1, 8)]
+    rows = [
+        [
+            name,
+            *(_rounded(_speeds(_GRAPH, _REALISTIC, callers)[f"{_QWEN}, {dtype}, {system}"].per_s)
+              for dtype, callers in columns),
+        ]
+        for system, name in _REALISTIC_SYSTEMS.items()
+    ]  # fmt: skip
+    heading = [f"{callers}, {dtype.replace('-', ' ')}" for dtype, callers in columns]
+    yield from markdown_table(["Tokens/s, by callers", *heading], rows)
+
+
 def _accuracy() -> Iterator[str]:
     """The table of the agreement of each model in each dtype."""
     results = json.loads((_BENCHMARKS / "accuracy.json").read_text())
@@ -272,6 +295,7 @@ _PARTS = {
     "same graph": _same_graph,
     "as people write": _as_people_write,
     "generated texts": _generated_texts,
+    "realistic texts": _realistic_texts,
     "missed targets": _missed,
     "accuracy": _accuracy,
 }
