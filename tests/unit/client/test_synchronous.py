@@ -38,10 +38,14 @@ def _only_these_tests_leave_garbage() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Nothing is logged ("Task was destroyed but it is pending"); warnings are errors anyway (pyproject.toml)."""
+    """Nothing is logged ("Task was destroyed but it is pending"); warnings are errors anyway (pyproject.toml).
+
+    grpc.aio sometimes brings an event of a closed loop to another loop of the process, which logs that (grpcio 1.85).
+    """
     yield
     gc.collect()
-    assert [record.getMessage() for record in caplog.records] == []
+    logged = [record.getMessage() for record in caplog.records]
+    assert [message for message in logged if "PollerCompletionQueue._handle_events" not in message] == []
 
 
 def _requests() -> Iterator[InferRequest]:
