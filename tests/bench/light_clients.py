@@ -242,7 +242,7 @@ class GrpcConnection(asyncio.Protocol):
 
 
 class HttpSender(Sender):
-    """POST with JSON over HTTP/1.1: each caller has a connection, which is kept."""
+    """POST with JSON over HTTP/1.1: each caller has a connection, which is kept until the server closes it."""
 
     def __init__(self) -> None:
         self._connections: list[_HttpConnection] = []
@@ -300,19 +300,38 @@ class _HttpConnection(asyncio.Protocol):
         self._head = (
             f"POST {path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\ncontent-length: ".encode()
         )
+        self._address = authority.rpartition(":")
         self._data = b""
         self._body_at = self._end_at = 0
         self._is_chunked = False
+        # Whether the server closes the connection after the last answer, as llama.cpp does after 100.
+        self._is_last = False
+        self._reopening: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes, sending: Sending) -> None:
         self._sending = sending
-        if self._transport.is_closing():
+        data = b"%b%d\r\n\r\n%b" % (self._head, len(request), request)
+        if self._is_last:
+            self._reopening = asyncio.create_task(self._reopen(data, sending))
+        elif self._transport.is_closing():
             self.connection_lost(None)
         else:
-            self._transport.write(b"%b%d\r\n\r\n%b" % (self._head, len(request), request))
+            self._transport.write(data)
+
+    async def _reopen(self, data: bytes, sending: Sending) -> None:
+        """Sends a request over a new connection."""
+        self._transport.abort()
+        host, _, port = self._address
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
+        except OSError as error:
+            sending.fail(ConnectionError(f"connection lost: {error}"))
+            return
+        self._is_last = False
+        self._transport.write(data)
 
     def close(self) -> None:
         self._sending = None
@@ -332,13 +351,14 @@ class _HttpConnection(asyncio.Protocol):
         if self._data.endswith(_LAST_CHUNK) if self._is_chunked else len(self._data) >= self._end_at:
             answer, sending = self._data, self._sending
             body = answer[self._body_at :]
+            self._is_last = b"\r\nconnection: close\r\n" in answer[: self._body_at].lower()
             self._data, self._end_at, self._sending = b"", 0, None
             if sending:
                 failure = "" if answer.startswith(b"HTTP/1.1 200") else answer.decode(errors="replace")
                 self._on_end(self, sending, b"".join(_chunks(body)) if self._is_chunked else body, failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._sending:
+        if self._sending and not self._is_last:
             self._sending.fail(ConnectionError(f"connection lost: {exc}"))
 
 

@@ -155,6 +155,28 @@ async def test_http_answers_are_read_whole_and_other_statuses_are_errors(is_chun
     assert sender.failure.startswith("HTTP/1.1 503 no")
 
 
+async def test_a_connection_that_the_server_closes_after_an_answer_is_opened_again() -> None:
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            for header in (b"", b"Connection: close\r\n"):
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(int(head.partition(b"content-length: ")[2]))
+                writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (header, len(body), body))
+                await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    sender = await HttpSender.open(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "/predict", 2)
+    answered, rows = await _run(sender, _REQUESTS, 2)
+    server.close()
+    assert sorted(answer for _, answer in answered) == sorted(_REQUESTS)
+    assert len(rows) == len(_REQUESTS)
+    assert connections >= len(_REQUESTS) / 2
+
+
 async def test_arrivals_are_sent_when_they_are_due_and_given_up_at_their_deadline() -> None:
     cancelled = 0
 
