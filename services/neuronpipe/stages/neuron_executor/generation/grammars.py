@@ -180,8 +180,8 @@ class Grammars:
         self._reading = threading.Lock()
         # By tenant, option and value, the least recently used first.
         self._kept: OrderedDict[tuple[str, str, str], _GrammarJob] = OrderedDict()
-        # The jobs that wait for being freed.
-        self._superfluous_jobs: deque[_GrammarJob] = deque()
+        # When the last superfluous grammar is freed, by the event loop's clock.
+        self._frees_last_s = 0.0
         # By tenant. The first tenant has the next turn.
         self._waiting: dict[str, deque[_GrammarJob]] = {}
         # The tenants for which a thread computes.
@@ -236,14 +236,10 @@ class Grammars:
         return job
 
     def _free_later(self, job: _GrammarJob) -> None:
-        self._superfluous_jobs.append(job)
-        if len(self._superfluous_jobs) == 1:
-            asyncio.get_running_loop().call_later(_FREES_EVERY_S, self._free_next)
-
-    def _free_next(self) -> None:
-        self._superfluous_jobs.popleft()
-        if self._superfluous_jobs:
-            asyncio.get_running_loop().call_later(_FREES_EVERY_S, self._free_next)
+        """Keeps a job until its turn to be freed: the timer refers to it."""
+        loop = asyncio.get_running_loop()
+        self._frees_last_s = max(self._frees_last_s, loop.time()) + _FREES_EVERY_S
+        loop.call_at(self._frees_last_s, job.leave)
 
     def _superfluous(self, now_s: float) -> tuple[str, str, str] | None:
         """The key of the grammar that makes room, never the newest; None if there is room."""
