@@ -202,30 +202,35 @@ def _generated_texts() -> Iterator[str]:
     machines = [(folder, _date(folder, _TEXTS)) for folder in (_VNNI, _AMX)]
     yield "; ".join(f"{_link(folder)}, {date}" for folder, date in machines) + ":"
     yield ""
-    columns = [(folder, callers) for folder, _ in machines for callers in (1, 8, 32)]
-    heading = [f"{callers}, {'AMX' if folder == _AMX else 'VNNI'}" for folder, callers in columns]
-    rows = [
-        [name, *(_rounded(_speeds(folder, _TEXTS, callers)[system].per_s) for folder, callers in columns)]
-        for system, name in _GENERATION.items()
-    ]
-    yield from markdown_table(["Tokens/s, by callers", *heading], rows)
+    columns = {
+        f"{callers}, {'AMX' if folder == _AMX else 'VNNI'}": _speeds(folder, _TEXTS, callers)
+        for folder, _ in machines
+        for callers in (1, 8, 32)
+    }
+    yield from _tokens_table(columns, _GENERATION)
 
 
 def _realistic_texts() -> Iterator[str]:
     """The table of generators with a model of realistic size."""
     yield f"{_link(_GRAPH)}, {_date(_GRAPH, _REALISTIC)}:"
     yield ""
-    columns = [(dtype, callers) for dtype in ("int8-weights", "bfloat16") for callers in (1, 8)]
+    columns = {
+        f"{callers}, {dtype.replace('-', ' ')}": {
+            system.removeprefix(f"{_QWEN}, {dtype}, "): speed
+            for system, speed in _speeds(_GRAPH, _REALISTIC, callers).items()
+        }
+        for dtype in ("int8-weights", "bfloat16")
+        for callers in (1, 8)
+    }
+    yield from _tokens_table(columns, _REALISTIC_SYSTEMS)
+
+
+def _tokens_table(columns: Mapping[str, Mapping[str, _Speed]], systems: Mapping[str, str]) -> Iterator[str]:
+    """The tokens per second of systems, which have names, in columns with headings."""
     rows = [
-        [
-            name,
-            *(_rounded(_speeds(_GRAPH, _REALISTIC, callers)[f"{_QWEN}, {dtype}, {system}"].per_s)
-              for dtype, callers in columns),
-        ]
-        for system, name in _REALISTIC_SYSTEMS.items()
-    ]  # fmt: skip
-    heading = [f"{callers}, {dtype.replace('-', ' ')}" for dtype, callers in columns]
-    yield from markdown_table(["Tokens/s, by callers", *heading], rows)
+        [name, *(_rounded(speeds[system].per_s) for speeds in columns.values())] for system, name in systems.items()
+    ]
+    yield from markdown_table(["Tokens/s, by callers", *columns], rows)
 
 
 def _accuracy() -> Iterator[str]:
