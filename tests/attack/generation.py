@@ -106,7 +106,7 @@ async def many_wide_searches(server: Attacked) -> None:
     await _ask(server, *(_request(num_beams=16, num_return_sequences=16, max_new_tokens=_LONG) for _ in range(64)))
 
 
-@attack("N4", "600 streams of 16 texts each that nobody reads", system="writing", sends_mib=1)
+@attack("N4", "600 streams of 16 texts each that stay unread", system="writing", sends_mib=1)
 async def streams_of_many_texts_that_nobody_reads(server: Attacked) -> None:
     async with grpc.aio.insecure_channel(server.target, _OPTIONS) as channel:
         generate: Any = channel.unary_stream(f"{_API}/Generate")
