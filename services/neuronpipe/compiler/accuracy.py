@@ -60,7 +60,7 @@ _CALIBRATION = (8, 20, 4, 12, 30, 6, 16, 50, 2, 25, 10, 40, 14, 5, 120) * 4
 
 @functools.cache
 def sentences() -> Mapping[str, Sequence[str]]:
-    """Sentences in languages other than English: the same six in each of sixteen languages with eleven scripts."""
+    """Reads sentences in languages other than English: the same six in each of sixteen languages, in eleven scripts."""
     return json.loads(_SENTENCES.read_text(encoding="utf-8"))
 
 
@@ -86,7 +86,7 @@ def comparison_batches(module: SourceModule, samples: Sequence[Sample] = ()) -> 
 
 
 def sample_prompts(module: SourceModule, lengths: Sequence[int]) -> list[list[int]]:
-    """The tokens of texts of about these numbers of words, without padding. Texts without tokens are left out."""
+    """Returns the tokens of texts of about these numbers of words, without padding. Leaves out texts without tokens."""
     tokenizer = module.tokenizer.transformers_tokenizer
     prompts = [tokenizer(text)["input_ids"] for text in _cut(iter(_manual()[0]), lengths)]
     return [[int(token_id) for token_id in ids] for ids in prompts if ids]
@@ -104,7 +104,7 @@ def _encode(module: SourceModule, samples: Sequence[Sample]) -> SampleBatch:
 
 
 def calibration_texts() -> Sequence[str]:
-    """Texts of many lengths, none of which is in the comparison."""
+    """Returns texts of many lengths, none of which is in the comparison."""
     others = [translations[::2] for translations in sentences().values()]
     long = [" ".join(translations) for translations in others]
     return [*_cut(iter(_manual()[1]), _CALIBRATION), *itertools.chain(*others), *long]
@@ -160,7 +160,7 @@ def read_calibration(path: Path) -> CalibrationTexts:
 
 
 def built_in_calibration(*, of_images: bool) -> CalibrationTexts:
-    """Sample texts, or images made from them for a model of images."""
+    """Returns sample texts; for a model of images, images are made from them."""
     texts = calibration_texts()
     return CalibrationTexts(texts, Calibration(texts=len(texts), source=BUILT_IN_IMAGES if of_images else BUILT_IN))
 
@@ -174,7 +174,7 @@ def _spread(samples: Sequence[Sample], max_samples: int) -> Sequence[Sample]:
 def agreement(
     task: str, outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float | None:
-    """The agreement over all texts of all batches; None for a model such as a classifier with one label."""
+    """Computes the agreement over all texts of all batches; None for a model such as a classifier with one label."""
     source_task = SOURCE_TASKS[task]
     measured = [
         source_task.measure(outputs_of_batch, expected, batch)
@@ -185,7 +185,7 @@ def agreement(
 
 
 def reference_outputs(module: SourceModule, batches: Sequence[SampleBatch]) -> list[Outputs]:
-    """The original's outputs, computed before the conversion. Raises SetupError if they are NaN."""
+    """Computes the original's outputs, before the conversion. Raises SetupError if they are NaN."""
     with torch.inference_mode():
         outputs = [_run(module, batch) for batch in batches]
     with np.errstate(invalid="ignore"):
@@ -232,7 +232,7 @@ def measure(
     reference: Sequence[Outputs],
     sample_texts: str,
 ) -> Accuracy | None:
-    """The artefact's agreement with the reference, and its largest difference from the reference, without padding."""
+    """Measures the artefact's agreement with the reference, and its largest difference from it, without padding."""
     ran = compiler.run(conversion, artifact, batches)
     if ran is None:
         return None
@@ -311,7 +311,7 @@ def check(accuracy: Accuracy | None, max_divergence: float | None, min_agreement
 
 
 def agrees(accuracy: Accuracy | None, min_agreement: float) -> bool:
-    """Whether the artefact's agreement with the original is at least `min_agreement`, or cannot be measured."""
+    """Returns whether an artefact agrees with the original by `min_agreement` or more, or cannot be measured."""
     return accuracy is None or all(value >= min_agreement for value in _agreements(accuracy))
 
 
@@ -327,7 +327,7 @@ def _run(module: SourceModule, batch: SampleBatch) -> Outputs:
 def largest_difference(
     per_token: Collection[str], outputs: Sequence[Outputs], reference: Sequence[Outputs], batches: Sequence[SampleBatch]
 ) -> float:
-    """The largest difference of any output; NaN if a difference is NaN. `per_token`: outputs without padding."""
+    """Returns the largest difference of any output, which may be NaN. `per_token`: outputs without padding."""
     differences = []
     for computed, expected, batch in zip(outputs, reference, batches, strict=True):
         for name, array in expected.items():

@@ -106,7 +106,7 @@ def _write_merged(peft: Any, adapter: Path, settings: Mapping[str, Any], base: P
 
 
 def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The class of transformers with which the adapter was trained."""
+    """Returns the class of transformers with which the adapter was trained."""
     kind = settings.get("task_type")
     mapped = (settings.get("auto_mapping") or {}).get("base_model_class")
     name = _HEADS.get(str(kind)) if kind else str(mapped or (config.get("architectures") or ["AutoModel"])[0])
@@ -123,7 +123,7 @@ def _class_of(adapter: Path, settings: Mapping[str, Any], config: Mapping[str, A
 
 
 def _count_labels(auto_class: Any, config: Any, trained: Mapping[str, torch.Tensor]) -> int:
-    """The rows of the adapter's own head, which its configuration does not contain, or else the base's labels."""
+    """Counts the rows of the adapter's own head, which its configuration does not name, or else the base's labels."""
     with torch.device("meta"):
         model = auto_class.from_config(config) if auto_class.__name__.startswith("Auto") else auto_class(config)
     body = f"{model.base_model_prefix}."

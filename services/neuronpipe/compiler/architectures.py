@@ -22,7 +22,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """The kind of attention of each layer, by the names that transformers has for the masks of a model."""
+    """Returns the kind of attention of each layer, by the names that transformers has for the masks of a model."""
     if config.model_type == "gpt_neo":
         return tuple(SLIDING if kind == "local" else FULL for kind in config.attention_layers)
     if layer_types := getattr(config, "layer_types", None):
@@ -32,13 +32,13 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
-    """The number of tokens that each layer of a decoder sees, its own token included; 0: all tokens."""
+    """Returns the number of tokens that each layer of a decoder sees, its own token included; 0: all tokens."""
     window = int(getattr(config, "window_size" if config.model_type == "gpt_neo" else "sliding_window", None) or 0)
     return tuple(window if kind == SLIDING else 0 for kind in layer_kinds(config))
 
 
 def masks_by_kind(config: Any, masks: dict[int, Any]) -> Any:
-    """The mask argument of a decoder, from the masks by window: one mask, or a mask for each kind of its layers."""
+    """Makes the mask argument of a decoder from the masks by window: one mask, or a mask for each kind of layers."""
     by_kind = {kind: masks[window] for kind, window in zip(layer_kinds(config), layer_windows(config), strict=True)}
     return by_kind if len(by_kind) > 1 else next(iter(by_kind.values()))
 
@@ -88,7 +88,7 @@ def check_kinds(architecture: str, config: Any) -> None:
 
 
 def rotary_limit(config: Any) -> int | None:
-    """The length up to which positions have the angles of a short text; None for a model without such a limit.
+    """Returns the length up to which positions have the angles of a short text; None for a model without such a limit.
 
     A model with longrope turns all keys by other factors once its text is longer, also the keys in the cache. A graph
     has the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
@@ -106,7 +106,7 @@ def rotary_limit(config: Any) -> int | None:
 
 
 def added_to_scores(is_seen: torch.Tensor, dtype: torch.dtype, seen: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """The mask that attention adds to its scores: `seen` for tokens that are seen, else the smallest number."""
+    """Makes the mask that attention adds to its scores: `seen` for tokens that are seen, else the smallest number."""
     return torch.where(is_seen, seen, torch.finfo(dtype).min).to(dtype)
 
 
@@ -119,7 +119,7 @@ MASKED_DECODERS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2"
 
 
 def decoder_inputs(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """The inputs of a decoder beside its tokens. `attention_mask`: int64 [batch, tokens], 1 for tokens, 0 for padding.
+    """Makes the inputs of a decoder beside its tokens. `attention_mask`: int64 [batch, tokens], 0 for padding, else 1.
 
     A mask is float [batch, 1, tokens, tokens]: 0 if a token may see another token. The masks are made here, because
     transformers leaves them out if a sample input has no padding.
@@ -159,12 +159,12 @@ READING_KINDS = ("bart", "mbart", *T5_KINDS)
 
 
 def has_decoder(model: Any) -> bool:
-    """Whether the model is an encoder and a decoder; T5's encoder alone is not."""
+    """Returns whether the model is an encoder and a decoder; T5's encoder alone is not."""
     return "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def shifted_inputs(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """The inputs of the decoder. `input_ids`, `attention_mask`: the inputs of the encoder, [batch, tokens].
+    """Returns the inputs of the decoder. `input_ids`, `attention_mask`: the inputs of the encoder, [batch, tokens].
 
     The decoder's mask hides later tokens only: padding is behind the tokens that are read. Raises SetupError if the
     decoder has no token to begin with.
@@ -226,7 +226,7 @@ def compute_by_expert(model: Any) -> None:
 
 
 def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The experts' results for vectors, [tokens, width]. `chosen`, `weights`: [tokens, experts of a token]."""
+    """Computes the experts' results for vectors, [tokens, width]. `chosen`, `weights`: [tokens, experts of a token]."""
 
     def projected(name: str, number: int, vectors: torch.Tensor) -> torch.Tensor:
         weight = getattr(experts, name)[number]
@@ -343,7 +343,10 @@ def _encode(
 def _attend(
     projections: tuple[torch.nn.Module, ...], heads: int, vectors: torch.Tensor, seen: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of vectors [batch, tokens, width] to the tokens in `seen`, bool [batch or 1, tokens or 1, tokens]."""
+    """Computes the attention of vectors [batch, tokens, width] to the tokens in `seen`.
+
+    `seen`: bool [batch or 1, tokens or 1, tokens].
+    """
     shape = (*vectors.shape[:2], heads, -1)
     query, key, value = (projection(vectors).view(shape).transpose(1, 2) for projection in projections)
     attended = scaled_dot_product_attention(query, key, value, attn_mask=seen[:, None])
@@ -358,7 +361,7 @@ _POSITIONS_AFTER_PADDING = (
 
 
 def positions(config: Any) -> int | None:
-    """The number of token positions of a model, or None for a model that uses distances, which takes any number."""
+    """Returns the number of token positions of a model; None for a model of distances, which takes any length."""
     count = int(getattr(config, "max_position_embeddings", None) or 0)
     if count <= 0:
         return None
@@ -387,7 +390,7 @@ def prepare(model: Any) -> None:
 
 
 def needs_eager_attention(model: Any) -> bool:
-    """Whether OpenVINO's attention spreads NaN of windows of padding: ModernBERT of transformers 4."""
+    """Returns whether OpenVINO's attention spreads NaN of windows of padding: ModernBERT of transformers 4."""
     return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
 
 

@@ -65,7 +65,7 @@ class LengthPlan:
 
 
 def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucket, ...], LengthPlan | None]:
-    """The buckets, and the plan of their lengths for "auto". Raises SetupError if the buckets are unsuitable."""
+    """Chooses the buckets, and for "auto" plans their lengths. Raises SetupError if the buckets are unsuitable."""
     if request.buckets != ("auto",):
         buckets = tuple(parse_bucket(text) for text in request.buckets)
         for bucket in buckets:
@@ -92,7 +92,7 @@ def choose_buckets(request: BucketRequest, max_tokens: int) -> tuple[tuple[Bucke
 
 
 def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
-    """The number of sequences of each length in a file, cut to the model's limit. Raises SetupError."""
+    """Counts the sequences of each length in a file, cut to the model's limit. Raises SetupError."""
     counts: Counter[int] = Counter()
     for number, line in read_lines(path, "--lengths", max_bytes=_MAX_BYTES):
         words = line.split()
@@ -112,7 +112,7 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
 
 
 def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
-    """At most `max_lengths` bucket lengths with the fewest padded tokens over these sequences. Raises SetupError."""
+    """Finds at most `max_lengths` bucket lengths with the fewest padded tokens for the sequences. Raises SetupError."""
     if not 1 <= max_lengths <= MAX_LENGTHS:
         raise SetupError(f"--max-lengths {max_lengths}: must be from 1 to {MAX_LENGTHS}")
     lengths = sorted(counts)
@@ -122,7 +122,7 @@ def plan_lengths(counts: Mapping[int, int], max_lengths: int) -> LengthPlan:
 
 
 def _best_lengths(lengths: Sequence[int], counts: Sequence[int], max_lengths: int) -> tuple[int, ...]:
-    """The best lengths, found exactly by dynamic programming.
+    """Finds the best lengths exactly, by dynamic programming.
 
     Each step computes the cheapest way to serve the k shortest lengths with n buckets, the longest of which is the k-th
     length. Only lengths that occur can be the best: any other bucket could be shortened to the longest sequence in it.

@@ -328,7 +328,7 @@ def _refuse(refusals: Iterator[str]) -> None:
 
 
 def _refusals(request: CompileRequest) -> Iterator[str]:
-    """The faults of a request, before its model is read."""
+    """Yields the faults of a request, before its model is read."""
     if request.task and request.task not in SOURCE_TASKS:
         yield f"task {request.task!r} is not known; there are: {', '.join(SOURCE_TASKS)}"
     backend, dtype = request.backend, request.dtype
@@ -399,7 +399,7 @@ def _refusals_of_calibration(request: CompileRequest) -> Iterator[str]:
 
 
 def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
-    """The faults of a request whose task and dtype are known."""
+    """Yields the faults of a request whose task and dtype are known."""
     backend, dtype, reads = request.backend, request.dtype, TASKS[request.task].reads
     if request.reranker != NO_OPTIONS and request.task != "rerank":
         yield f"--rerank-template, --rerank-instruction and --rerank-answers are for --task rerank, not {request.task}"
@@ -424,7 +424,7 @@ def _refusals_of_task(request: CompileRequest) -> Iterator[str]:
 
 
 def _refusals_of_graph(request: CompileRequest, source: ModelSource) -> Iterator[str]:
-    """The faults of a request for a model with an ONNX graph instead of weights."""
+    """Yields the faults of a request for a model with an ONNX graph instead of weights."""
     if (graph := graph_file(source.folder)) is None:
         return
     only = f"{request.source}: has no weights of PyTorch, only the graph {graph.name}"

@@ -35,7 +35,7 @@ class NeuronxOptions:
     cache: Path = Path("~/.cache/neuronpipe/neuronx")
 
     def flags(self, dtype: str) -> tuple[str, ...]:
-        """The compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
+        """Returns the compiler's flags, all explicit. Raises SetupError if they contradict the dtype."""
         cast, cast_type = CASTS[dtype]
         if self.auto_cast and (self.auto_cast == "none") != (cast == "none"):
             casts = "nothing" if cast == "none" else f"to {cast_type}"
@@ -72,7 +72,7 @@ class Conversion:
         return len(self.pipeline.firsts) if self.pipeline else 1
 
     def each_part(self) -> Iterator[tuple[SourceModule, Mapping[str, torch.Tensor]]]:
-        """The parts of the module, each with an example of its inputs, or the module itself if it is not cut."""
+        """Yields the parts of the module, each with an example of its inputs, or the module itself if it is not cut."""
         if self.pipeline is None:
             yield self.module, {name: torch.from_numpy(self.example[name]) for name in self.module.inputs}
             return

@@ -78,7 +78,10 @@ class _PagedStep(torch.nn.Module):
 
 
 def paged_graphs(model: Any) -> dict[str, Any]:
-    """OpenVINO's graphs by the names of their files. Raises the errors of transformers and OpenVINO."""
+    """Converts a decoder to OpenVINO's graphs, by the names of their files.
+
+    Raises the errors of transformers and OpenVINO.
+    """
     self_shapes, cross_shapes = cache_shapes(model)
     if cross_shapes and self_shapes != cross_shapes:
         raise ValueError("attention to the source has other shapes than that to the text")
@@ -205,7 +208,10 @@ class _GatheredStep(torch.nn.Module):
         return logits[:, -1], torch.stack(added, 2)
 
     def _gathered(self, cache: torch.Tensor, blocks: torch.Tensor) -> list[torch.Tensor]:
-        """Keys and values of the layers in turns, [rows, heads, tokens, width]. A head's blocks are rows of a table."""
+        """Gathers the keys and values of the layers in turns, [rows, heads, tokens, width].
+
+        A head's blocks are rows of a table.
+        """
         table = cache.reshape(-1, BLOCK_TOKENS * self.width)
         heads = torch.arange(self.heads, device=blocks.device)[None, :, None]
         gathered = [
@@ -216,7 +222,10 @@ class _GatheredStep(torch.nn.Module):
 
 
 def gathered_graphs(model: Any) -> dict[str, Any]:
-    """OpenVINO's graphs by the names of their files. Raises the errors of transformers and OpenVINO."""
+    """Converts a decoder to OpenVINO's graphs, by the names of their files.
+
+    Raises the errors of transformers and OpenVINO.
+    """
     step = _GatheredStep(model)
     example = step.example()
     graph = _converted(step, *example.values())
@@ -230,7 +239,7 @@ def gathered_graphs(model: Any) -> dict[str, Any]:
 
 
 def exported_programs(model: Any) -> dict[str, Any]:
-    """PyTorch's exported programs by the names of their files. Raises the errors of transformers and PyTorch."""
+    """Exports a decoder as PyTorch programs, by the names of their files. Raises errors of transformers and PyTorch."""
     step = _GatheredStep(model).eval()
     example, dynamic = step.example(), torch.export.Dim.DYNAMIC
     free = {

@@ -119,7 +119,7 @@ def _load(artifact: Artifact, spec: ModelSpec, folder: Path, tokens: int) -> Dec
 
 
 def _computed_dtype(artifact: Artifact, folder: Path) -> str:
-    """The data type in which this CPU computes the graphs of an artefact."""
+    """Returns the data type in which this CPU computes the graphs of an artefact."""
     if artifact.backend != "openvino" or artifact.dtype != "bfloat16":
         return artifact.dtype
     graphs = [engine().read_model(folder / file) for file in artifact.files if file.endswith(".xml")]
@@ -194,7 +194,7 @@ def _convert(module: SourceModule, folder: Path, form: str, backend: str, dtype:
 
 
 def sample_texts(module: SourceModule) -> list[GivenText]:
-    """Sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
+    """Returns sample prompts, and the tokens that `generate` adds to them in float32, greedy."""
     start = list(module.fact("decoder_start_token_ids"))
     max_tokens = module.max_tokens if start else module.max_tokens - _NEW_TOKENS - 1
     window = 0 if module.config.is_encoder_decoder else max(layer_windows(module.config))
@@ -249,7 +249,7 @@ def compare(
 
 
 def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
-    """The logits of PyTorch in bfloat16, [tokens, vocabulary] for each text."""
+    """Computes the logits of PyTorch in bfloat16, [tokens, vocabulary] for each text."""
     model, all_logits = pretrained_model(module.module), []
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         for text in texts:
@@ -264,7 +264,7 @@ def _emulated(module: SourceModule, texts: Sequence[GivenText]) -> list[NDArray[
 def _reference(
     module: SourceModule, ids: Sequence[int], start: Sequence[int], new_tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The tokens that `generate` adds, and their logits, [tokens, vocabulary]."""
+    """Returns the tokens that `generate` adds, and their logits, [tokens, vocabulary]."""
     model = pretrained_model(module.module)
     config = transformers.GenerationConfig(
         max_new_tokens=new_tokens,

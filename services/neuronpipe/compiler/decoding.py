@@ -24,7 +24,7 @@ _MAKING_MASKS = {"invert_attention_mask": 0, "_update_full_mask": 0, "_update_cr
 
 
 def cache_of(arrays: Sequence[torch.Tensor]) -> DynamicCache:
-    """The cache with these keys and values, in turns. It is filled without concatenating an empty tensor."""
+    """Makes a cache of these keys and values, in turns, without concatenating them to an empty tensor."""
     cache = DynamicCache()
     for keys, values in zip(arrays[::2], arrays[1::2], strict=True):
         layer = DynamicLayer()
@@ -35,21 +35,21 @@ def cache_of(arrays: Sequence[torch.Tensor]) -> DynamicCache:
 
 
 def caches_of(self_arrays: Sequence[torch.Tensor], cross_arrays: Sequence[torch.Tensor]) -> EncoderDecoderCache:
-    """The caches with the keys and values of a text and of its source, which are not computed again."""
+    """Makes the caches of the keys and values of a text and of its source, which are not computed again."""
     caches = EncoderDecoderCache(cache_of(self_arrays), cache_of(cross_arrays))
     caches.is_updated = dict.fromkeys(range(len(cross_arrays) // 2), True)
     return caches
 
 
 def arrays_of(cache: Cache) -> Iterator[torch.Tensor]:
-    """The keys and values of a cache, in turns."""
+    """Yields the keys and values of a cache, in turns."""
     for layer in cache.layers:
         yield layer.keys
         yield layer.values
 
 
 def cache_shapes(model: Any) -> tuple[Shapes, Shapes]:
-    """The shapes of a text's caches, and of its source's caches, which a decoder alone lacks."""
+    """Returns the shapes of a text's caches, and of its source's caches, which a decoder alone lacks."""
     tokens, cross_cache = torch.tensor([[0, 0]]), None
     with torch.inference_mode():
         if model.config.is_encoder_decoder:
@@ -68,7 +68,7 @@ def _shapes_of(cache: Cache) -> Shapes:
 
 
 def decoder_of(model: Any) -> Any:
-    """The part of a model that makes the vectors from which its head makes logits. OPT has it in its base model."""
+    """Returns the part of a model that makes the vectors for its head. OPT has this part in its base model."""
     if model.config.is_encoder_decoder:
         return model.get_decoder()
     return getattr(model.base_model, "decoder", model.base_model)
@@ -83,7 +83,7 @@ def decode(
     choose: Callable[[torch.Tensor], torch.Tensor],
     of_source: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The logits of a decoder after new tokens, which are added to the cache. Biases are in the mask.
+    """Computes the logits of a decoder after new tokens, which are added to the cache. Biases are in the mask.
 
     - `mask`: in four dimensions, for the text, or a mask for each kind of layers.
     - `of_source`: in four dimensions, for the source, if there is one source.
@@ -110,7 +110,10 @@ def decode(
 
 
 def read(model: Any, input_ids: torch.Tensor, source_mask: torch.Tensor | None = None) -> EncoderDecoderCache:
-    """The caches of a model that has read a source, after one token. `source_mask`: [1, 1, 1, tokens], or None."""
+    """Returns the caches of a model that has read a source, after one token.
+
+    `source_mask`: [1, 1, 1, tokens], or None.
+    """
     seen = torch.zeros(1, 1, 1, 1, dtype=model.dtype)
     # The encoder of T5 in transformers 4 takes no mask of four dimensions.
     if _is_t5(model):
@@ -168,7 +171,7 @@ def placing(part: Any, positions: torch.Tensor) -> Iterator[None]:
 
 
 def _is_t5(model: Any) -> bool:
-    """Whether the model's layers are built as T5's layers, in blocks that share position biases."""
+    """Returns whether the model's layers are built as T5's layers, in blocks that share position biases."""
     return model.config.is_encoder_decoder and hasattr(model.get_decoder(), "block")
 
 
@@ -180,7 +183,10 @@ def _masks_as_given(model: Any) -> AbstractContextManager[None]:
 
 
 def biases_by_distance(model: Any) -> torch.Tensor | None:
-    """The biases of a decoder's scores by distance, [distances, heads], or None; the last is for all longer."""
+    """Returns the biases of a decoder's scores by distance, [distances, heads], or None.
+
+    The last bias is for all longer distances.
+    """
     if (attention := _biased(model)) is None:
         return None
     max_distance = attention.relative_attention_max_distance

@@ -89,7 +89,7 @@ class Configuration:
         return _tasks_of_encoder_decoder(self.config, self.architecture)
 
     def find_task(self) -> DetectedTask:
-        """The task for which the model was made. Raises SetupError, which names the kind of model, if no task fits."""
+        """Finds the task for which the model was made. Raises SetupError, with the kind of model, if no task fits."""
         if self._is_sparse():
             reason = "modules.json" if self.modules else f"{self.architecture}; README.md"
             return DetectedTask("sparse_embedding", reason)
@@ -166,11 +166,11 @@ class Configuration:
             )
 
     def dtype_of(self, dtypes: tuple[str, ...]) -> str:
-        """The data type to compile in: the type of the weights, if `dtypes` contains it, or float32."""
+        """Returns the data type to compile in: the type of the weights, if `dtypes` contains it, or float32."""
         return self.weights_dtype if self.weights_dtype in dtypes else "float32"
 
     def _is_sparse(self) -> bool:
-        """Whether the model weighs tokens. Raises SetupError if it weighs them otherwise than SPLADE."""
+        """Returns whether the model weighs tokens. Raises SetupError if it weighs them otherwise than SPLADE."""
         if not self._kinds() & _SPARSE:
             return False
         if not self.modules and not self.architecture.endswith(("ForMaskedLM", "ForPreTraining")):
@@ -275,7 +275,7 @@ def describe(module: SourceModule, reason: str, dtype: str, weights_dtype: str) 
 
 
 def _tasks_of_encoder_decoder(config: Any, architecture: str) -> tuple[str, ...] | None:
-    """The tasks of an encoder-decoder or its encoder, empty if it is not supported; None for other models."""
+    """Returns the tasks of an encoder-decoder or its encoder, empty if it is not supported; None for other models."""
     kind = config.model_type
     if not getattr(config, "is_encoder_decoder", False) and not architecture.endswith("EncoderModel"):
         return None

@@ -39,7 +39,7 @@ _SAMPLE_LABELS = ("person", "organization", "place of an event")
 
 
 def configuration_file(folder: Path) -> Path | None:
-    """The configuration of a GLiNER; None for other models."""
+    """Returns the configuration file of a GLiNER; None for other models."""
     return path if (path := folder / _CONFIG_FILE).is_file() else None
 
 

@@ -64,7 +64,7 @@ class SourceImageProcessor:
     normalize: NormalizeLevels
 
     def run(self, image: Image.Image) -> NDArray[np.float32]:
-        """The model's input for an RGB image: float32 [1, 3, height, width]."""
+        """Converts an RGB image to the model's input: float32 [1, 3, height, width]."""
         return self.normalize(torch.from_numpy(to_pixels(np.asarray(image), self.spec))[None]).numpy()
 
 
@@ -163,7 +163,7 @@ def _channel_values(value: Any, name: str) -> list[float]:
 
 
 def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]) -> float:
-    """The largest difference between `numbers` and the processor's result, relative for numbers above 1."""
+    """Returns the largest difference of `numbers` from the processor's result, relative for numbers above 1."""
     expected = np.asarray(processor(images=[image], return_tensors="np")["pixel_values"], np.float64)
     if numbers.shape != expected.shape:
         return float("inf")
@@ -210,7 +210,7 @@ class ImagesAndTexts(torch.nn.Module):
 
 
 def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
-    """The conversion of a cosine to a score. Raises SetupError if the model's files lack a part of it."""
+    """Reads the conversion of a cosine to a score. Raises SetupError if the model's files lack a part of it."""
     parameters = [model.logit_scale] + ([model.logit_bias] if model.config.model_type == "siglip" else [])
     if any(parameter.requires_grad for parameter in parameters):  # load_weights marks parameters that the files lack
         raise SetupError(f"{folder}: its weights lack logit_scale or logit_bias, without which it has no scores")
@@ -271,7 +271,10 @@ def image_module(
 def try_images(
     folder: Path, module: Callable[[torch.Tensor], dict[str, torch.Tensor]], model: Any, size: tuple[int, int]
 ) -> dict[str, torch.Tensor]:
-    """The outputs for an image of a size, (height, width), to which the model's positions are fixed from now on."""
+    """Returns the outputs for an image of a size, (height, width).
+
+    Fixes the model's positions to this size from now on.
+    """
     images = f"{folder}: its image processor makes RGB images of {size[0]} x {size[1]}"
     refused = refusing(f"{images}, which {type(model).__name__} does not take", why=None)
     with refused, torch.no_grad(), fixing_positions(model):

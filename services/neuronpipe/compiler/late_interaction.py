@@ -44,7 +44,7 @@ class LateInteraction:
     divides_by_tokens: bool = False
 
     def kind(self, name: str, tokenizer: SourceTokenizer, max_tokens: int) -> TextKind:
-        """The conversion of texts of a kind, query or document, to tokens. Raises SetupError."""
+        """Returns the conversion of texts of a kind, query or document, to tokens. Raises SetupError."""
         transformers_tokenizer, settings = tokenizer.transformers_tokenizer, self.settings
         expansion = (settings.get("query_expansion") or {}) if name == "query" else {}
         length = int(expansion.get("length") or 0)
@@ -121,7 +121,7 @@ def _read_modules(folder: Path) -> LateInteraction:
 
 
 def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """PyLate's settings, in the form of sentence-transformers since version 6."""
+    """Converts PyLate's settings to the form of sentence-transformers since version 6."""
     words = saved.get("skiplist_words")
     settings: dict[str, Any] = {
         "skiplist_words": list(string.punctuation) if words is None else words,
@@ -156,7 +156,7 @@ def _read_stanford(folder: Path) -> LateInteraction:
 
 
 def _projection(folder: Path) -> torch.nn.Module:
-    """The layer that Stanford's ColBERT has beside its encoder, under the name of linear.weight."""
+    """Loads the layer that Stanford's ColBERT has beside its encoder, under the name of linear.weight."""
     weight = None
     if (folder / "model.safetensors").is_file():
         with safetensors.safe_open(folder / "model.safetensors", "pt") as file:

@@ -30,7 +30,7 @@ _UNWEIGHED = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 
 
 def has_heads(folder: Path) -> bool:
-    """Whether a model has both layers, and weights of PyTorch."""
+    """Returns whether a model has both layers, and weights of PyTorch."""
     return all((transformer_folder(folder) / name).is_file() for name in HEADS) and graph_file(folder) is None
 
 

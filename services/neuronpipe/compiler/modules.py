@@ -102,7 +102,7 @@ class SourceModule:
         return any(isinstance(part, torch.nn.LSTM) for part in self.module.modules())
 
     def free_axes(self, name: str) -> tuple[int, ...]:
-        """The axes of an input with any length: batch and tokens; for images, and places of rows, the batch only."""
+        """Returns the axes of an input with any length: batch and tokens; for images and places, only the batch."""
         return (0,) if name in (PIXELS, PLACES) or self.takes_images else (0, 1)
 
     def shape_of(self, batch: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class SourceModule:
         return (self.task, *(task for task in self.facts if task != self.task))
 
     def fact(self, name: str) -> Any:
-        """A fact by its name: from the module's own task, or else from another task; None if no task has it."""
+        """Returns a fact by its name: from the module's own task, or else from another task; None if no task has it."""
         all_facts = [self.facts[task] for task in self.tasks]
         return next((getattr(facts, name) for facts in all_facts if name in type(facts).model_fields), None)
 
@@ -131,7 +131,7 @@ class SourceModule:
         return self.fact("prompt") or ""
 
     def spec(self, name: str, version: int, outputs: Mapping[str, NDArray[Any]]) -> ModelSpec:
-        """The description of the model for the manifest. `outputs`: the outputs of a batch."""
+        """Describes the model for the manifest. `outputs`: the outputs of a batch."""
         return ModelSpec(
             name=name,
             version=version,
@@ -205,7 +205,7 @@ class PooledModule(torch.nn.Module):
     def pool(
         self, token_vectors: torch.Tensor, attention_mask: torch.Tensor, prompt_tokens: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """The output, from vectors of tokens [batch, tokens, width]."""
+        """Makes the output from vectors of tokens [batch, tokens, width]."""
         return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
 
 
@@ -297,7 +297,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def classifier_facts(config: Any) -> ClassifierFacts:
-    """The facts of a classifier, whose score function is the default of the pipelines of texts and images.
+    """Returns the facts of a classifier. Its score function is the default of the pipelines of texts and images.
 
     Raises SetupError for categories of labels that the model does not have.
     """
@@ -395,7 +395,7 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
 
 
 def _integers(folder: Path) -> list[str]:
-    """The names of weights that are whole numbers."""
+    """Returns the names of weights that are whole numbers."""
     names = list[str]()
     for path in sorted(folder.glob("*.safetensors")):
         with safetensors.safe_open(path, "pt") as file:
@@ -421,7 +421,7 @@ def check_missing(folder: Path, module: SourceModule, sample: Mapping[str, NDArr
 
 
 def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[str]:
-    """The names of the parameters that require gradients and that change an output for `sample`."""
+    """Finds the names of the parameters that require gradients and that change an output for `sample`."""
     candidates = {
         name: parameter
         for name, parameter in pretrained_model(module.module).named_parameters()

@@ -45,7 +45,7 @@ class ArtifactCache:
             folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, stamp: Stamp) -> Path | None:
-        """The artefact of a stamp; None if it is missing or broken."""
+        """Finds the artefact of a stamp; None if it is missing or broken."""
         try:
             described = json.loads(self._description(stamp).read_text())
             path = self._artifact(described["sha256"])
@@ -197,7 +197,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], versions: Mapping[str, str]) -> dict[str, Any]:
-    """The values on which an artefact depends. Their digest is the key in the cache."""
+    """Returns the values on which an artefact depends. Their digest is the key in the cache."""
     module = conversion.module
     inputs = bucket_inputs(module.inputs, bucket, module.image)
     return {

@@ -91,7 +91,7 @@ def trace_all(job: TraceJob, outputs: Mapping[str, Path], workers: int, done: Ca
 
 
 def read_inputs(trace: Path) -> list[dict[str, Any]]:
-    """The inputs of the trace of a part, by name and shape."""
+    """Reads the inputs of the trace of a part, by name and shape."""
     with zipfile.ZipFile(trace) as file:
         name = next(file_name for file_name in file.namelist() if file_name.endswith(f"extra/{_INPUTS_FILE}"))
         return json.loads(file.read(name))
@@ -107,7 +107,10 @@ def _failure(bucket: str, code: int | None, errors: str) -> str:
 def run_all(
     folder: Path, inputs: Sequence[str], outputs: Sequence[str], parts: Sequence[FilledBucket], cores: int = 1
 ) -> list[dict[str, Any]]:
-    """The outputs of traces on this machine's device, with a core for each part of the model. Raises SetupError."""
+    """Computes the outputs of traces on this machine's device, with a core for each part of the model.
+
+    Raises SetupError.
+    """
     batches = [(part_names(str(part.bucket), cores), {name: part.inputs[name] for name in inputs}) for part in parts]
     with tempfile.NamedTemporaryFile("r", prefix="neuronx-", errors="replace") as log:
         try:
@@ -124,7 +127,7 @@ def _last_lines(text: str) -> str:
 
 
 def _trace(pipe: "Connection[str, None]", job: TraceJob) -> None:
-    """The main function of a process that traces. It sends the name of each finished trace."""
+    """Traces in a process of its own, as its main function. Sends the name of each finished trace."""
     # A trace runs the model three times; on a busy machine threads would mostly wait for each other.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
@@ -170,7 +173,7 @@ def _trace_module(
 
 
 def _example(source: SourceModule, bucket: Bucket) -> dict[str, torch.Tensor]:
-    """Inputs of a bucket, by name in the module's order; a row of padding alone would be masked completely."""
+    """Fills inputs of a bucket, by name in the module's order. A row of padding alone would be masked completely."""
     values = {"input_ids": source.tokenizer.pad_token_id, "attention_mask": 1}
     inputs = bucket_inputs(source.inputs, bucket, source.image)
     return {
@@ -198,7 +201,7 @@ def _run(
     batches: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     cores: int,
 ) -> None:
-    """The main function of a process that runs batches through traces, and sends the outputs of each batch."""
+    """Runs batches through traces, as the main function of a process. Sends the outputs of each batch."""
     os.environ["NEURON_RT_NUM_CORES"] = str(cores)
     import torch_neuronx
 

@@ -36,7 +36,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def graph_file(folder: Path) -> Path | None:
-    """The graph of a folder without weights of PyTorch, or None. Raises SetupError if several are possible."""
+    """Finds the graph of a folder without weights of PyTorch, or None. Raises SetupError if several are possible."""
     folder = transformer_folder(folder)
     if has_weights(folder):
         return None
@@ -78,7 +78,7 @@ class OnnxModel(torch.nn.Module):
         return str((self.config.architectures or [type(self.config).__name__])[0])
 
     def output(self, name: str) -> str:
-        """The graph's name of an output. Raises SetupError if it is missing."""
+        """Returns the graph's name of an output. Raises SetupError if it is missing."""
         names = (name, _TOKENS) if name == HIDDEN else (name,)
         graph_name = next((known_name for known_name in names if known_name in self.outputs), None)
         if graph_name is None:

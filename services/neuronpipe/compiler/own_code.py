@@ -83,7 +83,7 @@ KNOWN_FORM = "known_form"
 
 
 def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
-    """The model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
+    """Returns the model itself, or a model of a known kind as a folder in `scratch` with links. Raises SetupError."""
     register_own_graphs()
     if write := foreign_form(source.folder):
         linked = with_links(source, scratch)
@@ -104,7 +104,7 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
 
 
 def with_links(source: ModelSource, scratch: Path) -> ModelSource:
-    """The model as a folder in `scratch` with links to its files; the model itself if it is there."""
+    """Returns the model as a folder in `scratch` with links to its files; the model itself if it is there."""
     folder = scratch / KNOWN_FORM
     if source.folder == folder:
         return source
@@ -205,7 +205,7 @@ def _require(folder: Path, content: Mapping[str, Any], values: Mapping[str, Any]
 
 
 def _weight_names(folder: Path) -> set[str]:
-    """The names in a model's weight files, or none for a damaged file, which is refused when it is loaded."""
+    """Reads the names in a model's weight files; none for a damaged file, which is refused when it is loaded."""
     names: set[str] = set()
     try:
         for path in folder.glob("*.safetensors"):

@@ -168,7 +168,7 @@ def _norm(config: Any) -> torch.nn.LayerNorm:
 
 
 def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """The biases of attention scores, [batch, heads, tokens, tokens]: they fall with the distance, and mask padding.
+    """Computes attention biases, [batch, heads, tokens, tokens], which fall with the distance and mask padding.
 
     The biases are as large as the scores: 8,192 tokens take 3.2 GB with 12 heads (docs/benchmarks/README.md).
     """
@@ -180,7 +180,7 @@ def _bias(attention_mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch
 
 
 def _slopes(heads: int) -> list[float]:
-    """The slope of each head: a geometric sequence, then every second slope of the sequence for twice the heads."""
+    """Returns the slope of each head: a geometric sequence, then every second slope for twice the number of heads."""
     power = 2 ** math.floor(math.log2(heads))
     start = 2 ** (-8 / power)
     further = _slopes(2 * power)[::2][: heads - power] if heads > power else []
@@ -212,7 +212,7 @@ class _ExpertRouter(torch.nn.Module):
         self._top_k = config.moe_top_k
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The weight of each expert for each token, [tokens, experts]; 0 for experts that the token does not take."""
+        """Computes the weight of each expert for each token, [tokens, experts]; 0 for experts that a token skips."""
         weights = self.layer(vectors).softmax(-1)
         best, chosen = weights.topk(self._top_k, dim=-1)
         return torch.zeros_like(weights).scatter(-1, chosen, best)

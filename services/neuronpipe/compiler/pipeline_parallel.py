@@ -72,7 +72,7 @@ class PipelinedModel:
         return len(self._own)
 
     def cut(self, options: PipelineOptions) -> "PipelinedModel":
-        """The model in parts of about the same time, or memory. Raises SetupError if the model cannot be cut so."""
+        """Cuts the model into parts of about the same time, or memory. Raises SetupError if this is impossible."""
         if options.cores > self.layers:
             raise SetupError(
                 f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "
@@ -119,7 +119,7 @@ class PipelinedModel:
         return f"      {len(self.firsts)} parts: layers {', '.join(ranges)}"
 
     def run(self, batches: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-        """The outputs of the parts for each batch, computed one part after the other."""
+        """Computes the outputs of each batch, part after part."""
         values = [dict(batch) for batch in batches]
         for number in range(len(self.firsts)):
             with self.part(number) as (part, _):
@@ -242,13 +242,13 @@ _GIVES_TUPLE = "_neuronpipe_gives_tuple"
 
 
 def _module_lists(module: torch.nn.Module) -> list[torch.nn.ModuleList]:
-    """The lists of modules, the list with the most weights first."""
+    """Returns the lists of modules, the list with the most weights first."""
     lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList) and len(child) > 1]
     return sorted(lists, key=lambda child: -_weights(child, "memory"))
 
 
 def _run_in_order(source: SourceModule, layers: torch.nn.ModuleList, example: Mapping[str, torch.Tensor]) -> bool:
-    """Whether the layers run in order, each of them once. Marks the layers that return tuples."""
+    """Returns whether the layers run in order, each of them once. Marks the layers that return tuples."""
     calls: list[int] = []
 
     def note(number: int, layer: torch.nn.Module, args: Any, output: Any) -> None:
@@ -288,7 +288,7 @@ def _drop_unread(
 
 
 def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[str], but_for: str) -> list[str]:
-    """The inputs on which the outputs depend, in order. `but_for`: an operation that does not count."""
+    """Finds the inputs on which the outputs depend, in order. `but_for`: an operation that does not count."""
     positional = Positional(part, tuple(example), outputs).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about Python values that the tracer treats as constant
@@ -301,14 +301,17 @@ def _needed(part: _Part, example: Mapping[str, torch.Tensor], outputs: Sequence[
 
 
 def _weights(module: torch.nn.Module, balance: str) -> int:
-    """The cost of a module: its number of weights, or for time the number that it multiplies."""
+    """Counts the weights of a module as its cost; for time, only the weights that it multiplies."""
     counts = balance != "time" or not isinstance(module, torch.nn.Embedding)
     own_weights = counts * sum(parameter.numel() for parameter in module.parameters(recurse=False))
     return own_weights + sum(_weights(child, balance) for child in module.children())
 
 
 def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The first item of each of `parts` groups of neighbours: the largest sum is minimal, the others about equal."""
+    """Returns the first item of each of `parts` groups of neighbours, with the smallest possible largest sum.
+
+    The other sums are about equal.
+    """
     sums = [0, *itertools.accumulate(costs)]
 
     @cache
@@ -326,7 +329,7 @@ def _balanced(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def _first_of(args: Any, kwargs: Any) -> torch.Tensor:
-    """The input that a layer gets from the layer before it."""
+    """Returns the input that a layer gets from the layer before it."""
     return args[0] if args else kwargs["hidden_states"]
 
 

@@ -143,7 +143,7 @@ Measure = Callable[[Artifact], Accuracy | None]
 def rank(
     quantizer: Quantizer, compiler: ArtifactCompiler, conversion: Conversion, batches: Sequence[SampleBatch]
 ) -> list[str]:
-    """The model's parts, first the part whose float32 leaves the smallest error. Quantizes once for each part."""
+    """Ranks the model's parts, first the part whose float32 leaves the smallest error. Quantizes once for each part."""
     sample = batches[:: max(1, len(batches) // _RANKING_TEXTS)]
     reference = accuracy.reference_outputs(conversion.module, sample)
     errors: dict[str, float] = {}
@@ -158,7 +158,7 @@ def rank(
 def search(
     quantizer: Quantizer, ranked: Sequence[str], measure: Measure, min_agreement: float
 ) -> tuple[Artifact, Accuracy | None]:
-    """The artefact that meets the limit with the fewest of the ranked parts in float32, or else with all of them."""
+    """Finds the artefact that meets the limit with the fewest ranked parts in float32, or else with all parts."""
     fewest, most = 1, len(ranked)
     while fewest < most:
         count = (fewest + most) // 2
@@ -180,7 +180,7 @@ EMBEDDING_TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def with_ranges(module: SourceModule, outputs: Sequence[Outputs]) -> SourceModule:
-    """The module with the ranges of its outputs among its facts. A module of another task is returned as it is."""
+    """Adds the ranges of a module's outputs to its facts. Returns a module of another task as it is."""
     if module.task not in EMBEDDING_TASKS:
         return module
     vectors = normalized(np.concatenate([vector_of(outputs_of_batch) for outputs_of_batch in outputs]))

@@ -67,7 +67,7 @@ def save_random_model(name: str, folder: Path, texts: Iterable[str]) -> None:
 
 
 def _vocabulary(texts: Iterable[str], size: int) -> Iterable[str]:
-    """The commonest words, and the characters of all words for the rare words."""
+    """Returns the commonest words, and the characters of all words for the rare words."""
     words = collections.Counter(word for text in texts for word in re.findall(r"[a-z]+|[^\sa-z]", text.lower()))
     characters = sorted({character for word in words for character in word})
     pieces = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]

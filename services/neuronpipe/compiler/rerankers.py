@@ -42,7 +42,7 @@ _ACTIVATIONS: dict[str, ScoreFunctionName] = {
 
 
 def ranking(folder: Path, config: Any) -> RerankFacts:
-    """The facts of a model for reranking. Raises SetupError if the model cannot rank."""
+    """Returns the facts of a model for reranking. Raises SetupError if the model cannot rank."""
     if config.num_labels != 1:
         raise SetupError(
             f"{folder}: has {config.num_labels} labels; a cross-encoder that ranks texts has one, the score"
@@ -58,7 +58,7 @@ def score_function(folder: Path, config: Any) -> ScoreFunctionName:
 
 
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
-    """The facts of a model for zero-shot classification. Raises SetupError if it has no label for entailment."""
+    """Returns the facts of a model for zero-shot classification. Raises SetupError if no label is for entailment."""
     check_labels(folder, config)
     labels = labels_of(config)
     entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
@@ -206,7 +206,7 @@ class _YesOrNo(torch.nn.Module):
 
 
 def with_options(source: ModelSource, options: RerankerOptions, scratch: Path) -> ModelSource:
-    """The model in a folder of `scratch` with links, and with the options in a file, which every load reads."""
+    """Returns the model in a folder of `scratch` with links, and with the options in a file that every load reads."""
     linked = with_links(source, scratch)
     named = replace(options, model=_folder_name(source.folder))
     (linked.folder / _OPTIONS_FILE).write_text(json.dumps(asdict(named)))
@@ -247,7 +247,7 @@ def read_options(folder: Path) -> RerankerOptions:
 def written_template(
     folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions, instructed: str = "{}"
 ) -> Template:
-    """The parts of a template from its text. Raises SetupError for a text without the places of a template."""
+    """Splits the text of a template into its parts. Raises SetupError for a text without the places of a template."""
     text = options.template
     if text.count("{query}") != 1 or text.count("{document}") != 1:
         raise SetupError(f"{folder}: --rerank-template must have {{query}} once and {{document}} once")
@@ -261,13 +261,13 @@ def written_template(
 
 
 def _folder_name(folder: Path) -> str:
-    """The name of a model's folder, or the name of the model in a folder of the Hub's cache."""
+    """Returns the name of a model's folder, or the name of the model in a folder of the Hub's cache."""
     resolved = folder.resolve()
     return resolved.parent.parent.name if resolved.parent.name == "snapshots" else resolved.name
 
 
 def _published(folder: Path, folder_name: str) -> tuple[str, _Published]:
-    """The published model that the folder or README.md names, and its form. Raises SetupError."""
+    """Finds the published model that the folder or README.md names, and its form. Raises SetupError."""
     names = [folder_name]
     if (readme := folder / "README.md").is_file():
         text = readme.read_text(encoding="utf-8", errors="replace")
@@ -297,7 +297,7 @@ def encode_written(module: SourceModule, template: Template, queries: Sequence[s
 
 
 def _answers(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions) -> tuple[int, ...]:
-    """The tokens whose logits make the score: by the options, else by LogitScore, else yes and no."""
+    """Returns the tokens whose logits make the score: by the options, else by LogitScore, else yes and no."""
     transformers_tokenizer = tokenizer.transformers_tokenizer
     vocabulary = transformers_tokenizer.get_vocab()
     if options.answers:
@@ -323,7 +323,7 @@ def _answers(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions)
 
 
 def _token(tokenizer: Any, name: str) -> int | None:
-    """The number of a token by its spelling, or of the only token of a text; None if there is none."""
+    """Returns the number of a token by its spelling, or of the only token of a text; None if there is none."""
     vocabulary = tokenizer.get_vocab()
     if name in vocabulary:
         return int(vocabulary[name])
@@ -332,7 +332,7 @@ def _token(tokenizer: Any, name: str) -> int | None:
 
 
 def _saved_template(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions) -> Template | None:
-    """The chat template of a query and a text; empty for a saved cross-encoder that reads them as a pair.
+    """Reads the chat template of a query and a text; empty for a saved cross-encoder that reads them as a pair.
 
     None without such a template. Raises SetupError.
     """
@@ -372,7 +372,7 @@ def _renderer(
 
 
 def _checked_template(folder: Path, tokenizer: Any, render: Callable[[str, str], str]) -> Template:
-    """The parts of the rendered template. Raises SetupError if the template changes the texts."""
+    """Returns the parts of the rendered template. Raises SetupError if the template changes the texts."""
     template = _parts(tokenizer, render(_QUERY, _DOCUMENT))
     for query, text in _SAMPLES:
         token_ids = [number for part in template for number in _tokens_of(tokenizer, part, query, text)]

@@ -83,7 +83,7 @@ class QuerySide:
 
 
 def read_query_side(folder: Path, tokenizer: SourceTokenizer, vocabulary_size: int) -> QuerySide:
-    """The queries of a folder of write_document_side; none for other folders. Raises SetupError."""
+    """Reads the queries of a folder of write_document_side; none for other folders. Raises SetupError."""
     side = read_object(folder / _QUERY_SIDE, may_lack=True)
     if not side:
         return QuerySide()
@@ -102,7 +102,7 @@ def read_query_side(folder: Path, tokenizer: SourceTokenizer, vocabulary_size: i
 
 
 def _read_weights(folder: Path, query: Path, tokenizer: SourceTokenizer) -> torch.Tensor:
-    """The weight of each token: from a file of weights by token, or from a tensor."""
+    """Reads the weight of each token, from a file of weights by token or from a tensor."""
     name = str(read_object(query / "config.json", may_lack=True).get("path") or "")
     with refusing(f"{query}: its weights of tokens cannot be read", advice="; get its files again"):
         if name.endswith(".json"):

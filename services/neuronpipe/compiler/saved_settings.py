@@ -36,12 +36,12 @@ Rules: TypeAlias = Mapping[str, Rule]
 
 
 def limited(accepts: Callable[[Any], bool]) -> Rule:
-    """A field that is applied, with values that pass a test."""
+    """Makes the rule of a field that is applied, with values that pass a test."""
     return Rule("applied", accepts)
 
 
 def one_of(*values: object) -> Rule:
-    """A field that is applied, or changes nothing, with these values only."""
+    """Makes the rule of a field that is applied, or changes nothing, with these values only."""
     return limited(lambda value: value in values)
 
 
@@ -51,14 +51,14 @@ def _only(*names: str) -> Callable[[Any], bool]:
 
 
 def _is_plain_text(value: Any) -> bool:
-    """Whether a modality_config makes the model's forward read texts, and which of its outputs is used."""
+    """Returns whether a modality_config makes the model's forward read texts and give its vectors or logits."""
     text = value.get("text", {}) if isinstance(value, dict) else {}
     outputs = (None, "last_hidden_state", "logits")
     return text.get("method", "forward") == "forward" and text.get("method_output_name") in outputs
 
 
 def _is_of_templates(value: Any) -> bool:
-    """Whether processing_kwargs are for chat templates alone, which rerankers have."""
+    """Returns whether processing_kwargs are for chat templates alone, which rerankers have."""
     is_for_model = _only("logits_to_keep")
     return isinstance(value, dict) and all(
         name == "chat_template" or is_for_model(arguments) for name, arguments in value.items()
@@ -90,7 +90,7 @@ _TABLES: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read
 
 
 def _table(name: str, **further: Rule) -> Rules:
-    """The rules of a table in saved_settings.json, by field, and further rules."""
+    """Returns the rules of a table in saved_settings.json, by field, and further rules."""
     table = {field: _RULES[effect] for effect, fields in _TABLES[name].items() if effect != "only" for field in fields}
     for row in _TABLES[name].get("only", ()):
         table |= dict.fromkeys(row["fields"], one_of(*row["values"]))
@@ -164,7 +164,7 @@ _SHOWN, _SHOWN_CHARACTERS = 6, 60
 
 
 def check_settings(folder: Path, config: Any, task: str) -> list[str]:
-    """Lines about unknown fields, for a user. Raises SetupError, which names an unsupported field and its value."""
+    """Returns lines about unknown fields, for a user. Raises SetupError for an unsupported field, with its value."""
     return [line for path, rules, content in _files(folder, config, task) if (line := _check(path, rules, content))]
 
 
@@ -175,7 +175,7 @@ def check_adapter(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, Mapping[str, Any]]]:
-    """Each file that a task reads, with its rules and its content."""
+    """Yields each file that a task reads, with its rules and its content."""
     model_folder = transformer_folder(folder)
     unread = {**_UNREAD, **_UNREAD_OF_KIND.get(config.model_type, {})}
     read = [*_fields(type(config)), *_read_by_name(type(config)), *GENERATION_CONFIG]
@@ -208,7 +208,7 @@ def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, 
 
 
 def _fields(kind: Any) -> Iterable[str]:
-    """The fields of a class of configurations, their other names, and the fields that it adds itself."""
+    """Returns the fields of a class of configurations, their other names, and the fields that it adds itself."""
     attributes_of_classes = (vars(base) for base in kind.__mro__)
     return {
         *(name for attributes in attributes_of_classes for name in attributes.get("__annotations__", ())),
@@ -220,7 +220,7 @@ def _fields(kind: Any) -> Iterable[str]:
 
 
 def _read_by_name(kind: Any) -> Iterator[str]:
-    """The fields that the code of a kind of models reads by their names, without declaring them."""
+    """Yields the fields that the code of a kind of models reads by their names, without declaring them."""
     folder = Path(inspect.getfile(kind)).parent
     for path in (*folder.glob("configuration_*.py"), *folder.glob("modeling_*.py")):
         yield from _BY_NAME.findall(path.read_text(encoding="utf-8"))
@@ -259,7 +259,7 @@ def _says_nothing(name: str, value: Any, rules: Rules) -> bool:
 
 
 def unsupported_generation(config: Any) -> tuple[str, object] | None:
-    """The first field of a generation_config that changes the results of `generate` and is not applied."""
+    """Finds the first field of a generation_config that changes the results of `generate` and is not applied."""
     for name in sorted({*transformers.GenerationConfig().to_dict(), *GENERATION_CONFIG}):
         rule, value = GENERATION_CONFIG.get(name, NEVER), getattr(config, name, None)
         if value is not None and not rule.accepts(value):

@@ -62,7 +62,7 @@ class TokenPooling(torch.nn.Module):
 
 
 def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The vector of the last token at which a mask is 1, or else of the first token.
+    """Returns the vector of the last token at which a mask is 1, or else of the first token.
 
     `vectors` [batch, tokens, width] and `mask` [batch, tokens] to [batch, width]. A select and a sum choose the token,
     because every compiler of static shapes supports them, unlike an index. A product would not work: ModernBERT can
@@ -74,14 +74,14 @@ def last_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def first_token(vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The vector of the first token at which a mask is 1; see last_token."""
+    """Returns the vector of the first token at which a mask is 1; see last_token."""
     backwards = torch.arange(mask.shape[1], 0, -1, device=mask.device)
     is_first = backwards == (backwards * mask).max(dim=1, keepdim=True).values.clamp(min=1)
     return torch.where(is_first.unsqueeze(-1), vectors, torch.zeros_like(vectors)).sum(dim=1)
 
 
 def _weighted_mean(token_vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean in which the nth token counts n times."""
+    """Computes the mean in which the nth token counts n times."""
     weights = mask * torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype).view(1, -1, 1)
     return (token_vectors * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
@@ -207,7 +207,10 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
 
 
 def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Path]]:
-    """The class and the folder of each module; none for a plain model. `is_known`: refuses code of the model's own."""
+    """Reads the class and the folder of each module; none for a plain model.
+
+    `is_known`: refuses code of the model's own.
+    """
     path = folder / "modules.json"
     modules = read_json(path) if path.is_file() else []
     if not isinstance(modules, list) or not all(
@@ -224,19 +227,19 @@ def read_modules(folder: Path, *, is_known: bool = False) -> list[tuple[str, Pat
 
 
 def transformer_folder(folder: Path) -> Path:
-    """The folder of the model's own config.json, which is the folder of the first module in old models."""
+    """Returns the folder of the model's own config.json, which is the folder of the first module in old models."""
     return next((path for _, path in read_modules(folder)[:1] if (path / "config.json").is_file()), folder)
 
 
 def read_limits(folder: Path) -> dict[str, Any]:
-    """The limits of inputs in a Transformer module; empty for a folder that is no module. Raises SetupError."""
+    """Reads the limits of inputs in a Transformer module; empty for a folder that is no module. Raises SetupError."""
     path = limits_file(folder)
     is_module = any((place / "modules.json").is_file() for place in (folder, folder.parent))
     return read_object(path) if path and is_module else {}
 
 
 def limits_file(folder: Path) -> Path | None:
-    """The settings file of a Transformer module, which old models call sentence_roberta_config.json, for example."""
+    """Finds the settings file of a Transformer module. Old models call it sentence_roberta_config.json, for example."""
     files = {path.name: path for path in folder.glob("sentence_*_config.json")}
     return files.get("sentence_bert_config.json") or next(iter(files.values()), None)
 
@@ -254,7 +257,9 @@ def read_pooling(folder: Path) -> TokenPooling:
 
 
 def _is_instructor(folder: Path) -> bool:
-    """Whether the model is Instructor, whose files do not say that its vectors leave out the prompt, the instruction.
+    """Returns whether the model is Instructor, whose vectors leave out the prompt, the instruction.
+
+    The files of the model do not say this.
 
     sentence-transformers knows it by its name on the Hub, which is in the path of a download and in README.md.
     """
@@ -322,7 +327,10 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def default_prompt(folder: Path) -> str:
-    """The text that is put before every text, or before the first text of a pair, by default. Raises SetupError."""
+    """Returns the text that stands before every text, or before the first text of a pair, by default.
+
+    Raises SetupError.
+    """
     path = folder / CONFIGURATION
     name = applied_settings(folder).get("default_prompt_name")
     prompts = read_prompts(folder)
@@ -339,10 +347,10 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The settings that sentence-transformers saved for a whole model; empty without such a file. Raises SetupError."""
+    """Reads the settings that sentence-transformers saved for a whole model; empty without them. Raises SetupError."""
     return read_object(folder / CONFIGURATION, may_lack=True)
 
 
 def applied_settings(folder: Path) -> dict[str, Any]:
-    """The settings that sentence-transformers applies: it ignores them without a modules.json. Raises SetupError."""
+    """Reads the settings that sentence-transformers applies: none without a modules.json. Raises SetupError."""
     return read_settings(folder) if (folder / "modules.json").is_file() else {}

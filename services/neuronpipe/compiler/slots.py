@@ -67,7 +67,7 @@ class SlotStep(torch.nn.Module):
         model.set_attn_implementation(_ATTENTION)
 
     def _state_shapes(self, shapes: Shapes) -> list[tuple[int, ...]]:
-        """The shapes of the keys and values of a slot, in turns."""
+        """Returns the shapes of the keys and values of a slot, in turns."""
         return [(heads, self.slot_tokens, width) for heads, *widths in shapes for width in widths]
 
     def example(self) -> tuple[torch.Tensor, ...]:
@@ -80,7 +80,7 @@ class SlotStep(torch.nn.Module):
         return (*inputs, torch.tensor([[0, 1]] * (self.slots + 1))) if self.has_encoder else inputs
 
     def aliases(self) -> dict[torch.Tensor, int]:
-        """The number of the output that each state becomes."""
+        """Returns the number of the output that each state becomes."""
         return {state: len(TokenScores._fields) + number for number, state in enumerate(self.states)}
 
     @property
@@ -89,7 +89,7 @@ class SlotStep(torch.nn.Module):
         return list(self.states)[: self._text_states]
 
     def sources(self) -> list[list[torch.Tensor]]:
-        """The states of the source in each slot, [1, heads, tokens, width]; no list without an encoder."""
+        """Returns the states of the source in each slot, [1, heads, tokens, width]; no list without an encoder."""
         states = list(self.states)[self._text_states :]
         count = len(states) // self.slots
         return [states[first : first + count] for first in range(0, len(states), count or 1)]
@@ -154,7 +154,7 @@ class SourceEncoder(torch.nn.Module):
 
 
 def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
-    """The graph that reads sources, with an attention of transformers."""
+    """Makes the graph that reads sources, with an attention of transformers."""
     model = pretrained_model(module.module)
     model.set_attn_implementation(attention)
     encoder = SourceEncoder(model)
@@ -163,14 +163,14 @@ def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
 
 
 def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
-    """The step of a model for a bucket: a slot for each row, with a token for each column."""
+    """Makes the step of a model for a bucket: a slot for each row, with a token for each column."""
     step = SlotStep(pretrained_model(module.module), bucket.batch, bucket.tokens, CHUNK_TOKENS)
     step.eval()
     return step
 
 
 def emulated(module: SourceModule, bucket: Bucket, dtype: str) -> SlotModel:
-    """The model as it will run, computed by PyTorch."""
+    """Makes the model as it will run, computed by PyTorch."""
     copied = dataclasses.replace(module, module=copy.deepcopy(module.module))  # the copy gets another attention
     step = slot_step(copied, bucket)
     encoder = source_encoder(module, "eager") if step.has_encoder else None
@@ -252,7 +252,7 @@ class _RunningStep:
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float, softcap: float | None
     ) -> torch.Tensor:
-        """The result of attention of each new token to its text: [1, slots + chunk, heads, width].
+        """Computes the attention of each new token to its text: [1, slots + chunk, heads, width].
 
         `query`: [1, heads, slots + chunk, width]. Heads of queries share the heads of keys.
         """
@@ -266,7 +266,7 @@ class _RunningStep:
         return self._attended(query, of_slots, of_chunk, scaling, softcap)
 
     def attend_to_source(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """The result of attention of each new token to its source, as in `attend`."""
+        """Computes the attention of each new token to its source, as in `attend`."""
         keys, values = (
             torch.cat([states_of_slot[index] for states_of_slot in self._sources]).index_select(0, self._read_slots)
             for index in (self.seen_sources, self.seen_sources + 1)

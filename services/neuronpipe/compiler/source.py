@@ -58,7 +58,7 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files to read. Weights in PyTorch's format are read only if there are none in safetensors."""
+    """Yields the files to read. Weights in PyTorch's format are read only if there are none in safetensors."""
     try:
         for parent, _, names in os.walk(folder, onerror=_raise):
             has_safetensors = any(name.endswith(".safetensors") for name in names)
@@ -218,7 +218,7 @@ def check_configuration(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def reads_of(config: Any, architecture: str) -> Reads | None:
-    """The inputs of a model, or None if its kind does not determine them."""
+    """Returns the inputs of a model, or None if its kind does not determine them."""
     kind = config.model_type
     if kind in IMAGE_TEXT_KINDS and not architecture.endswith("ForImageClassification"):
         return "both"

@@ -72,7 +72,7 @@ class _Stacks(torch.nn.Module):
         return self.taken[name] if self.taken else self.get_buffer(name)
 
     def select(self, name: str) -> torch.Tensor:
-        """The part of a stack for each row."""
+        """Returns the part of a stack for each row."""
         return self.stack(name).index_select(0, self.rows.numbers)
 
 
@@ -107,7 +107,7 @@ class _StackedLinear(_Stacks):
 
 
 def _by_token(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors [batch, tokens, in], also for layers that see a single token, [batch, in]."""
+    """Gives vectors an axis of tokens, [batch, tokens, in], also for layers that see a single token, [batch, in]."""
     return vectors if vectors.dim() == 3 else vectors[:, None]
 
 
@@ -157,7 +157,7 @@ class TakingStacks(torch.nn.Module):
 
 
 def stacks_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The stacks of a module with adapters, by their names in it: float32 [adapters, …]; empty without adapters."""
+    """Returns the stacks of a module with adapters, by name: float32 [adapters, …]; empty without adapters."""
     parts = _parts_of(module).items()
     return {f"{path}.{name}": stack for path, part in parts for name, stack in part.named_buffers(recurse=False)}
 
@@ -167,7 +167,7 @@ def _parts_of(module: torch.nn.Module) -> dict[str, _Stacks]:
 
 
 def stacks_sha256(module: torch.nn.Module) -> str:
-    """The digest of a module's stacks and their names."""
+    """Computes the digest of a module's stacks and their names."""
     digest = hashlib.sha256()
     for name, stack in stacks_of(module).items():
         digest.update(f"{name} {tuple(stack.shape)} ".encode() + stack.numpy().tobytes())
@@ -245,15 +245,19 @@ def _read(written: str, model: Any, module: SourceModule) -> _Adapter:
 
 
 def _path_in(model: Any, path: str, *, is_module: bool) -> str:
-    """The name of a module or parameter in the model. An adapter writes the name with or without its base's prefix."""
+    """Returns the name of a module or parameter in the model; empty if there is none.
+
+    An adapter writes the name with or without its base's prefix.
+    """
     prefix = f"{model.base_model_prefix}."
     names = {name for name, _ in (model.named_modules() if is_module else model.named_parameters())}
     return next((name for name in (path, path.removeprefix(prefix), prefix + path) if name in names), "")
 
 
 def _spec(name: str, folder: Path, model: Any, module: SourceModule, saved: Mapping[str, torch.Tensor]) -> AdapterSpec:
-    """The adapter's labels, if the adapter has a head of its own. config.json in the adapter's folder names the labels,
-    or else the base names them.
+    """Describes an adapter, with its labels if it has a head of its own.
+
+    config.json in the adapter's folder names the labels, or else the base names them.
     """
     body = f"{model.base_model_prefix}."
     linear = [path for path, part in model.named_modules() if isinstance(part, torch.nn.Linear)]
@@ -293,9 +297,7 @@ def _adapted(layer: torch.nn.Module, path: str, rows: _Rows, adapters: Sequence[
 
 
 def _stacked(layer: torch.nn.Module, path: str, rows: _Rows, adapters: Sequence[_Adapter]) -> torch.nn.Module:
-    """A layer of the base, and the layer of each adapter that has a layer of its own. Missing outputs are padded with
-    zeros.
-    """
+    """Stacks a layer of the base, and the layer of each adapter that has its own. Pads missing outputs with zeros."""
     if not isinstance(layer, torch.nn.Linear):
         kind = type(layer).__name__
         raise SetupError(f"--adapter: {path}, of modules_to_save, is a {kind}; only linear layers are supported")

@@ -60,7 +60,7 @@ def register_static_embeddings() -> None:
 
 
 def static_folder(folder: Path) -> Path | None:
-    """The folder with the table of a model of static embeddings; None for other models. Raises SetupError."""
+    """Finds the folder with the table of a model of static embeddings; None for other models. Raises SetupError."""
     if modules := read_modules(folder):
         kind, path = modules[0]
         return path if kind == "StaticEmbedding" else None
@@ -113,7 +113,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _fold(folder: Path, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The row of each token, [vocabulary, width]: model2vec may share rows between tokens, and weigh each token."""
+    """Makes the row of each token, [vocabulary, width]. model2vec may share rows between tokens, and weigh tokens."""
     table = next((tensors[name] for name in _TABLES if name in tensors), None)
     if table is None or table.ndim != 2:
         raise SetupError(f"{folder}: its weights have no table of token vectors ({' or '.join(_TABLES)})")
@@ -125,7 +125,7 @@ def _fold(folder: Path, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _unknown_id(model: Mapping[str, Any]) -> int | None:
-    """The id of the unknown token in a "model" of tokenizer.json."""
+    """Returns the id of the unknown token in a "model" of tokenizer.json."""
     if model.get("type") == "Unigram":
         return model.get("unk_id")
     token = model.get("unk_token")

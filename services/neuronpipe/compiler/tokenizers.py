@@ -53,7 +53,7 @@ def converted_marian(tokenizer: Any) -> Any:
 
 
 def language_codes(tokenizer: Any) -> list[str]:
-    """The target languages that a token before the text can choose, such as >>fra<<."""
+    """Returns the target languages that a token before the text can choose, such as >>fra<<."""
     return sorted(token[2:-2] for token in tokenizer.get_vocab() if _is_code(token))
 
 
@@ -118,7 +118,7 @@ def _content(tokenizer: Any, source_spm: Path) -> Mapping[str, Any]:
 
 
 def _normalizers(spec: Any, characters: Collection[str]) -> list[Mapping[str, Any]]:
-    """SentencePiece's normalizers, and a normalizer that makes one unknown character of several in a row."""
+    """Returns SentencePiece's normalizers, and a normalizer that makes one unknown character of several in a row."""
     normalizers: list[Mapping[str, Any]] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
@@ -133,7 +133,7 @@ def _normalizers(spec: Any, characters: Collection[str]) -> list[Mapping[str, An
 
 
 def _none_of(characters: Collection[str]) -> str:
-    """An Oniguruma pattern that matches any other character."""
+    """Writes an Oniguruma pattern that matches any other character."""
     alternatives = "".join(rf"\x{{{ord(character):x}}}" for character in sorted(characters))
     return f"[^{alternatives}]"
 
@@ -306,7 +306,7 @@ def _why_not_loaded(folder: Path, error: Exception) -> str:
 
 
 def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
-    """The tokenizer.json to serve: special tokens in texts are text, except the mask of a fill-mask model.
+    """Writes the tokenizer.json to serve: special tokens in texts are text, except the mask of a fill-mask model.
 
     The tokenizer stage leaves special tokens in texts alone. The mask is found because it is not special in this file.
     SentencePiece's Unigram model also has the special tokens among its pieces, with the best score of all, and would
@@ -328,7 +328,7 @@ def serving_json(tokenizer: SourceTokenizer, mask_token: str) -> str:
 
 
 def token_texts(tokenizer: SourceTokenizer, count: int, *, are_unique: bool = False) -> list[str]:
-    """The first `count` tokens as text. `are_unique`: spells a part of a character as in the vocabulary."""
+    """Returns the first `count` tokens as text. `are_unique`: spells a part of a character as in the vocabulary."""
     transformers_tokenizer = tokenizer.transformers_tokenizer
     texts: list[str] = transformers_tokenizer.batch_decode([[token_id] for token_id in range(count)])
     if are_unique:

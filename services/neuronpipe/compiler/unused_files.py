@@ -53,7 +53,7 @@ def unused_files(folder: Path, task: str, names: Iterable[str] = ()) -> list[str
 
 
 def _loaded(folder: Path, used: Path) -> Iterator[str]:
-    """The files of weights that are loaded from a part of the folder, and their form in PyTorch's format."""
+    """Yields the weight files that are loaded from a part of the folder, and their names in PyTorch's format."""
     within = used.resolve().relative_to(folder.resolve())
     for name in ("model.safetensors", "pytorch_model.bin"):
         yield (within / name).as_posix()

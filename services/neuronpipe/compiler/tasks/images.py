@@ -119,7 +119,7 @@ def _load_zero_shot_image_classification(folder: Path, tokenizer: SourceTokenize
 
 
 def _encode_zero_shot_image_classification(module: SourceModule, texts: Sequence[str]) -> SampleBatch:
-    """The texts, and images of some of them, which `places` puts before the texts; a single text has no image."""
+    """Makes a batch of the texts and images of some texts; `places` puts images first. A single text has no image."""
     images = encode_images(module, texts[:_SAMPLE_IMAGES])[PIXELS][: len(texts) if len(texts) > 1 else 0]
     order = [*range(len(texts), len(texts) + len(images)), *range(len(texts))]
     return {_IDS: encode_texts(module, texts)[_IDS], PIXELS: images, PLACES: np.array(order, np.int64)}

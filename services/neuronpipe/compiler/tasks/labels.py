@@ -66,7 +66,7 @@ _FACTS: Mapping[str, Callable[[Path, Any], TaskFacts]] = {
 
 
 def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_classification") -> SourceModule:
-    """A classifier for one of the tasks of its graph. The module also names the other tasks. Raises SetupError."""
+    """Loads a classifier for one of the tasks of its graph, and names its other tasks. Raises SetupError."""
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)  # before the weights are read
     check_labels(folder, config)
     _FACTS[task](folder, config)
@@ -112,7 +112,7 @@ class DecoderClassifier(torch.nn.Module):
 
 
 def same_best_label(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured | None:
-    """Whether each text's best label is the same; None for a model with one label."""
+    """Returns whether each text's best label is the same; None for a model with one label."""
     if reference["logits"].shape[1] == 1:
         return None
     return np.equal(outputs["logits"].argmax(axis=1), reference["logits"].argmax(axis=1))
@@ -146,7 +146,7 @@ TOKEN_CLASSIFICATION = SourceTask(
 
 
 def _entity_scores(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
-    """The share of a text's spans whose best label is the same."""
+    """Computes the share of a text's spans whose best label is the same."""
     is_word = batch["attention_mask"] == 1
     same = outputs["logits"].argmax(axis=-1) == reference["logits"].argmax(axis=-1)
     return (same.mean(axis=-1) * is_word).sum(axis=1) / is_word.sum(axis=1)
@@ -192,7 +192,7 @@ def _load_rerank(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
 
 
 def _load_modular_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    """A cross-encoder of modules: an encoder, pooling, and layers that make the score."""
+    """Loads a cross-encoder of modules: an encoder, pooling, and layers that make the score."""
     parts = read_sentence_transformer(folder, SCORES)
     model = load_encoder(parts.model_folder)
     module = PooledModule(model, parts.head, "logits")

@@ -103,7 +103,7 @@ _THINKING: Mapping[str, Mapping[str, bool]] = {
 
 
 def chat_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
-    """The chat template, and the special tokens that it may name; empty for a tokenizer without a template."""
+    """Returns the chat template, and the special tokens that it may name; empty for a tokenizer without a template."""
     try:
         template = tokenizer.get_chat_template()
     except ValueError:
@@ -247,7 +247,7 @@ def _task_settings(task: str, folder: Path) -> tuple[dict[str, Any], dict[str, s
 
 
 def _directions(prefixes: Mapping[str, str]) -> tuple[dict[str, dict[str, str]], str]:
-    """The prefixes by source and target language, and the source language if there is only one source language."""
+    """Returns the prefixes by source and target language, and the source language if it is the only source language."""
     prefixes_by_language: dict[str, dict[str, str]] = {}
     for name, prefix in prefixes.items():
         source, _, target = name.partition("_to_")

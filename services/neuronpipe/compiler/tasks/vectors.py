@@ -62,7 +62,7 @@ def _load_feature_extraction(folder: Path, tokenizer: SourceTokenizer) -> Source
 
 
 def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
-    """The cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0.
+    """Computes the cosine of each pair of vectors, 0 to 1: rounding may exceed 1, and below 0 is as wrong as 0.
 
     Two vectors without direction agree.
     """
@@ -74,7 +74,7 @@ def _cosines(first: NDArray[Any], second: NDArray[Any]) -> Measured:
 
 
 def _smallest(name: str, are_kept: NDArray[Any], outputs: Outputs, reference: Outputs) -> Measured:
-    """The smallest cosine of a text's vectors in an output, among the tokens that are kept."""
+    """Returns the smallest cosine of a text's vectors in an output, among the tokens that are kept."""
     return np.where(are_kept, _cosines(outputs[name], reference[name]), 1).min(axis=1)
 
 
@@ -185,7 +185,7 @@ def _load_sparse_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceMo
 
 
 def _read_pooling(folder: Path) -> dict[str, Any]:
-    """The settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
+    """Reads the settings of the module SpladePooling; empty for a plain model. Raises SetupError for other modules."""
     modules = read_modules(folder)
     kinds = [kind for kind, _ in modules]
     if modules and (len(kinds) != 2 or kinds[0] not in _ENCODERS or kinds[1] != "SpladePooling"):
