@@ -57,7 +57,10 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
 def _stage_of(
     settings: StageSettings, telemetry: Telemetry
 ) -> tuple[StageRpc, Callable[..., AbstractAsyncContextManager[Any]], str]:
-    """The rpc of a stage, its context manager, and the name of its function. Imports only this stage's libraries."""
+    """Returns the rpc of a stage, its context manager, and the name of its function.
+
+    Imports only this stage's libraries.
+    """
     if isinstance(settings, TokenizerSettings):
         from neuronpipe.stages.tokenizer.stage import running_tokenizer
 

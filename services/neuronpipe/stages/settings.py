@@ -16,7 +16,7 @@ _CORES = re.compile(r"\d{1,3}(-\d{1,3})?(,\d{1,3}(-\d{1,3})?)*")
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """The cores that a list such as "0-3" or "0,2-3" names, ascending. Raises SetupError."""
+    """Reads a list of cores such as "0-3" or "0,2-3", and returns the cores ascending. Raises SetupError."""
     if not _CORES.fullmatch(text):
         raise SetupError(f"cores {text!r}: must be a number of cores, or a list such as 0-3 or 0,2")
     cores: set[int] = set()
@@ -151,7 +151,7 @@ class EncodingSettings(Settings):
     )
 
     def reads_special_tokens(self, model: str) -> bool:
-        """Whether special tokens that a caller's text spells are special for a model."""
+        """Returns whether special tokens that a caller's text spells are special for a model."""
         return not {model, "*"}.isdisjoint(map(str.strip, self.special_tokens_in_texts.split(",")))
 
 

@@ -71,7 +71,7 @@ class BatchPolicy(Protocol):
         """Makes a batch of exactly these sequences."""
 
     def lone_tokens(self, padded_tokens: int) -> int:
-        """The number of tokens that the device computes for one sequence of a padded length in its own batch."""
+        """Returns the number of tokens that the device computes for a batch of one sequence of a padded length."""
 
 
 class DeadlineCheck:
@@ -167,7 +167,7 @@ class FixedBuckets:
 def best_bucket(
     buckets: Sequence[Bucket], waiting: Sequence[tuple[int, int]], batch_s: Callable[[int], float], limit_s: float
 ) -> Bucket:
-    """The bucket that does the most work per second with the waiting sequences. A tie goes to the fewest tokens.
+    """Finds the bucket that does the most work per second with the waiting sequences. A tie goes to the fewest tokens.
 
     `waiting`: (padded length, number of sequences) in the order in which they would be taken; the bucket must hold the
     first length. `batch_s`: the time to compute a number of tokens, or 0 if it is not known; then the bucket with the

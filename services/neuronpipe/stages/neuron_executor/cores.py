@@ -51,15 +51,15 @@ class Cores:
         return not self._given[core]
 
     def may_take(self, core: int) -> bool:
-        """Whether a core may take a batch. A busy core takes a batch ahead only while no core is idle."""
+        """Returns whether a core may take a batch. A busy core takes a batch ahead only while no core is idle."""
         return self.is_idle(core) or (core not in self._kept_apart and not self.idle)
 
     def busy_s(self, core: int) -> float:
-        """The expected time until a core has computed its batches, and begins the next batch."""
+        """Estimates the time until a core has computed its batches, and begins the next batch."""
         return self._busy_s(core, None)
 
     def busy_with_others_s(self, owner: object) -> float:
-        """The expected time until the first core has no work of other owners."""
+        """Estimates the time until the first core has no work of other owners."""
         return min((self._busy_s(core, owner) for core in range(self.count) if core not in self._lost), default=0.0)
 
     def _busy_s(self, core: int, except_for: object) -> float:

@@ -82,7 +82,7 @@ class _ShapeRunner:
         self._kind = input_kind(bundle.spec)
 
     def shapes(self) -> list[tuple[int, int]]:
-        """Rows and padded tokens of each batch."""
+        """Returns the rows and padded tokens of each batch."""
         shapes = self._backend.shapes
         if isinstance(shapes, BucketPlan):
             return [(bucket.batch, bucket.tokens) for bucket in shapes.buckets]
@@ -105,7 +105,7 @@ class _ShapeRunner:
             return None
 
     async def time(self, rows: int, tokens: int) -> float:
-        """The seconds of a batch on the first core that is not lost."""
+        """Measures the seconds of a batch on the first core that is not lost."""
         for core in range(self._backend.cores):
             if (seconds := await self.run_on(core, rows, tokens)) is not None:
                 return seconds
@@ -274,7 +274,7 @@ class Devices:
 
     @contextmanager
     def _request(self, bundle: Bundle, threads: int) -> Iterator[tuple[str, BackendRequest]]:
-        """The back end of a bundle, and its parameters."""
+        """Yields the back end of a bundle, and its parameters."""
         settings, artifact = self._settings, bundle.artifact(self._settings.backend)
         with bundle.artifact_files(artifact) as files:
             request = BackendRequest(
@@ -298,7 +298,7 @@ def _name(bundle: Bundle) -> str:
 
 
 def _text_tokens(spec: ModelSpec) -> int:
-    """Maximum number of tokens that the text of a sequence takes, with the tokens before it and without its source."""
+    """Returns the maximum number of tokens of a sequence's text, with the tokens before it and without its source."""
     facts = GenerationFacts.of(spec)
     return facts.max_text_tokens + len(facts.decoder_start_token_ids)
 

@@ -113,7 +113,7 @@ class ExecutorModel:
         return PlannedShapes(self.queue, self.forecast, shapes, self._limits)
 
     def planned_shapes(self) -> list[BatchShape]:
-        """The shapes to prepare ahead of requests. The warm-up has already run all buckets."""
+        """Lists the shapes to prepare ahead of requests. The warm-up has already run all buckets."""
         shapes, limits = self.backend.shapes, self._limits
         if isinstance(shapes, BucketPlan):
             return []
@@ -198,7 +198,7 @@ class ExecutorModel:
         return new
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
-        """Whether a new sequence can begin before its deadline."""
+        """Returns whether a new sequence can begin before its deadline."""
         if time.monotonic() + self.forecast.queue_wait_s(is_bulk=is_bulk) < start_s:
             return True
         self._sweep()  # late sequences in the queue must not be the reason for a refusal
@@ -223,7 +223,7 @@ class ExecutorModel:
         return self.policy.fill(oldest, wait_s, idle_cores, limit_s)
 
     def conversions(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
-        """The functions that the back end calls in its thread before and after it computes a batch.
+        """Returns the functions that the back end calls in its thread before and after it computes a batch.
 
         The first makes the inputs, whose unused rows repeat the first sequence. The second splits the outputs into
         rows.
@@ -295,17 +295,17 @@ def fail(members: Iterable[QueuedSequence], error: NeuronpipeError) -> None:
 
 
 def uncomputable() -> InternalError:
-    """The error of a caller whose sequence a back end could not compute."""
+    """Makes the error of a caller whose sequence a back end could not compute."""
     return InternalError("the model could not compute this input")
 
 
 def stopping() -> Unavailable:
-    """The error of waiting callers when a model, or the executor, ends."""
+    """Makes the error of waiting callers when a model, or the executor, ends."""
     return Unavailable("the neuron-executor is stopping")
 
 
 def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> dict[str, Array]:
-    """The outputs of one sequence without padding, copied so that they do not keep the batch's memory."""
+    """Copies the outputs of one sequence without padding. A view would keep the memory of the batch."""
     arrays = {}
     for output in specs:
         array = outputs[output.name][row]
@@ -316,7 +316,7 @@ def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> 
 
 
 def fault_of(arrays: Arrays) -> InternalError | None:
-    """The error of a sequence with NaN or infinite outputs."""
+    """Returns the error of a sequence with NaN or infinite outputs."""
     for name, array in arrays.items():
         # Adding a few numbers takes a sixth of the time, and no sum of float32 exceeds Python's float.
         is_small = array.ndim == 1 and len(array) <= _FEW_NUMBERS

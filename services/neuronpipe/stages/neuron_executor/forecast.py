@@ -56,7 +56,7 @@ class BatchTime:
         self._fit()
 
     def seconds(self, tokens: int) -> float:
-        """The likely upper bound of a batch's time: the estimate plus twice its usual error."""
+        """Returns the likely upper bound of a batch's time: the estimate plus twice its usual error."""
         return (self._overhead_s + self.token_s * tokens) * (1 + 2 * max(_MIN_RELATIVE_ERROR, self._relative_error))
 
     @property
@@ -135,11 +135,11 @@ class Forecast:
         (self._alone_time if is_alone else self._shared_time).observe(computed_tokens, seconds)
 
     def batch_s(self, computed_tokens: int) -> float:
-        """The time of a batch while others run; 0 if not known."""
+        """Estimates the time of a batch while others run; 0 if not known."""
         return self._shared_time.seconds(computed_tokens)
 
     def next_batch_s(self, computed_tokens: int) -> float:
-        """The time of the next batch if it has this number of tokens, as far as known."""
+        """Estimates the time of the next batch if it has this number of tokens; 0 if not known."""
         if self._cores.running:
             return self._shared_time.seconds(computed_tokens)
         if self._is_outdated():
@@ -150,16 +150,16 @@ class Forecast:
         return self._alone_time.seconds(computed_tokens)
 
     def all_cores_s(self, padded_tokens: int) -> float:
-        """The least time for which a number of tokens keeps all cores busy, as far as known."""
+        """Returns the least time for which a number of tokens keeps all cores busy; 0 if not known."""
         is_known = self._cores.running or not self._is_outdated()
         return padded_tokens * self._shared_time.token_s / max(1, self._cores.left) if is_known else 0.0
 
     def backlog_s(self) -> float:
-        """The least time for which this model's waiting sequences keep all cores busy; 0 if not known."""
+        """Returns the least time for which this model's waiting sequences keep all cores busy; 0 if not known."""
         return self._queue.tokens_before(is_bulk=True) * self._shared_time.token_s / max(1, self._cores.left)
 
     def queue_wait_s(self, *, is_bulk: bool) -> float:
-        """The least time that a new sequence waits.
+        """Returns the least time that a new sequence waits.
 
         The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
         core computes one batch at a time, also if it was given several, and batch times are counted accordingly.

@@ -58,13 +58,13 @@ class MemoryPlan:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """The bytes of each part that is not empty, largest first."""
+        """Returns the bytes of each part that is not empty, largest first."""
         sizes = {part.name.replace("_", " "): getattr(self, part.name) for part in fields(self)}
         return {name: size for name, size in sorted(sizes.items(), key=lambda item: -item[1]) if size}
 
 
 def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPlan:
-    """Maximum memory of the host that an executor of these models takes. Raises SetupError if a file is missing.
+    """Plans the maximum memory of the host for an executor of these models. Raises SetupError if a file is missing.
 
     If models make room for others, the plan counts the largest models that fit into max_model_memory_bytes together.
     """
@@ -91,7 +91,7 @@ def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPl
 
 
 def memory_shortage(bundles: Iterable[Bundle], settings: EngineSettings, limit_bytes: int | None) -> str:
-    """The warning for a container's limit below the plan; empty if the limit is high enough."""
+    """Returns a warning if the container's limit is below the plan; else an empty text."""
     plan = plan_memory(bundles, settings)
     if limit_bytes is None or plan.total <= limit_bytes:
         return ""

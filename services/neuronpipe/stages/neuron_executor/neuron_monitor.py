@@ -47,7 +47,7 @@ class NeuronSnapshot:
 
 
 def parse_snapshot(line: bytes, pid: int) -> NeuronSnapshot | None:
-    """The snapshot of a process from one line; None if the line has none.
+    """Reads the snapshot of a process from one line; None if the line has none.
 
     Groups that failed (with an `error`) or are missing stay empty, because the tool's configuration decides which
     groups exist. Raises ValueError if the line is not such a document.

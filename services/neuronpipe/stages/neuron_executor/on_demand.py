@@ -43,7 +43,7 @@ class ModelMemory:
         self._taken: dict[ModelKey, int] = {}
 
     def size_of(self, bundle: Bundle) -> int:
-        """The bytes of a model. Raises SetupError if they exceed the limit: it can never be loaded."""
+        """Returns the bytes of a model. Raises SetupError if they exceed the limit: it can never be loaded."""
         artifact = bundle.artifact(self._settings.backend)
         try:
             size_bytes = sum((bundle.folder / name).stat().st_size for name in artifact.files)
@@ -59,7 +59,7 @@ class ModelMemory:
         return size_bytes
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether another `size_bytes` fit into the limit."""
+        """Returns whether another `size_bytes` fit into the limit."""
         limit = self._settings.max_model_memory_bytes
         return not limit or sum(self._taken.values()) + size_bytes <= limit
 
@@ -69,7 +69,7 @@ class ModelMemory:
         self._show()
 
     def give_back(self, key: ModelKey) -> None:
-        """No longer counts a model that was unloaded."""
+        """Stops counting a model that was unloaded."""
         del self._taken[key]
         self._show()
 
@@ -134,7 +134,7 @@ class OnDemandModel:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[LoadedModel]:
-        """The loaded model, which stays loaded while the block runs. Waits until it is loaded.
+        """Yields the loaded model, which stays loaded while the block runs. Waits until it is loaded.
 
         Raises Unavailable if it cannot be loaded, and Overloaded if too many items wait for it.
         """
@@ -222,7 +222,7 @@ class OnDemandModels:
                 await self._changed.wait()
 
     def _next_to_load(self) -> OnDemandModel | None:
-        """The first queued model that has room once all unused models are unloaded."""
+        """Returns the first queued model that has room once all unused models are unloaded."""
         for model in [queued for queued in self._load_queue if not queued.uses]:
             self._resolve(model, Unavailable("load cancelled: all requests for the model have ended"))
         unused_bytes = sum(loaded.size_bytes for loaded in self._by_last_use if not loaded.uses)

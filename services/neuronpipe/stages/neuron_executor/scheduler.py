@@ -58,7 +58,7 @@ class DeviceScheduler:
         self._is_closed = False
 
     def workers(self) -> list[Coroutine[Any, Any, None]]:
-        """The coroutines that run as long as the device is used. They raise CoresLost."""
+        """Returns the coroutines that run as long as the device is used. They raise CoresLost."""
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
     def join(self, model: ExecutorModel) -> None:
@@ -174,13 +174,13 @@ class DeviceScheduler:
         return None
 
     def _bulk_limit_s(self) -> float | None:
-        """The limit of a bulk batch that begins now; None if bulk leaves the idle core to interactive sequences."""
+        """Returns the limit of a bulk batch that begins now; None if the idle core stays free for interactive work."""
         if time.monotonic() >= self._interactive_until_s:
             return math.inf
         return None if self.cores.idle < min(2, self.cores.left) else _BULK_BATCH_LIMIT_S
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """The first sequence of all models with its model, so that a model delays another model only by older work."""
+        """Finds the first sequence of all models, and its model. So a model delays another model only by older work."""
         heads = [(oldest.is_bulk, oldest, model) for model in self._models if (oldest := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 

@@ -80,14 +80,14 @@ class SequenceQueue:
         self._tokens = [0, 0]
 
     def __len__(self) -> int:
-        """The number of waiting sequences, each of which becomes a row of a batch."""
+        """Counts the waiting sequences, each of which becomes a row of a batch."""
         return self._rows
 
     def __iter__(self) -> Iterator[QueuedSequence]:
         return (entry for heaps in self._heaps for heap in heaps.values() for entry in heap.entries if entry.is_waiting)
 
     def tokens_before(self, *, is_bulk: bool) -> int:
-        """The padded tokens of the sequences that go before a new sequence."""
+        """Returns the padded tokens of the sequences that go before a new sequence."""
         return self._tokens[0] + self._tokens[1] if is_bulk else self._tokens[0]
 
     def push(self, sequence: QueuedSequence) -> None:
@@ -102,7 +102,7 @@ class SequenceQueue:
         self._tokens[sequence.is_bulk] += sequence.rows * sequence.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
-        """The sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
+        """Returns the sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
         for heaps in self._heaps:
             if heaps:
                 return min(heap.entries[0] for heap in heaps.values())
@@ -112,7 +112,7 @@ class SequenceQueue:
         return self._heaps[is_bulk].keys()
 
     def nearest_lengths(self, tokens: int, *, is_bulk: bool) -> list[int]:
-        """The padded lengths of waiting sequences, nearest first."""
+        """Returns the padded lengths of waiting sequences, nearest first."""
         return sorted(self.lengths(is_bulk=is_bulk), key=lambda length: (abs(length - tokens), length))
 
     def count_places(self, padded_tokens: int, *, is_bulk: bool) -> int:
@@ -121,7 +121,7 @@ class SequenceQueue:
         return heap.waiting if heap else 0
 
     def first(self, padded_tokens: int, *, is_bulk: bool) -> QueuedSequence | None:
-        """The oldest sequence of a padded length."""
+        """Returns the oldest sequence of a padded length."""
         heap = self._heaps[is_bulk].get(padded_tokens)
         return heap.entries[0] if heap else None
 

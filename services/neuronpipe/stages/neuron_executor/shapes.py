@@ -58,27 +58,27 @@ class ShapeMenu:
         return {rows * tokens for tokens, row_counts in self._row_counts.items() for rows in row_counts}
 
     def round_tokens(self, tokens: int) -> int:
-        """The length to which a sequence is padded."""
+        """Returns the length to which a sequence is padded."""
         return self.lengths[min(bisect_left(self.lengths, tokens), len(self.lengths) - 1)]
 
     def can_share_batch(self, tokens: int, other_tokens: int) -> bool:
-        """Whether sequences of two lengths may share a batch. Images and texts may not."""
+        """Returns whether sequences of two lengths may share a batch. Images and texts may not."""
         return (tokens == self._image_length) == (other_tokens == self._image_length)
 
     def most_rows(self, tokens: int) -> int:
-        """The largest number of rows in a batch of sequences of a length."""
+        """Returns the largest number of rows in a batch of sequences of a length."""
         return self._row_counts[tokens][-1]
 
     def rows_within(self, rows: int, tokens: int) -> int:
-        """The largest number of rows on the menu that is at most `rows`, for sequences of a length."""
+        """Returns the largest number of rows on the menu that is at most `rows`, for sequences of a length."""
         return next(count for count in reversed(self._row_counts[tokens]) if count <= rows)
 
     def rows_for(self, rows: int, tokens: int) -> int:
-        """The smallest number of rows on the menu that is at least `rows`, or `rows` itself."""
+        """Returns the smallest number of rows on the menu that is at least `rows`, or `rows` itself."""
         return next((count for count in self._row_counts[tokens] if count >= rows), rows)
 
     def planned(self, cores: int, max_rows: int, max_batch_tokens: int) -> list[BatchShape]:
-        """Every shape within the limits on every core, the most likely shapes (few tokens) first."""
+        """Lists each shape within the limits on each core, the most likely shapes (few tokens) first."""
         lone = [BatchShape(0, 1, tokens, is_alone=True) for tokens in self.lengths]
         batches = [
             BatchShape(core, rows, tokens, is_alone=False)
@@ -91,7 +91,7 @@ class ShapeMenu:
 
 
 def _grid(limit: int, least_step: int = _LEAST_STEP) -> list[int]:
-    """The grid of numbers up to a limit, with the limit as its last number."""
+    """Lists the grid of numbers up to a limit, with the limit as its last number."""
     numbers, number = [], least_step
     while number < limit:
         numbers.append(number)

@@ -53,7 +53,7 @@ class ChatTemplate:
         *,
         continues: bool = False,
     ) -> list[str]:
-        """The prompt for the message after `messages`, in parts.
+        """Writes the prompt for the message after `messages`, in parts.
 
         - `tools`: tools that the model may call.
         - `arguments`: more variables of the template.
@@ -96,7 +96,7 @@ class ChatTemplate:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read."""
+    """Copies a message with its reasoning under the names that templates read."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -238,7 +238,7 @@ def _said(text: str, shadow: str) -> str:
 
 
 def _hide(value: Any) -> Any:
-    """The caller's value, with all its texts marked as the caller's."""
+    """Marks all texts of a caller's value as the caller's."""
     if isinstance(value, str):
         return _said(value, _HIDDEN * len(value))
     if isinstance(value, Mapping):
@@ -251,13 +251,13 @@ def _shadow_of(text: _Said) -> str:
 
 
 def _open_shadow_of(text: _Said) -> str:
-    """The shadow that shows white space and characters that JSON escapes, because many functions look for them."""
+    """Returns a shadow that shows white space and characters that JSON escapes. Many functions look for these."""
     pairs = zip(str.__str__(text), text._shadow, strict=True)
     return "".join(char if char.isspace() or char in '"\\' or char < " " else hidden for char, hidden in pairs)
 
 
 def _shadow(value: Any, of: Callable[[_Said], str] = _shadow_of) -> Any:
-    """The value with shadows instead of its texts. A value of an unknown type counts as written by callers."""
+    """Replaces the texts of a value by their shadows. A value of an unknown type counts as written by callers."""
     if isinstance(value, str):
         return of(value) if isinstance(value, _Said) else value
     if isinstance(value, list | tuple):
@@ -270,7 +270,7 @@ def _shadow(value: Any, of: Callable[[_Said], str] = _shadow_of) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """The text that a template prints for a value."""
+    """Returns the text that a template prints for a value."""
     return value if isinstance(value, str | int | float | Undefined | None) else _hide(str(value))
 
 

@@ -37,7 +37,7 @@ _VALUE_BYTES, _SET_BYTES, _ARRAY_BYTES = 320, 184, 164
 
 
 def pack(encoded: EncodedInput) -> bytes:
-    """The bytes of an encoded input, without its cache outcome."""
+    """Packs an encoded input into bytes, without its cache outcome."""
     message = stages_pb2.EncodedInput(
         sequences=map(to_tensor_set, encoded.sequences.arrays),
         annotations=map(to_tensor_set, encoded.annotations.arrays),
@@ -54,7 +54,7 @@ def pack(encoded: EncodedInput) -> bytes:
 
 
 def unpack(packed: bytes) -> EncodedInput:
-    """The encoded input of packed bytes. Its arrays are read-only."""
+    """Unpacks an encoded input from bytes. Its arrays are read-only."""
     message = stages_pb2.EncodedInput.FromString(packed)
     for tensors in (*message.sequences, *message.annotations):
         for tensor in tensors.tensors:
@@ -108,7 +108,7 @@ class Encoder:
         self.kind: CacheKind = "pixels" if bundle.spec.image else "tokens"
 
     def adapted(self, spec: ModelSpec) -> "Encoder":
-        """The encoder for an adapter of the model. It shares the tokenizer, and the encodings in caches."""
+        """Returns the encoder for an adapter of the model. It shares the tokenizer, and the encodings in caches."""
         encoder = copy.copy(self)
         encoder._spec = spec
         return encoder
@@ -120,7 +120,7 @@ class Encoder:
         task.check(input.body, self._spec)
 
     def key(self, input: Packed[TaskInput], scope: str = "") -> bytes:
-        """A key that is equal for inputs of the same encoding: a digest of the tokenizer, task, options and texts.
+        """Makes a key that is equal for inputs of the same encoding: a digest of tokenizer, task, options and texts.
 
         `scope`: callers of one scope share encodings; empty for callers that share encodings with all others.
         """
@@ -133,7 +133,7 @@ class Encoder:
         return key.digest()
 
     def work_bytes(self, input: Packed[TaskInput]) -> int:
-        """The size of an input as its lane counts it. Raises InvalidInput.
+        """Returns the size of an input as its lane counts it. Raises InvalidInput.
 
         Every image counts as long work, because a small file may contain a large image.
         """
@@ -161,7 +161,7 @@ class Encoder:
 
 
 def _short(trait: str | int) -> str | int | bytes:
-    """The digest of a long text: repr would keep the interpreter's lock for 5 ms for each megabyte."""
+    """Replaces a long text by its digest: repr would keep the interpreter's lock for 5 ms for each megabyte."""
     if isinstance(trait, str) and len(trait) > LONG_TEXT:
         return blake2b(trait.encode(), digest_size=_KEY_BYTES).digest()
     return trait

@@ -38,7 +38,7 @@ class WordRule:
 
     @classmethod
     def of_model(cls, model: Mapping[str, Any]) -> "WordRule":
-        """The rule of tokenizer.json's "model"."""
+        """Reads the rule in tokenizer.json's "model"."""
         unknown_id = model.get("unk_id")
         if unknown_id is None and isinstance(model.get("vocab"), Mapping):
             unknown_id = model["vocab"].get(model.get("unk_token"))
@@ -47,7 +47,7 @@ class WordRule:
     def continues_word(
         self, text: str, token_ids: TokenIds, tokens: abc.Sequence[str], starts: TokenIds, ends: TokenIds
     ) -> NDArray[np.bool_]:
-        """Whether each token continues a word. `starts` and `ends`: its offsets in the text, in code points."""
+        """Returns whether each token continues a word. `starts` and `ends`: its offsets in the text, in code points."""
         if self.has_prefix:
             lengths = np.fromiter(map(len, tokens), np.int32, len(tokens))
             continues: NDArray[np.bool_] = lengths != ends - starts
@@ -288,7 +288,9 @@ class _TextWindows:
 
 
 def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
-    """The file in which a Unigram model's special tokens, hidden from texts by compiler/tokenizers.py, are ordinary.
+    """Returns the file with a Unigram model's special tokens as ordinary tokens.
+
+    compiler/tokenizers.py hides these tokens from texts.
 
     `in_normalized`: False finds no special token in a normalized text, because a caller could spell the token in
     letters of another width.
@@ -304,7 +306,7 @@ def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
 def _load(
     written: bytes, *, counts_deleted: bool, reads_special_tokens: bool = False, in_normalized: bool = True
 ) -> Tokenizer:
-    """The library's tokenizer. `reads_special_tokens`: special tokens that a text spells are special."""
+    """Loads the library's tokenizer. `reads_special_tokens`: special tokens that a text spells are special."""
     if reads_special_tokens:
         written = _with_special_pieces(written, in_normalized=in_normalized)
     tokenizer = Tokenizer.from_buffer(written)
@@ -355,7 +357,7 @@ def _check_growth(tokenizer: Tokenizer, text: str) -> None:
 
 
 def _counts(text: str) -> Iterator[tuple[str, int]]:
-    """The characters of a text, and how often each occurs.
+    """Counts how often each character of a text occurs.
 
     A call of NumPy keeps the interpreter's lock. Each call gets a piece of the text, for which other threads wait.
     """
@@ -384,7 +386,7 @@ def _encode_behind_other(tokenizer: Tokenizer, text: str) -> Encoding:
 
 
 def _counting_what_it_deletes(normalizer: Normalizer) -> Normalizer:
-    """A SentencePiece normalizer whose offsets are correct after deleted control characters.
+    """Corrects the offsets of a SentencePiece normalizer after deleted control characters.
 
     The normalizer of the library (tokenizers 0.23, Precompiled) does not count characters that it deletes at the
     beginning of a text and after each added token. All later offsets would be too small. Replace runs first, because it
@@ -403,12 +405,12 @@ def _array(numbers: list[int]) -> TokenIds:
 
 
 def _types(numbers: list[int]) -> TokenIds:
-    """The types of tokens as an array: in half the time where all are zero, as in most texts."""
+    """Makes an array of the types of tokens: in half the time where all are zero, as in most texts."""
     return _array(numbers) if any(numbers) else np.zeros(len(numbers), np.int32)
 
 
 def _dropped(encoding: Encoding, max_tokens: int, side: Side, *, only_first: bool) -> NDArray[np.intp]:
-    """The tokens of a sequence that the library's truncation (longest_first, only_first) would drop.
+    """Finds the tokens of a sequence that the library's truncation (longest_first, only_first) would drop.
 
     The library's own truncation is not used: it would tokenize a second time, and keep every combination of the dropped
     parts, which take 2 GB for two texts of 40 KB.

@@ -103,7 +103,7 @@ class FakeBackend:
             device.shutdown(wait=True, cancel_futures=True)
 
     def _numbers(self, inputs: Arrays) -> tuple[Array, Array]:
-        """The token ids and the mask. An image has its levels, without padding."""
+        """Returns the token ids and the mask. An image has its levels, without padding."""
         if "input_ids" in inputs:
             return inputs["input_ids"], inputs["attention_mask"].astype(bool)
         (pixels,) = inputs.values()

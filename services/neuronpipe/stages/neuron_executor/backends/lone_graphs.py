@@ -74,7 +74,7 @@ class LoneGraphs:
             return graph
 
     def _makes_room(self, tokens: int) -> bool:
-        """Whether a length gets a graph now. If so, the budget has room for it."""
+        """Returns whether a length gets a graph now. If so, makes room for the graph in the budget."""
         count = self._counts[tokens]
         if count < _LEAST_TEXTS:
             return False

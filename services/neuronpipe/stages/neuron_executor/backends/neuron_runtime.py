@@ -53,11 +53,11 @@ class NeuronRuntime:
             self._sdk.move_trace_to_device(trace, core)
 
     def take_turn(self, cores: int) -> int:
-        """The core for the next model that takes a whole core."""
+        """Returns the core for the next model that takes a whole core."""
         return next(self._turns) % cores
 
     def _placement(self, name: str) -> Any:
-        """A placement function of the SDK. Before SDK 2.25 it is in `experimental`."""
+        """Returns a placement function of the SDK. Before SDK 2.25 it is in `experimental`."""
         return getattr(self._sdk, name, None) or getattr(self._sdk.experimental, name)
 
     def check(self, core: int) -> None:
@@ -80,13 +80,13 @@ class NeuronRuntime:
         return CoreLost(f"core {core} was lost: {self._lost[core]}", has_begun=False)
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Whether the text of an error means that the core is lost."""
+        """Returns whether the text of an error means that the core is lost."""
         return bool(_FATAL.search(str(error)))
 
 
 @functools.cache
 def neuron_runtime() -> NeuronRuntime:
-    """The runtime of this process.
+    """Returns the runtime of this process.
 
     The SDK's runtime starts once, reads its environment then, and ends with the process.
     """
@@ -124,7 +124,7 @@ def check_versions(name: str, versions: Mapping[str, str]) -> None:
 
 
 def load_trace(path: Path, core: int, *, has_states: bool = False) -> Any:
-    """A trace on a core, with its states if it has states. Raises SetupError."""
+    """Loads a trace on a core, with its states if it has states. Raises SetupError."""
     try:
         trace = neuron_runtime().load(lambda: torch.jit.load(str(path)), core)
         if has_states:

@@ -73,7 +73,7 @@ class NeuronxBackend:
         self._threads = ThreadPoolExecutor(self.cores * self.in_flight, thread_name_prefix=f"core-{self._name}")
 
     def _read_inputs(self, bucket: Bucket, name: str, files: dict[str, Path]) -> dict[str, list[int]]:
-        """The shapes of a trace's inputs, in order."""
+        """Reads the shapes of a trace's inputs, in order."""
         try:
             stamp = json.loads(files[f"{name}.json"].read_text())
             described = {entry["name"]: entry["shape"] for entry in stamp["inputs"]}
@@ -137,7 +137,7 @@ class NeuronxBackend:
             raise BackendError(f"core {core} could not compute a batch of the bucket {bucket}") from error
 
     def _is_well(self, core: int) -> bool:
-        """Whether a core still computes a batch that it has computed before.
+        """Returns whether a core still computes a batch that it has computed before.
 
         After a failure, this distinguishes a bad batch from a bad core.
         """
@@ -150,7 +150,7 @@ class NeuronxBackend:
         return True
 
     def _example(self, core: int, bucket: Bucket, values: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        """Inputs filled with one value each, given by name, or with 0."""
+        """Fills each input with a value, given by its name, or with 0."""
         dtypes = {name: dtype for name, (_, dtype) in bucket_inputs(self._inputs, bucket, self._image).items()}
         shapes = self._part_inputs[bucket][core % self._turns.parts]
         return tuple(
@@ -159,7 +159,7 @@ class NeuronxBackend:
         )
 
     def error_texts(self) -> dict[str, str]:
-        """The SDK's error texts for inputs that break its contract, for the acceptance report.
+        """Collects the SDK's error texts for inputs that break its contract, for the acceptance report.
 
         The SDK's documents do not contain all of these texts.
         """
@@ -265,7 +265,10 @@ class _NeuronGraph:
             state.copy_(new[None])
 
     def is_well(self) -> bool:
-        """Whether the core still computes an empty step. Distinguishes a bad step from a bad core after a failure."""
+        """Returns whether the core still computes an empty step.
+
+        After a failure, this distinguishes a bad step from a bad core.
+        """
         try:
             self._runtime.check(self._core)
             self._run(*self._idle)

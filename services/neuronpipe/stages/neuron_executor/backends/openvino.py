@@ -106,7 +106,7 @@ class OpenVinoBackend:
         return request
 
     def _example(self, tokens: int) -> dict[str, Array]:
-        """The inputs of a text of this padded length."""
+        """Returns the inputs of a text of this padded length."""
         assert self._kind  # noqa: S101
         return self._kind.pad([self._kind.shortest()], tokens)
 
@@ -157,7 +157,7 @@ class OpenVinoBackend:
         return finish({name: requests[-1].get_tensor(name).data for name in self._outputs})
 
     def _lone_requests(self, values: Arrays) -> Sequence[openvino.InferRequest]:
-        """The requests that compute a batch that is alone."""
+        """Returns the requests that compute a batch that is alone."""
         rows, tokens = next(iter(values.values())).shape[:2]
         graph = self._lone.find(tokens) if self._lone and rows == 1 else None
         return [graph] if graph else self._wide_requests
@@ -187,6 +187,6 @@ def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) ->
 
 
 def _resources(request: BackendRequest) -> tuple[int, int]:
-    """The threads and the streams to use. Raises SetupError if there are fewer CPUs."""
+    """Returns the numbers of threads and streams to use. Raises SetupError if there are fewer CPUs."""
     threads = cpu_threads(request.threads, request.cores)
     return threads, request.cores or threads

@@ -28,7 +28,7 @@ class PartTurns:
         return [sum(self._ns[part :: self.parts]) for part in range(self.parts)] if self.parts > 1 else ()
 
     def cores_of(self, core: int) -> range:
-        """The cores that a batch of this core passes, one for each part."""
+        """Returns the cores that a batch of this core passes, one for each part."""
         first = min(core // self.parts, self.pipelines - 1) * self.parts
         return range(first, first + self.parts)
 

@@ -89,7 +89,7 @@ def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) ->
 
 
 def _cores(kind: str, request: BackendRequest) -> int:
-    """The number of cores. On the CPU it also sets the number of threads, which all models of the process share.
+    """Returns the number of cores. On the CPU, also sets the number of threads for all models of the process.
 
     Raises SetupError if there are more cores than GPUs.
     """

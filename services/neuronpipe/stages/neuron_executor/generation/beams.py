@@ -87,7 +87,9 @@ class BeamSearch:
         return self._finished[: max(1, self._options.num_return_sequences)]
 
     def advance(self, texts: Sequence[Sequence[int]], scores: TokenScores) -> list[BeamStep]:
-        """The texts that follow `texts`, each given as all its tokens so far; empty when the search has ended.
+        """Returns the texts that follow `texts`; none when the search has ended.
+
+        `texts`: all tokens so far of each text.
 
         `scores`: the scores of a run for each text. Raises NotFinite, and InvalidInput if no token may follow.
         """
@@ -113,14 +115,14 @@ class BeamSearch:
         return [step for step, _ in running] if running and self._can_improve(length) else []
 
     def _with_logprobs(self, step: BeamStep, scores: TokenScores) -> list[TokenLogprobs]:
-        """The log probabilities of a text's new tokens with the next token; empty if the request asks for none."""
+        """Returns the log probabilities of a text's new tokens and of the next token; empty if none are requested."""
         if not self._options.HasField("top_logprobs"):
             return []
         last = token_logprobs(step.token_id, scores, step.parent, self._options.top_logprobs)
         return [*self._logprobs[step.parent], last]
 
     def _can_improve(self, length: int) -> bool:
-        """Whether a text that continues may become better than the ended texts."""
+        """Returns whether a text that continues may become better than the ended texts."""
         options = self._options
         if len(self._finished) < options.num_beams:
             return True
@@ -132,7 +134,7 @@ class BeamSearch:
         return float(best) > self._finished[-1].score
 
     def _continuations(self, texts: Sequence[Sequence[int]], scores: TokenScores) -> list[tuple[BeamStep, np.float32]]:
-        """The best continuations of all texts with their scores, best first; with do_sample, drawn continuations."""
+        """Returns the best continuations of all texts with their scores, best first; with do_sample, draws them."""
         parents: list[int] = []
         tokens, totals = [], []
         for row, text in enumerate(texts):
@@ -152,7 +154,7 @@ class BeamSearch:
         return [(BeamStep(parent, token_id), score) for parent, token_id, score in kept if score > -np.inf]
 
     def _of_row(self, text: Sequence[int], scores: TokenScores, row: int) -> tuple[_Ids, _Floats]:
-        """Tokens that may follow a text, with their log probabilities after the options' rules.
+        """Returns tokens that may follow a text, with their log probabilities after the options' rules.
 
         Contains at least the best tokens.
         """
@@ -165,7 +167,7 @@ class BeamSearch:
         return ids, (best + scaled).astype(np.float32)
 
     def _allowed(self, text: Sequence[int], scores: TokenScores, row: int) -> tuple[_Ids, _Floats]:
-        """As `_of_row`, but before temperature, top_k, top_p and min_p."""
+        """Does the same as `_of_row`, but before temperature, top_k, top_p and min_p."""
         forced, allowed = self._rules.forced(text, self._grammars[row])
         if forced is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)

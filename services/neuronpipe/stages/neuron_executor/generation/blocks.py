@@ -38,7 +38,7 @@ class BlockPool:
         return taken
 
     def share(self, digests: Iterable[bytes]) -> list[int]:
-        """The published blocks of these digests in order, up to the first that is missing, which are now in use."""
+        """Takes the published blocks of these digests into use, in order, up to the first digest without a block."""
         shared = []
         for digest in digests:
             block = self._by_digest.get(digest)
@@ -72,7 +72,7 @@ class BlockPool:
 
 
 def block_digests(token_ids: Sequence[int], block_tokens: int, scope: str, known: Sequence[bytes] = ()) -> list[bytes]:
-    """A digest of the tokens of each full block and all tokens before. `known`: digests of the first blocks.
+    """Digests the tokens of each full block with all tokens before it. `known`: digests of the first blocks.
 
     `scope`: callers of different scopes have different digests.
     """

@@ -224,7 +224,7 @@ class Generator:
             future.set_result(progress.ends_by)
 
     def _checked(self, item: ExecuteItem) -> GenerationOptions:
-        """The checked options of an item. Raises InvalidInput."""
+        """Checks the options of an item, and returns them. Raises InvalidInput."""
         if item.options is None or len(item.sequences) != 1:
             raise InvalidInput("input", f"model {self.spec.name!r} generates; it takes one prompt with its options")
         self._kind.check(item.sequences.arrays[0])
@@ -325,7 +325,7 @@ def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:
 
 
 def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:
-    """The text of a sequence that has ended, or the texts that its search has found, best first."""
+    """Returns the text of a sequence that has ended, or the texts that its search has found, best first."""
     start, chooser = sequence.prompt_tokens, sequence.chooser
     if not isinstance(chooser, BeamSearch):
         (whole,) = part_arrays(sequence.token_ids[start:], finish_reason)

@@ -118,13 +118,15 @@ class TextGrammar:
         self._followed = 0
 
     def copy(self) -> "TextGrammar":
-        """The grammar of another text with the same tokens so far."""
+        """Copies the grammar for another text with the same tokens so far."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
 
     def allowed(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether each token of the vocabulary may follow `token_ids`, which begin with the tokens of the last call.
+        """Returns whether each token of the vocabulary may come after `token_ids`, the text so far.
+
+        The text begins with the tokens of the last call.
 
         Tokens that end texts may follow where the grammar may end. Raises InvalidInput if no token may follow, or if
         finding the tokens would cost too much.
@@ -195,7 +197,7 @@ class Grammars:
     async def of(
         self, options: GenerationOptions, tenant: str = "", wait: Callable[[bool], None] = lambda is_waiting: None
     ) -> TextGrammar | None:
-        """The grammar of a new text, or None if the options contain none.
+        """Returns the grammar of a new text, or None if the options contain none.
 
         `wait`: called with True if the grammar takes longer, and with False once it exists. Raises InvalidInput for a
         grammar that is wrong or costs too much, and Overloaded if other grammars are being compiled.
@@ -242,7 +244,7 @@ class Grammars:
         loop.call_at(self._frees_last_s, job.leave)
 
     def _superfluous(self, now_s: float) -> tuple[str, str, str] | None:
-        """The key of the grammar that makes room, never the newest; None if there is room."""
+        """Returns the key of the grammar that makes room, never the newest; None if there is room."""
         *older_keys, _ = self._kept
         if older_keys and now_s - self._kept[older_keys[0]].used_s > _KEPT_S:
             return older_keys[0]
@@ -284,7 +286,7 @@ class Grammars:
         return self._compiled(job.option, job.text)
 
     def _compiled(self, option: str, text: str) -> "LLMatcher | NeuronpipeError":
-        """The grammar before the first token, or the error of a grammar that cannot be compiled. Runs in a thread."""
+        """Compiles the grammar of a text without tokens, or returns the error of the grammar. Runs in a thread."""
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -361,7 +363,7 @@ def _stopwatch() -> Callable[[], float]:
 
 
 def _written(option: str, text: str) -> str:
-    """The grammar in llguidance's form. Raises ValueError."""
+    """Writes the grammar in llguidance's form. Raises ValueError."""
     from llguidance import LLMatcher, grammar_from
 
     if option in ("json_schema", "json_object"):
@@ -383,7 +385,7 @@ def _written(option: str, text: str) -> str:
 
 
 def _followed(schema: Any) -> Any:
-    """The schema with its formats expressed in keywords that llguidance knows, and without keywords that say nothing.
+    """Expresses the formats of a schema in keywords that llguidance knows. Drops keywords that say nothing.
 
     `uniqueItems` is omitted, because llguidance cannot follow it: the model decides whether items repeat.
     """
@@ -411,7 +413,7 @@ def _followed(schema: Any) -> Any:
 
 
 def _decimal(pattern: str) -> str:
-    """A pattern without look-ahead for pydantic's pattern of a Decimal.
+    """Writes a pattern without look-ahead for pydantic's pattern of a Decimal.
 
     Both patterns accept the same texts: numbers with a digit before the decimal point and, if it exists, behind it.
     """
@@ -476,7 +478,7 @@ def _check(option: str, text: str) -> None:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """A value of JSON, and all values that it contains."""
+    """Yields a value of JSON, and all values that it contains."""
     yield value
     for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _parts(part)

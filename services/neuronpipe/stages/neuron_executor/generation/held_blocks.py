@@ -31,12 +31,12 @@ class HeldBlocks:
         return self._pool.count - self._pool.free
 
     def could_hold(self, sequence: GeneratedSequence) -> bool:
-        """Whether the longest text of a sequence, and its source, fit into the empty cache."""
+        """Returns whether the longest text of a sequence, and its source, fit into the empty cache."""
         text_blocks = sequence.most_rows * self._blocks(sequence.most_tokens)
         return text_blocks + self._blocks(len(sequence.source.token_ids)) <= self._pool.count
 
     def missing(self, sequence: GeneratedSequence, count: int) -> int:
-        """The number of blocks that a sequence needs for `count` more tokens of each text."""
+        """Counts the blocks that a sequence needs for `count` more tokens of each text."""
         held, missing = self._blocks(sequence.computed + count), 0
         for row in sequence.rows:
             missing += max(0, held - len(row.blocks))
@@ -63,7 +63,7 @@ class HeldBlocks:
                 row.blocks.append(taken.pop())
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """The blocks to copy before the planned step, as pairs (from, to)."""
+        """Takes the blocks to copy before the planned step, as pairs (from, to)."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -127,8 +127,9 @@ class HeldBlocks:
             source.blocks = []
 
     def _source_digests(self, sequence: GeneratedSequence) -> list[bytes]:
-        """One digest per block of a source. It hashes the scope and the block's number, because the scope identifies
-        the source.
+        """Makes a digest for each block of a source, from the scope and the block's number.
+
+        The scope identifies the source.
         """
         count = self._blocks(len(sequence.source.token_ids))
         return [blake2b(f"{sequence.prefix.scope} source {place}".encode()).digest() for place in range(count)]
@@ -143,7 +144,7 @@ class HeldBlocks:
         return -(-tokens // self._pool.block_tokens)
 
     def _shared_ends(self, sequence: GeneratedSequence) -> int:
-        """The number of rows that would write to a block to which another row also writes."""
+        """Counts the rows that would write to a block to which another row also writes."""
         if not sequence.computed % self._pool.block_tokens:
             return 0
         return len(sequence.rows) - len({row.blocks[-1] for row in sequence.rows})

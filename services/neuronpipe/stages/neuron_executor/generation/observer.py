@@ -30,7 +30,7 @@ class StepRecord:
 
     @classmethod
     def of(cls, planned: Mapping[GeneratedSequence, list[DecoderRun]], began_ns: int) -> "StepRecord":
-        """The record of a step that begins."""
+        """Makes the record of a step that begins."""
         rows = tokens = 0
         linked = []
         for sequence, runs in planned.items():
@@ -42,7 +42,7 @@ class StepRecord:
         return cls(began_ns, rows, tokens, linked)
 
     def ended(self, ended_ns: int) -> "StepRecord":
-        """The record with the end of the step."""
+        """Returns the record with the end of the step."""
         return replace(self, ended_ns=ended_ns)
 
 

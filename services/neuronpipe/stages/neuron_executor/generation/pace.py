@@ -37,7 +37,7 @@ class Pace:
         self._text_s = _mean(self._text_s, took_s)
 
     def most_read_tokens(self, answered: int, unread: int) -> float:
-        """Tokens of prompts that a step may have beside `answered` texts, while `unread` wait for a first token."""
+        """Returns the most prompt tokens of a step with `answered` texts. `unread`: texts without a first token."""
         if not self._reading_s or not self._answering_s:
             return float("inf")
         if self._reading_steps >= _MOST_READING:
@@ -47,7 +47,7 @@ class Pace:
         return max(self.part_tokens, room_s * self._read_tokens / self._reading_s)
 
     def wait_s(self, texts: int, places: int) -> float:
-        """The time that the last of `texts` waits for its first step, if `places` of them run side by side."""
+        """Estimates how long the last of `texts` waits for its first step, if `places` of them run side by side."""
         return max(0, texts - places) * self._text_s / places
 
 

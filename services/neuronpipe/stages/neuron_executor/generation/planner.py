@@ -164,7 +164,7 @@ class Planner:
                 room -= len(draft)
 
     def wait_s(self, sequence: GeneratedSequence) -> float:
-        """The forecast time until a new sequence's first step.
+        """Forecasts the time until a new sequence's first step.
 
         The sequence waits behind all sequences, or within its tenant's share only behind its tenant's sequences.
         """
@@ -186,8 +186,9 @@ class Planner:
     def _reading_parts(
         self, room: int, answered: Sequence[GeneratedSequence], reading: Sequence[GeneratedSequence]
     ) -> dict[str, int]:
-        """The tokens of prompts that each tenant may have in the next step, with the tenant of the next text; empty if
-        there is only one tenant.
+        """Divides the prompt tokens of the next step among the tenants; empty if there is only one tenant.
+
+        The next waiting text counts for its tenant.
         """
         needs = Counter[str]()
         if not reading or not self._shares.are_several:
@@ -211,7 +212,7 @@ class Planner:
         )
 
     def _preemptable(self, sequence: GeneratedSequence) -> _Preemptable | None:
-        """The tenants whose rows and blocks a waiting sequence may get, if any; all after a long wait."""
+        """Returns the tenants whose rows and blocks a waiting sequence may get, if any; all after a long wait."""
         if not self._shares.are_several:
             return None
         # The whole text: texts larger than their shares would preempt each other before they have a token.
@@ -222,7 +223,7 @@ class Planner:
         return _Preemptable.ALL if is_due and not self._shares.rows_of(sequence.tenant) else None
 
     def _victim(self, sequence: GeneratedSequence, tenants: _Preemptable) -> GeneratedSequence | None:
-        """The sequence that makes room for another tenant's sequence: the youngest of the tenant that has most."""
+        """Chooses the youngest sequence of the tenant with the largest part, to make room for another tenant."""
         candidates = [
             running
             for running in self.running
@@ -257,7 +258,7 @@ class Planner:
         return True
 
     def _superfluity(self, sequence: GeneratedSequence) -> tuple[bool, float, Rank]:
-        """A sort key: the sequence with the largest key makes room first. The oldest kept sequence stays."""
+        """Returns a sort key: the sequence with the largest key makes room first. The oldest kept sequence stays."""
         return sequence.rank.is_bulk, -1 if sequence.is_kept else self._shares.part(sequence.tenant), sequence.rank
 
     def _preempt(self, sequence: GeneratedSequence, step: _Step) -> None:
@@ -275,7 +276,7 @@ class Planner:
         return sum(running.most_rows for running in self.running)
 
     def _most_tokens(self, answered: Sequence[GeneratedSequence], reading: Sequence[GeneratedSequence]) -> int:
-        """The limit of tokens in the next step: few enough of prompts that the texts being answered wait little.
+        """Returns the most tokens of the next step, with few prompt tokens, so that texts being answered wait little.
 
         Unread bulk texts do not make interactive texts wait longer.
         """

@@ -38,14 +38,14 @@ class PromptLookup:
         self._pause = self._pause_left = 0
 
     def draft(self, token_ids: Sequence[int], room: int) -> list[int]:
-        """At most `room` tokens that may follow `token_ids`, the prompt and all tokens so far."""
+        """Returns at most `room` tokens that may follow `token_ids`, the prompt and all tokens so far."""
         if self._pause_left:
             self._pause_left -= 1
             return []
         return self.find(token_ids, min(self._size, room))
 
     def find(self, token_ids: Sequence[int], count: int) -> list[int]:
-        """Up to `count` tokens that followed the last tokens of `token_ids` earlier."""
+        """Finds up to `count` tokens that followed the last tokens of `token_ids` earlier."""
         seen_ids = self._token_ids
         seen_ids += token_ids[len(seen_ids) - self._source_tokens :]
         for place in range(max(self._found, len(seen_ids) - _MOST_PLACES), len(seen_ids)):

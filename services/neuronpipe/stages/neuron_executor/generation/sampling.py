@@ -80,7 +80,7 @@ class LogitRules:
         self.renormalizes = facts.renormalize_logits
 
     def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, _Allowed | None]:
-        """The only token that may come next, or None; and the tokens that the text's grammar allows."""
+        """Returns the only token that may come next, or None; and the tokens that the text's grammar allows."""
         forced = self._forced(token_ids)
         if grammar is None or len(token_ids) < self._first_length:  # the grammar does not contain a forced first token
             return forced, None
@@ -94,7 +94,7 @@ class LogitRules:
         return self._first_id if len(token_ids) == 1 else None
 
     def banned(self, token_ids: Sequence[int]) -> list[int]:
-        """The tokens that must not come next."""
+        """Returns the tokens that must not come next."""
         may_end = len(token_ids) - self._prompt_tokens >= self._min_new_tokens
         banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
         if 0 < size <= len(token_ids):
@@ -109,7 +109,7 @@ class LogitRules:
     def changed(
         self, token_ids: Sequence[int], logits: _Floats, banned: Sequence[int], allowed: _Allowed | None
     ) -> tuple[_Ids, _Floats]:
-        """The scores with biases and penalties, without banned tokens, and normalized if the model requires it.
+        """Applies biases and penalties to the scores, drops banned tokens, and normalizes if the model requires it.
 
         With a grammar, only tokens that it allows remain, also banned tokens if it allows no others.
         """
@@ -177,7 +177,7 @@ class TokenChooser:
         self._needed = options.top_k if self._samples else 1
 
     def choose(self, token_ids: Sequence[int], scores: TokenScores, row: int = 0) -> int:
-        """The token after `token_ids`, the prompt and all tokens so far. `row`: the row of the scores.
+        """Chooses the token after `token_ids`, the prompt and all tokens so far. `row`: the row of the scores.
 
         Raises NotFinite, and InvalidInput if the grammar allows no token.
         """
@@ -216,7 +216,7 @@ class TokenChooser:
 def best_allowed(
     scores: TokenScores, row: int, banned: Collection[int], allowed: _Allowed | None, needed: int
 ) -> tuple[_Ids, _Floats] | None:
-    """The graph's best tokens of a row with their logits, without banned tokens and tokens that are not allowed.
+    """Returns the graph's best tokens of a row with their logits, without banned and disallowed tokens.
 
     None if they may not be the `needed` best tokens: there are fewer, or other tokens may equal the last token.
     `needed`: 0 for all.
@@ -234,7 +234,7 @@ def best_allowed(
 
 
 def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 1) -> tuple[_Ids, _Doubles]:
-    """The tokens that may be drawn, and the differences of their logits to the best logit, divided by the temperature.
+    """Returns the tokens that may be drawn, with their differences from the best logit, divided by the temperature.
 
     `ids` and `logits`: best first. `least`: number of tokens that always stay, if there are as many.
     """
@@ -254,7 +254,7 @@ def warped(options: GenerationOptions, ids: _Ids, logits: _Floats, least: int = 
 
 
 def gumbels(seed: int, position: int, count: int) -> _Doubles:
-    """`count` numbers of Gumbel's distribution, which depend on the arguments only.
+    """Draws `count` numbers of Gumbel's distribution, which depend on the arguments only.
 
     Added to logarithms of weights, their order is the order of draws without replacement by these weights (Vieira 2014,
     "Gumbel-max trick and weighted reservoir sampling"; Kool et al. 2019, arXiv:1903.06059).
@@ -264,7 +264,7 @@ def gumbels(seed: int, position: int, count: int) -> _Doubles:
 
 
 def token_logprobs(token_id: int, scores: TokenScores, row: int, count: int) -> TokenLogprobs:
-    """The log probabilities of a token and of the `count` best tokens, by the scores as `choose` gets them."""
+    """Returns the log probabilities of a token and of the `count` best tokens, by the scores as `choose` gets them."""
     logits, top_ids, top_logits = scores.logits[row], scores.top_ids[row], scores.top_logits[row]
     total = float(top_logits[0]) + float(scores.log_sums[row])
     order = np.lexsort((top_ids, -top_logits))[:count]
@@ -273,7 +273,7 @@ def token_logprobs(token_id: int, scores: TokenScores, row: int, count: int) -> 
 
 
 def _followers(token_ids: Sequence[int], begin: Sequence[int]) -> Iterator[int]:
-    """The tokens that come after `begin` in a text. A search by `index` takes a tenth of the time of a loop."""
+    """Yields the tokens that come after `begin` in a text. A search by `index` takes a tenth of the time of a loop."""
     if not begin:
         yield from token_ids
         return
@@ -290,7 +290,7 @@ def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
 
 
 def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """The last tokens of all n-grams of a size, by the tokens before them."""
+    """Returns the last tokens of all n-grams of a size, by the tokens before them."""
     ngrams: dict[tuple[int, ...], list[int]] = {}
     for end in range(size, len(token_ids) + 1) if size else ():
         ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
@@ -298,12 +298,12 @@ def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Seq
 
 
 def _uniform(seed: int, sequence: int, position: int) -> float:
-    """A number from 0 to below 1, which depends on the arguments only."""
+    """Draws a number from 0 to below 1, which depends on the arguments only."""
     return float(_generator(seed, sequence, (position, 0)).random())
 
 
 def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:
-    """A generator of Philox, which is counter-based: its numbers are a function of its key and its counter.
+    """Returns a generator of Philox. Its numbers are a function of its key and its counter only.
 
     Each thread has one generator, whose state this call sets: to make a generator takes five times as long.
     """

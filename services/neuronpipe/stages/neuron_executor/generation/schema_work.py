@@ -113,12 +113,12 @@ class SchemaWork:
         return _Cost(ways, width, first + others, max(patterns, below_patterns), work)
 
     def _different(self, choices: Any) -> Iterable[_Cost]:
-        """The costs of choices. A schema to which several of them lead counts once."""
+        """Yields the costs of choices. A schema to which several choices lead counts once."""
         targets = {id(self._target(part["$ref"]) if _is_link(part) else part): part for part in _items(choices)}
         return map(self._of, targets.values())
 
     def _target(self, link: Any) -> Any:
-        """The schema that a link within the document leads to; None for other links."""
+        """Finds the schema that a link within the document leads to; None for other links."""
         if not isinstance(link, str) or not link.startswith("#"):
             return None
         names = (unquote(name).replace("~1", "/").replace("~0", "~") for name in link.split("/")[1:])
@@ -130,7 +130,7 @@ def _is_link(schema: Any) -> bool:
 
 
 def _optional(schema: dict[str, Any]) -> tuple[int, int]:
-    """The number of properties before the first required property, and the largest number between two of them."""
+    """Counts the properties before the first required property, and the most properties between two of these."""
     required = {*map(str, _items(schema.get("required")))}
     runs = [0]
     for name in _items(schema.get("properties")):
@@ -144,7 +144,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _below(schema: dict[str, Any]) -> Iterator[Any]:
-    """The schemas of the parts of a value."""
+    """Yields the schemas of the parts of a value."""
     for name, value in schema.items():
         if name in BY_NAME and isinstance(value, dict):
             yield from value.values()

@@ -240,5 +240,5 @@ class GeneratedSequence:
         return min(uncomputed_tokens, self.prompt_scores.most_scored) if self.prompt_scores else uncomputed_tokens
 
     def left_with(self, spare_scores: int) -> int:
-        """As `left`, in a step that has room for `spare_scores` further scores."""
+        """Returns `left`, limited to a step that has room for `spare_scores` further scores."""
         return min(self.left, 1 + spare_scores) if self.prompt_scores else self.left

@@ -98,7 +98,7 @@ class StepLoop:
         self.wake()
 
     def hangs_after_s(self, limit_s: float) -> float | None:
-        """The limit that the running step has exceeded, or None."""
+        """Returns the limit that the running step has exceeded, or None."""
         began_s, limit_s = self._began_s, max(limit_s, _HANGS_AFTER * self._longest_s)
         return limit_s if began_s is not None and time.monotonic() - began_s > limit_s else None
 
@@ -254,7 +254,7 @@ class StepLoop:
 def _choose(
     sequence: GeneratedSequence, scores: TokenScores, row: int, run: DecoderRun
 ) -> tuple[int, ...] | list[BeamStep] | None:
-    """The next tokens of a sequence, or the continuations of its search, by the scores from a row on.
+    """Chooses the next tokens of a sequence, or the continuations of its search, by the scores from a row on.
 
     None if the next token is known because the prompt is being scored. Raises NotFinite.
     """

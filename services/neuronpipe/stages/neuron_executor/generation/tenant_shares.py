@@ -79,14 +79,14 @@ class TenantShares:
         used[1] += blocks
 
     def of(self, tenant: str, weight: float) -> tuple[int, int]:
-        """The rows and blocks of a tenant's share, at least one of each."""
+        """Returns the rows and blocks of a tenant's share, at least one row and one block."""
         use = self._tenants.get(tenant)
         part = weight / (self._weights + (0 if use else weight))
         rows, blocks = self._limits
         return max(1, int(part * rows)), max(1, int(part * blocks))
 
     def part(self, tenant: str) -> float:
-        """The part of all rows or blocks that a tenant uses, relative to its weight."""
+        """Returns the part of all rows or blocks that a tenant uses, relative to its weight."""
         use = self._tenants[tenant]
         return max(used / limit for used, limit in zip(use.used, self._limits, strict=True)) / use.weight
 
@@ -94,7 +94,7 @@ class TenantShares:
         return self._tenants[tenant].used[0] if tenant in self._tenants else 0
 
     def fits(self, text: Text, rows: int, blocks: int) -> bool:
-        """Whether a text with `rows` and `blocks` more is within its tenant's share."""
+        """Returns whether a text with `rows` and `blocks` more is within its tenant's share."""
         use, share = self._tenants[text.tenant], self.of(text.tenant, text.weight)
         return all(used + more <= limit for used, more, limit in zip(use.used, (rows, blocks), share, strict=True))
 
@@ -102,7 +102,7 @@ class TenantShares:
         return not self.fits(text, 0, 0)
 
     def kept_for_others(self, tenant: str) -> tuple[int, int]:
-        """The rows and blocks that other tenants used a moment ago, up to their shares, and do not use now."""
+        """Counts the rows and blocks that other tenants used a moment ago, up to their shares, and do not use now."""
         reserved = [0, 0]
         for name, use in self._tenants.items():
             if name != tenant:

@@ -44,23 +44,23 @@ class WaitingTexts:
             self._note(sequence, -1)
 
     def firsts(self) -> list[GeneratedSequence]:
-        """The first sequence of each tenant."""
+        """Returns the first sequence of each tenant."""
         return [texts[0] for texts in self._of.values()]
 
     def first(self) -> GeneratedSequence | None:
         return min(self.firsts(), key=rank_of, default=None)
 
     def first_of_all(self, count: int) -> Sequence[GeneratedSequence]:
-        """The first `count` sequences of all tenants."""
+        """Returns the first `count` sequences of all tenants."""
         return [*islice(self, count)]
 
     def rows_before(self, sequence: GeneratedSequence, tenant: str | None) -> int:
-        """The rows of a tenant (None: all) before a new sequence, which is the last of its priority."""
+        """Counts the rows of a tenant (None: all) before a new sequence, which is the last of its priority."""
         priority = sequence.rank.priority
         return sum(self._rows[tenant, other] for other in _PRIORITIES if other <= priority)
 
     def displaced_by(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
-        """The sequence that ends so that a new sequence can wait: the newest of the tenant with most sequences.
+        """Finds the sequence that ends so that a new sequence can wait: the newest of the tenant with most sequences.
 
         None unless that tenant has more sequences than the tenant of the new sequence would have. An interactive
         sequence never ends for a bulk sequence, and no sequence ends that has begun.
@@ -92,5 +92,5 @@ class WaitingTexts:
 
 
 def rank_of(sequence: GeneratedSequence) -> Rank:
-    """The key by which sequences are sorted."""
+    """Returns the key by which sequences are sorted."""
     return sequence.rank

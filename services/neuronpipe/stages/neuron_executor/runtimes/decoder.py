@@ -27,7 +27,7 @@ class DecoderLost(Exception):
 
 
 def block_count(model_file: Path, block_bytes: int, max_tokens: int, max_bytes: int) -> int:
-    """The number of blocks for `max_tokens` tokens, or the number that fits into `max_bytes`.
+    """Counts the blocks for `max_tokens` tokens, or the blocks that fit into `max_bytes` if these are fewer.
 
     Raises SetupError if fewer than two fit.
     """
@@ -86,7 +86,7 @@ class TokenScores(NamedTuple):
         return cls._make(np.array([scores[part][row] for scores, row in rows]) for part in range(len(cls._fields)))
 
     def at(self, rows: slice) -> "TokenScores":
-        """The scores of a range of rows, without a copy."""
+        """Returns the scores of a range of rows, without a copy."""
         return TokenScores._make(array[rows] for array in self)
 
 

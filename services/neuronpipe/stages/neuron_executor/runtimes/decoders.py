@@ -22,13 +22,17 @@ class GatheringGraph(Protocol):
     cache: Any
 
     def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
-        """The scores of each row, and the keys and values of its new tokens: [rows, new, 2 * layers, heads, width].
+        """Computes the scores of each row, and the keys and values of its new tokens.
+
+        Keys and values: [rows, new, 2 * layers, heads, width].
 
         `inputs`: see `_inputs`. Raises RuntimeError.
         """
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
-        """The cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]. Raises RuntimeError.
+        """Computes the cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width].
+
+        Raises RuntimeError. Only for models with an encoder.
 
         Only for models with an encoder.
         """
@@ -86,13 +90,13 @@ class GatheredModel:
 
 
 def _begun(run: DecoderRun) -> Sequence[int]:
-    """The blocks whose first token is computed in this run."""
+    """Returns the blocks whose first token is computed in this run."""
     first, end = -(-run.past // BLOCK_TOKENS), -(-(run.past + len(run.token_ids)) // BLOCK_TOKENS)
     return run.blocks[first:end]
 
 
 def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64]]:
-    """The inputs of a step of rows of one length.
+    """Makes the inputs of a step of rows of one length.
 
     - `input_ids`: [rows, new].
     - `past`: [rows], number of tokens in the blocks.
@@ -111,6 +115,6 @@ def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64]]:
 
 
 def _table(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """The blocks of each row, filled up with the row's first block."""
+    """Makes a table of the blocks of each row, filled up with the row's first block."""
     most = max(map(len, rows))
     return np.array([[*row, *[row[0]] * (most - len(row))] for row in rows], np.int64)

@@ -32,7 +32,10 @@ class GivenText:
 
 
 def computed_logits(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
-    """The logits of each token of each text, [tokens, vocabulary]. Texts for which the cache has room share steps."""
+    """Computes the logits of each token of each text, [tokens, vocabulary].
+
+    Texts for which the cache has room share steps.
+    """
     return [logits for group in _groups(model, texts) for logits in _computed(model, group)]
 
 
@@ -41,12 +44,12 @@ def largest_logit(texts: Sequence[GivenText]) -> float:
 
 
 def largest_difference(computed: Sequence[NDArray[Any]], texts: Sequence[GivenText]) -> float:
-    """The largest difference of a logit to the given logit."""
+    """Returns the largest difference of a logit from the given logit."""
     return float(np.max([np.abs(logits - text.logits).max() for logits, text in zip(computed, texts, strict=True)]))
 
 
 def token_agreement(computed: Sequence[NDArray[Any]], texts: Sequence[GivenText]) -> tuple[float, int]:
-    """The share of equal or equally good tokens, and the number of all tokens."""
+    """Returns the share of equal or equally good tokens, and the number of all tokens."""
     same = total = 0
     limit = _TIE * largest_logit(texts)
     for logits, text in zip(computed, texts, strict=True):
@@ -58,13 +61,13 @@ def token_agreement(computed: Sequence[NDArray[Any]], texts: Sequence[GivenText]
 
 
 def _blocks(model: DecoderModel, text: GivenText) -> tuple[int, int]:
-    """The number of blocks that a text takes, and the number that its source takes."""
+    """Counts the blocks that a text takes, and the blocks that its source takes."""
     whole = len(text.prompt) + len(text.tokens) - 1
     return -(-whole // model.block_tokens), -(-len(text.source) // model.block_tokens)
 
 
 def _groups(model: DecoderModel, texts: Sequence[GivenText]) -> Iterator[Sequence[GivenText]]:
-    """The texts in order, in groups for which the cache has room."""
+    """Yields the texts in order, in groups for which the cache has room."""
     group: list[GivenText] = []
     for text in texts:
         if sum(sum(_blocks(model, member)) for member in [*group, text]) > model.blocks:
@@ -75,7 +78,7 @@ def _groups(model: DecoderModel, texts: Sequence[GivenText]) -> Iterator[Sequenc
 
 
 def _computed(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[np.float32]]:
-    """The logits of each token of texts for which the cache has room together."""
+    """Computes the logits of each token of texts for which the cache has room together."""
     whole = [[*text.prompt, *text.tokens[:-1].tolist()] for text in texts]
     text_counts, source_counts = zip(*(_blocks(model, text) for text in texts), strict=True)
     counts = [*text_counts, *source_counts]

@@ -21,7 +21,7 @@ _LOWER_PRIORITY, _LOWEST_PRIORITY = 10, 19
 
 
 def available_cpus(cgroup: Path = _CGROUP) -> int:
-    """The number of CPUs by affinity (taskset, cpusets), or by the container's CPU quota if that is less."""
+    """Counts the CPUs by affinity (taskset, cpusets), or by the container's CPU quota if that is less."""
     return max(
         1,
         min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, _quota(cgroup)),
@@ -29,7 +29,7 @@ def available_cpus(cgroup: Path = _CGROUP) -> int:
 
 
 def cpu_threads(threads: int, cores: int) -> int:
-    """The number of threads; 0 means one for each CPU.
+    """Returns the number of threads; 0 means one thread for each CPU.
 
     Raises SetupError if there are more threads than CPUs, or fewer than cores.
     """
@@ -43,7 +43,7 @@ def cpu_threads(threads: int, cores: int) -> int:
 
 
 def compute_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """Threads that compute on CPUs at a lower priority than the event loop. Their child threads inherit it.
+    """Makes threads that compute at a lower priority than the event loop. Their child threads inherit the priority.
 
     Otherwise the event loop waits for its share of busy CPUs: with int8 on two CPUs, 32 callers got 8 % fewer answers
     (2026-11-22, docs/benchmarks/README.md), and under overload calls grew old before the event loop accepted them.
@@ -95,7 +95,7 @@ def give_way(thread_id: int) -> None:
 
 
 def _quota(cgroup: Path) -> int:
-    """The CPU quota of control groups, version 2 or 1, rounded up; a very large number without a quota.
+    """Reads the CPU quota of control groups, version 2 or 1, rounded up; a very large number without a quota.
 
     https://docs.kernel.org/admin-guide/cgroup-v2.html: cpu.max is "$MAX $PERIOD" in microseconds; $MAX is "max" for no
     limit.
@@ -115,7 +115,7 @@ _NO_LIMIT = 1 << 60
 
 
 def memory_limit(cgroup: Path = _CGROUP) -> int | None:
-    """The container's memory limit in bytes, from control groups version 2 or 1; None without a limit."""
+    """Reads the container's memory limit in bytes from control groups, version 2 or 1; None without a limit."""
     for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
         try:
             limit = file.read_text().strip()
@@ -126,7 +126,7 @@ def memory_limit(cgroup: Path = _CGROUP) -> int | None:
 
 
 def resident_bytes() -> int:
-    """The bytes of this process that no file backs; 0 if the system does not report them."""
+    """Returns the bytes of this process that no file backs; 0 if the system does not report them."""
     try:
         resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:  # not Linux

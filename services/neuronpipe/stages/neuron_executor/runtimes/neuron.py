@@ -24,18 +24,18 @@ _TIMEOUT, _VISIBLE, _NUMBER = "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_VISIBLE_CORES
 
 
 def device_count() -> int:
-    """The number of Neuron devices of this machine or container."""
+    """Counts the Neuron devices of this machine or container."""
     return sum(path.name.removeprefix("neuron").isdigit() for path in DEVICE_FOLDER.glob("neuron*"))
 
 
 def sdk_release(torch_neuronx_version: str) -> str:
-    """The SDK release that contains a version of torch-neuronx; "unknown" if it is not in the list."""
+    """Returns the SDK release that contains a version of torch-neuronx; "unknown" if it is not in the list."""
     parts = torch_neuronx_version.partition("+")[0].split(".")
     return _SDK_RELEASES.get(".".join(parts[3:5]), "unknown")
 
 
 def sdk_words(text: str) -> str:
-    """The relevant line of an SDK error, without the traceback that TorchScript puts around it."""
+    """Returns the relevant line of an SDK error, without the traceback that TorchScript puts around it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     relevant = [line for line in lines if "status=" in line] or [
         line for line in lines if "Error" in line and "interpreter" not in line
@@ -44,7 +44,9 @@ def sdk_words(text: str) -> str:
 
 
 def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that make Neuron's runtime take these cores. Set them before importing anything of the SDK.
+    """Returns the variables that make Neuron's runtime take these cores.
+
+    Set the variables before importing anything of the SDK.
 
     `cores`: a list, or a number (0: the cores that `environment` names, or all). Raises SetupError if `environment`
     names other cores: the parent process or the container may have been given those.
@@ -64,7 +66,7 @@ def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Map
 
 
 def core_count(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of cores; 0 means the cores that the runtime takes.
+    """Returns the number of cores; 0 means the cores that the runtime takes.
 
     Raises SetupError if all are requested and there are none.
     """
@@ -91,7 +93,7 @@ def _count(cores: int | tuple[int, ...]) -> int:
 
 
 def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...]] | None:
-    """The variable that the runtime reads, and its cores or number of cores; None for all.
+    """Returns the variable that the runtime reads, and its cores or number of cores; None for all.
 
     Raises SetupError.
     """
@@ -107,5 +109,5 @@ def _cores_of(environment: Mapping[str, str]) -> tuple[str, int | tuple[int, ...
 
 
 def allows_doubles() -> bool:
-    """Whether a contract double may replace the SDK, which only tests allow (tests/doubles/README.md)."""
+    """Returns whether a contract double may replace the SDK, which only tests allow (tests/doubles/README.md)."""
     return os.environ.get(DOUBLES_VARIABLE) == "1"

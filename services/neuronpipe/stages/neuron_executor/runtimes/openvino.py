@@ -47,7 +47,7 @@ PRECISION = "INFERENCE_PRECISION_HINT"
 
 @functools.cache
 def engine() -> openvino.Core:
-    """The only engine of this process, which is never freed.
+    """Returns the only engine of this process, which is never freed.
 
     In OpenVINO 2026.4, each engine sets a signal stack for its CPU plugin, and later restores the stack that it found.
     So engines that are not freed in the reverse order of their creation leave the thread with a freed signal stack, and
@@ -112,7 +112,7 @@ def look_up_first(model: openvino.Model) -> None:
 
 
 def _is_dequantized_by_row(gather: openvino.Node) -> bool:
-    """Whether an operation looks up rows of an 8-bit table that is dequantized by a scale for each row."""
+    """Returns whether an operation looks up rows of an 8-bit table that is dequantized by a scale for each row."""
     table, *scales = _constants(gather.input_value(0)) or [None]
     axis = gather.input_value(2).get_node()
     return (
@@ -125,7 +125,7 @@ def _is_dequantized_by_row(gather: openvino.Node) -> bool:
 
 
 def _constants(value: openvino.Output) -> list[openvino.Node]:
-    """The constants from which a value is dequantized, the quantized constant first; empty for other values."""
+    """Finds the constants from which a value is dequantized, the quantized constant first; empty for other values."""
     node = value.get_node()
     if node.get_type_name() == "Constant":
         return [node]
@@ -136,13 +136,13 @@ def _constants(value: openvino.Output) -> list[openvino.Node]:
 
 
 def _is_by_row(constant: openvino.Node, gather: openvino.Node) -> bool:
-    """Whether a constant has a row for each row of the table. OpenVINO handles a table of one row by itself."""
+    """Returns whether a constant has a row for each row of the table. OpenVINO handles a table of one row by itself."""
     shape, table = list(constant.shape), list(gather.get_input_shape(0))
     return len(shape) == len(table) and shape[0] == table[0] > 1
 
 
 def _looked_up(value: openvino.Output, gather: openvino.Node) -> openvino.Output:
-    """The rows of a dequantized table that `gather` looks up, dequantized from the same rows of the constants."""
+    """Looks up rows of a dequantized table, as `gather` does: takes the rows of its constants, and dequantizes them."""
     node = value.get_node()
     if node.get_type_name() == "Constant":
         indices, axis = gather.input_value(1), gather.input_value(2)
@@ -180,7 +180,7 @@ def has_bfloat16() -> bool:
 
 
 def computable(properties: Mapping[str, str], models: Iterable[openvino.Model]) -> dict[str, str]:
-    """The properties with which this CPU can compute graphs that are compiled with these.
+    """Returns the properties with which this CPU can compute graphs that are compiled with `properties`.
 
     - Without bfloat16 instructions, graphs compute in float32. With AVX-512, OpenVINO 2026.4 would emulate bfloat16,
       which took 20 times as long as float32 (MiniLM, one text).
@@ -220,7 +220,7 @@ def _has_amx() -> bool:
 
 
 def _has_gated_layer(model: openvino.Model) -> bool:
-    """Whether an activation is multiplied with another output, as in SwiGLU and GeGLU."""
+    """Returns whether an activation is multiplied with another output, as in SwiGLU and GeGLU."""
     activations = (node for node in model.get_ops() if node.get_type_name() in ("Swish", "Gelu"))
     users = (port.get_node() for node in activations for port in node.output(0).get_target_inputs())
     return any(user.get_type_name() == "Multiply" for user in users)

@@ -81,7 +81,7 @@ class _OpenVinoStep:
         return TokenScores._make(self._request.get_tensor(name).data for name in TokenScores._fields)
 
     def _encode(self, token_ids: NDArray[np.int64]) -> NDArray[Any]:
-        """The cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]."""
+        """Computes the cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width]."""
         if self._encoder is None:
             raise RuntimeError("the model has no encoder")
         self._encoder.infer({0: token_ids})
@@ -168,7 +168,9 @@ class OpenVinoGraph(_OpenVinoStep):
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Zeros that begin at a cache line. NumPy's arrays begin 16 bytes later, and a step took 2 to 4 % longer with them.
+    """Makes zeros that begin at a cache line.
+
+    NumPy's arrays begin 16 bytes later, and a step took 2 to 4 % longer with them.
 
     The zeros are written here so that the system assigns the memory now. Otherwise the first steps that use a block
     would wait for it.
@@ -182,12 +184,12 @@ def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _stored_as(kind: "openvino.Type") -> Any:
-    """NumPy's dtype for a cache. NumPy has no bfloat16."""
+    """Returns NumPy's dtype for a cache. NumPy has no bfloat16."""
     return np.uint16 if kind == openvino.Type.bf16 else kind.to_dtype()
 
 
 def _encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.InferRequest":
-    """A request of an encoder's graph.
+    """Makes a request of an encoder's graph.
 
     In OpenVINO 2026.4, a request whose first source has a single token computes all longer sources wrongly.
     """
@@ -197,7 +199,7 @@ def _encoder_request(file: Path, properties: Mapping[str, str]) -> "openvino.Inf
 
 
 def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
-    """The inputs of a paged graph for the runs of a step."""
+    """Makes the inputs of a paged graph for the runs of a step."""
     # Collected in lists: an array for the single token of each text would take longer.
     token_ids: list[int] = []
     positions: list[int] = []
@@ -227,7 +229,7 @@ def _inputs(runs: Sequence[DecoderRun]) -> dict[str, NDArray[np.int64] | NDArray
 
 
 def _source_inputs(runs: Sequence[DecoderRun], arrays: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
-    """The further inputs of a graph with sources.
+    """Makes the further inputs of a graph with sources.
 
     For its attention to sources each token is a sequence of its own, whose past is the source without its last token.
     The token brings the key and value of that last token, which are then written to their place again.
@@ -287,7 +289,7 @@ def _separate_sources(graph: "openvino.Model") -> list[str]:
 
 
 def _is_of_source(attention: "openvino.Node") -> bool:
-    """Whether the keys of an attention come from the input source_last."""
+    """Returns whether the keys of an attention come from the input source_last."""
     node = attention.input_value(1).get_node()
     while node.get_input_size():
         node = node.input_value(0).get_node()

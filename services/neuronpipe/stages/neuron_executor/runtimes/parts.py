@@ -25,5 +25,5 @@ def check_parts(name: str, parts: int, cores: int, *, leaves_none: bool) -> None
 
 
 def part_names(name: str, parts: int) -> Sequence[str]:
-    """The names of the files of a model's parts, in order."""
+    """Returns the names of the files of a model's parts, in order."""
     return [f"{name}-{number}" for number in range(1, parts + 1)] if parts > 1 else [name]

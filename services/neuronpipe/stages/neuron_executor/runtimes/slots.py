@@ -19,12 +19,12 @@ _ENCODER_PREFIX = f"{ENCODER}-"
 
 
 def encoder_file(bucket: object) -> str:
-    """The name of the trace that reads sources, without its suffix. The trace of steps has the bucket's name."""
+    """Names the trace that reads sources, without its suffix. The trace of steps has the bucket's name."""
     return f"{_ENCODER_PREFIX}{bucket}"
 
 
 def split_name(name: str) -> tuple[str, bool]:
-    """The name of the bucket in the name of a trace, and whether the trace reads sources."""
+    """Returns the name of the bucket in the name of a trace, and whether the trace reads sources."""
     return name.removeprefix(_ENCODER_PREFIX), name.startswith(_ENCODER_PREFIX)
 
 
@@ -32,7 +32,7 @@ class SlotGraph(Protocol):
     """The graph of a model, with its cache."""
 
     def execute(self, *inputs: NDArray[np.int64]) -> TokenScores:
-        """The scores after the token of each slot, and after the part of a prompt: [slots + 1, ...].
+        """Computes the scores after the token of each slot, and after the part of a prompt: [slots + 1, ...].
 
         Inputs in order:
 
@@ -102,7 +102,10 @@ class SlotModel:
         return TokenScores.of_rows([last_scores[run.blocks[0]] for run in runs if run.scored])
 
     def _parts(self, runs: Sequence[DecoderRun]) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """The slot, the tokens before, and the tokens of each part of a prompt; an empty part if there is no prompt."""
+        """Yields the slot, the tokens before, and the tokens of each part of a prompt.
+
+        Yields an empty part if no prompt is read.
+        """
         longer = [run for run in runs if len(run.token_ids) > 1]
         for run in longer:
             for first in range(0, len(run.token_ids), self.part_tokens):

@@ -36,7 +36,7 @@ def load_program(path: Path, device: torch.device) -> Any:
 
 
 def is_lost(error: Exception, device: torch.device) -> bool:
-    """Whether a device never computes again: after a fault on it, the context of the process is unusable.
+    """Returns whether a device never computes again: after a fault, the context of the process is unusable.
 
     A lack of memory is no such fault.
     """
