@@ -96,7 +96,7 @@ class Bundle:
             yield [self.files.copy(name, Path(private)) for name in artifact.files]
 
     def adapted(self, number: int) -> "Bundle":
-        """The same bundle for requests that name its adapter of this number, from 1 on."""
+        """Returns the same bundle for requests that name its adapter of this number, from 1 on."""
         return replace(self, manifest=self.manifest.model_copy(update={"model": self.spec.adapted(number)}))
 
     @property

@@ -90,7 +90,7 @@ class TokenizeItem(NamedTuple):
 
 
 def work_bytes(input: Packed[TaskInput]) -> int:
-    """The size in bytes of what encoding and decoding read of an input: a schema is for the executor alone.
+    """Counts the bytes of an input that encoding and decoding read: a schema is for the executor alone.
 
     Inputs that are small or large count whole. Raises InvalidInput.
     """

@@ -367,7 +367,7 @@ class ModelTable(Generic[EntryT]):
 
 
 def base_name(name: str) -> str:
-    """The name of an adapter's base model, or of a model itself: only names of adapters have a slash."""
+    """Returns the name of an adapter's base model, or of a model itself: only names of adapters have a slash."""
     return name.partition("/")[0]
 
 

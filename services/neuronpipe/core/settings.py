@@ -44,7 +44,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Settings with these values, by the names that users know. Raises ValidationError."""
+        """Makes settings with these values, by the names that users know. Raises ValidationError."""
         remaining = {**cls.defaults, **values}
         return cls.model_validate({**_in_parts(cls, remaining), **remaining})
 

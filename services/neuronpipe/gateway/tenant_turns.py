@@ -95,7 +95,7 @@ class _TenantShare:
         self.waiting: tuple[dict[Turn, None], dict[Turn, None]] = {}, {}
 
     def may_queue(self, window_tokens: float) -> bool:
-        """Whether another request of the tenant may run, which may be the next one in the executor."""
+        """Returns whether another request of the tenant may run, which may be the next request in the executor."""
         return self.queued < _MIN_QUEUED or self.queued_tokens < window_tokens
 
 

@@ -153,7 +153,7 @@ class TextTokenizer(Protocol):
         """Encodes the pair as sequences with the whole first text, and overlapping parts of the second."""
 
     def encode_words(self, words: Sequence[str]) -> tuple[TokenIds, TokenIds]:
-        """The tokens of words that are encoded one by one, without special tokens, and the word of each token."""
+        """Encodes words one by one, without special tokens. Returns their tokens, and the word of each token."""
 
     def locate(self, text: str) -> LocatedText:
         """Encodes the whole text as one sequence of any length."""

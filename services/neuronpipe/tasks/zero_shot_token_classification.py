@@ -72,7 +72,7 @@ def check(input: ZeroShotTokenClassificationInput, model: ModelSpec) -> None:
 
 
 def encode(input: ZeroShotTokenClassificationInput, tokenizer: TextTokenizer, model: ModelSpec) -> Encoded:
-    """One sequence of the labels and the words, annotated with the offsets of each word."""
+    """Encodes the labels and the words as one sequence, annotated with the offsets of each word."""
     labels, places = _labels(input), [*split(input.text)]
     if not places:
         raise InvalidInput("text", "has no words")
@@ -108,12 +108,15 @@ def encode(input: ZeroShotTokenClassificationInput, tokenizer: TextTokenizer, mo
 
 
 def split(text: str) -> Iterator[re.Match[str]]:
-    """The words of a text, and each of its other characters that is no space."""
+    """Yields the words of a text, and each of its other characters that is no space."""
     return _WORD.finditer(text)
 
 
 def number_words(facts: GlinerFacts, labels: int, token_ids: TokenIds, words: TokenIds) -> tuple[TokenIds, TokenIds]:
-    """The sequence of labels and words, and its WORD_NUMBER. `words`: for each token, its label or word, from 0 on."""
+    """Joins labels and words to one sequence, with its WORD_NUMBER.
+
+    `words`: for each token, its label or word, from 0 on.
+    """
     is_first = np.append(True, words[1:] != words[:-1])
     begins = np.searchsorted(words, np.arange(labels))
     text_begin = int(np.searchsorted(words, labels))
@@ -127,7 +130,7 @@ def number_words(facts: GlinerFacts, labels: int, token_ids: TokenIds, words: To
 def decode(
     input: ZeroShotTokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotTokenClassificationResult:
-    """The entities from `logits`, float32 [tokens, widths, MAX_LABELS]."""
+    """Finds the entities from `logits`, float32 [tokens, widths, MAX_LABELS]."""
     labels, (places,), (output,) = _labels(input), annotations, outputs
     scores = sigmoid(output["logits"][: len(places["char_start"]), :, : len(labels)])
     spans = _chosen(scores, input.threshold or _DEFAULT_THRESHOLD, input.allow_nested, input.multi_label)
@@ -149,7 +152,7 @@ class _Span(NamedTuple):
 
 
 def _chosen(scores: Array, threshold: float, allow_nested: bool, multi_label: bool) -> Iterator[_Span]:
-    """The best spans that do not overlap, best first. Source: gliner 0.2, decoding/decoder.py, greedy_search."""
+    """Yields the best spans that do not overlap, best first. Source: gliner 0.2, decoding/decoder.py, greedy_search."""
     firsts, widths, labels = np.nonzero(scores > np.float32(threshold))
     lasts = firsts + widths
     values = scores[firsts, widths, labels]
@@ -182,7 +185,9 @@ def _labels(input: ZeroShotTokenClassificationInput) -> Sequence[str]:
 
 
 def _kept(words: TokenIds, count: int, room: int, max_words: int, *, is_left: bool) -> tuple[int, int]:
-    """The range of a text's tokens that fits, with at most `max_words` words. Truncation on the left drops whole words.
+    """Returns the range of a text's tokens that fits, with at most `max_words` words.
+
+    Truncation on the left drops whole words.
 
     `words`: int32 [tokens], the word of each token. `count`: the number of words.
     """

@@ -83,7 +83,7 @@ class StoredJob:
         return f"{_NAME}{self.id}"
 
     def is_signed(self, secret: bytes) -> bool:
-        """Whether a gateway with this secret stored the job in its current form."""
+        """Returns whether a gateway with this secret stored the job in its current form."""
         signed_fields = self.id, self.tenant, self.priority, self.digest, self.request_id, self.notify, self.limit_s
         content = self.invocation.encode() or self.request
         is_content = not content or hashlib.sha256(content).hexdigest() == self.digest

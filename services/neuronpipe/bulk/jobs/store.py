@@ -115,7 +115,7 @@ class JobStore:
             log_warning("the Redis of jobs is not usable yet", problem=str(error) or "no answer in time")
 
     async def is_over(self, job: StoredJob) -> bool:
-        """Whether the time to live of a job is over, by Redis's clock."""
+        """Returns whether the time to live of a job is over, by Redis's clock."""
         now = self._client.time()
         return await self._ask(now, lambda time: bool(time[0] * 1000 + time[1] // 1000 >= job.expires_ms))
 

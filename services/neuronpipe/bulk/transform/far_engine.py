@@ -109,7 +109,10 @@ def _outcome(outcome: InferOutcome) -> InputOutcome:
 async def running_far_engine(
     target: str, name: str, version: str, patience_s: float, tls: TlsFiles | None
 ) -> AsyncIterator[FarEngine]:
-    """The engine of a model, whose version stays the same for the run. Raises the error of asking for the model."""
+    """Yields the engine of a model, whose version stays the same for the run.
+
+    Raises the error of asking for the model.
+    """
     async with AsyncClient(target, timeout_s=patience_s, tls=tls) as client:
         model = await client.get_model(name, version)
         tasks = list(dict.fromkeys([model.task, *model.tasks]))

@@ -296,7 +296,7 @@ def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
 async def running_near_engine(
     bundle: Bundle, settings: TransformSettings, observe: Callable[[Execute], Execute] = lambda execute: execute
 ) -> AsyncIterator[NearEngine]:
-    """The engine, loaded and warmed up. `observe`: wraps the function that computes a batch.
+    """Yields the engine, loaded and warmed up. `observe`: wraps the function that computes a batch.
 
     Raises SetupError if the bundle cannot run here.
     """

@@ -28,7 +28,7 @@ class GroupQueue(Generic[ItemT]):
         self._count += 1
 
     def first(self) -> ItemT:
-        """The item that `take` would return. Raises StopIteration if the queue is empty."""
+        """Returns the item that `take` would return. Raises StopIteration if the queue is empty."""
         return next(iter(next(iter(self._groups.values()))))
 
     def take(self) -> ItemT:

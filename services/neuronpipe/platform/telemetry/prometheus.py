@@ -116,12 +116,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Called when a connection has been answered, or has failed."""
+        """Closes a connection that has been answered, or has failed."""
         self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second: ends the connections that take too long, which wakes up their threads."""
+        """Ends the connections that take too long, which wakes up their threads. Called twice a second."""
         now_s = time.monotonic()
         for connection, ends_s in list(self._open.items()):
             if ends_s <= now_s:

@@ -35,11 +35,11 @@ class InputKind(Protocol):
         """Returns the shortest sequence that a batch of a padded length may contain."""
 
     def warm_up_shapes(self) -> Sequence[tuple[int, int]]:
-        """Rows and tokens of two batches, whose times give the overhead of a batch and the cost of a token."""
+        """Returns rows and tokens of two batches, whose times give the overhead of a batch and the cost of a token."""
 
 
 def adapted(arrays: Arrays, number: int) -> Arrays:
-    """A sequence of tokens for the adapter of this number, 0 for the base alone."""
+    """Adds the number of an adapter to a sequence of tokens; 0: the base without an adapter."""
     token_ids = arrays.get("input_ids")
     return arrays if token_ids is None else {**arrays, ADAPTER: np.full(token_ids.shape, number, np.int32)}
 
