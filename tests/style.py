@@ -65,6 +65,8 @@ _PROSE: Mapping[str, str] = {
 _HELP = re.compile(r"(default|as|if|with|without|for|in|by|at|to|on|not|most|least|fewest|that|than|when)\b")
 # The argument that is the help text, by the functions of the command line that add options and commands.
 _HELP_PLACES = {"option": 2, "subcommand": 3}
+# The first word of a function's docstring: a verb, or a reference to the contract that has the method.
+_FIRST_WORD = re.compile(r"(?!(This|Its|Always|Plus|Less)\b)[A-Z][a-z-]+s\b|See\b")
 _PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
 _FLOATING = r"(?<=[,;:(] )of (?!course\b|which\b|whom\b)|(?<=\()of "
 # The same for pages, whose tables may begin with a word that a sentence may not begin with.
@@ -76,13 +78,13 @@ _MAX_WORDS_OF_PROSE = 30
 _HEADING = re.compile(r"(What|Who|Is|Are|Does|Do) ")
 _DATE = re.compile(r"20\d\d-\d\d-\d\d")
 _MAX_WORDS_OF_SENTENCE = 45
-# Of docs/, without decisions, results of benchmarks, generated pages, blocks of code.
+# Words of docs/, without decisions, results of benchmarks, generated pages, blocks of code.
 _MAX_WORDS = 45_000
 _DOCS = ROOT / "docs"
 _RESULTS_BY_HAND = _DOCS / "benchmarks" / "README.md"
 _SERVICES = ROOT / "services" / "neuronpipe"
 _GENERATED = {"telemetry.md", "models.md", "attacks.md", "day.md", "interop.md"}
-# They have dates and questions.
+# Pages with dates and questions.
 _WITH_DATES = {
     "CHANGELOG.md",
     "autoscaling.md",
@@ -103,14 +105,14 @@ _RESULTS = re.compile(r"benchmarks/(with(?:out)?-[\w-]+)/README\.md")
 
 
 def is_generated(page: Path) -> bool:
-    """Whether a page is made by a program, or is the record of a decision."""
+    """Returns whether a page is made by a program, or is the record of a decision."""
     parts = page.relative_to(_DOCS).parts if page.is_relative_to(_DOCS) else ()
     is_results = parts[:1] == ("benchmarks",) and page != _RESULTS_BY_HAND
     return is_results or parts[:1] in (("decisions",), ("reference",)) or page.name in _GENERATED
 
 
 def prose(page: Path) -> Iterator[tuple[str, int, bool, str]]:
-    """Where each text of a page is, and whether it is a heading. Code is left out."""
+    """Yields the place of each text of a page, and whether the text is a heading. Leaves out code."""
     kind = ""
     for block in blocks(page):
         kind = block.type if block.type.endswith("_open") else kind
@@ -126,7 +128,7 @@ def _shown(part: Token) -> str:
 
 
 def sources() -> Iterator[tuple[str, int, bool, str]]:
-    """The same of the program's texts that are no docstrings, of comments of protos, and of alerts and dashboard."""
+    """Yields the same for the program's strings without docstrings, comments of protos, alerts and the dashboard."""
     for path in sorted((ROOT / "services").rglob("*.py")):
         if "api" not in path.parts and path.name not in _SAMPLES:
             for node, text in _strings(ast.parse(path.read_text(encoding="utf-8"))):
@@ -139,7 +141,7 @@ def sources() -> Iterator[tuple[str, int, bool, str]]:
 
 
 def _strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """The strings of a source with several words; values that an f-string puts in are an ellipsis."""
+    """Yields the strings of a source with several words; values that an f-string puts in are an ellipsis."""
     inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -154,7 +156,7 @@ def _strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the text of each comment of a source. Lines of comments below each other are one text."""
+    """Yields the line and the text of each comment of a source. Lines of comments below each other are one text."""
     block: list[str] = []
     first = last = column = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -173,7 +175,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The line and the text of each docstring's paragraphs, without indented blocks, which are drawings or code."""
+    """Yields the line and the text of each docstring's paragraphs. Leaves out indented blocks: drawings or code."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines = inspect.cleandoc(node.value.value).splitlines()
@@ -186,8 +188,21 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     first = number if line.strip() else number + 1
 
 
+def without_verb(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and the first word of each docstring of a function that does not begin with a verb.
+
+    A property may begin with a noun, and a constructor with a name in backticks: its argument.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            is_property = any(ast.unparse(decorator).endswith("property") for decorator in node.decorator_list)
+            is_argument = node.name == "__init__" and text.startswith("`")
+            if not (is_property or is_argument or _FIRST_WORD.match(text)):
+                yield node.body[0].lineno, text.split()[0]
+
+
 def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The line and the text of the help of each option, command and setting."""
+    """Yields the line and the text of the help of each option, command and setting."""
     for node in ast.walk(tree):
         texts: list[ast.expr] = []
         if isinstance(node, ast.Call):
@@ -202,7 +217,7 @@ def help_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def wrong_prose(text: str, *, is_help: bool = False) -> Iterator[str]:
-    """The faults of a comment, a help text or a paragraph of a docstring, with the words to write instead."""
+    """Yields the faults of a comment, a help text or a paragraph of a docstring, with the words to write instead."""
     text = re.sub(r"`[^`]*`", "`code`", text)
     seen: set[int] = set()
     for pattern, instead in {**_PROSE, **WORDS}.items():
@@ -216,19 +231,20 @@ def wrong_prose(text: str, *, is_help: bool = False) -> Iterator[str]:
 
 
 def prose_faults(paths: Iterable[Path]) -> Iterator[str]:
-    """The faults of docstrings, comments and help texts in folders or files, with their places."""
+    """Yields the faults of docstrings, comments and help texts in folders or files, with their places."""
     files = {file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])}
     for file in sorted(file for file in files if "_pb2" not in file.name and file.name not in _SAMPLES):
         source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
         helps = list(help_texts(tree))
-        for line, text in sorted([*docstrings(tree), *comments(source), *helps]):
-            for fault in wrong_prose(text, is_help=(line, text) in helps):
-                yield f"{file.relative_to(ROOT)}:{line}: {fault}"
+        texts = [*docstrings(tree), *comments(source), *helps]
+        found = [(line, fault) for line, text in texts for fault in wrong_prose(text, is_help=(line, text) in helps)]
+        found += [(line, f"“{word}”: a function's docstring begins with a verb") for line, word in without_verb(tree)]
+        yield from (f"{file.relative_to(ROOT)}:{line}: {fault}" for line, fault in sorted(found))
 
 
 def faults() -> Iterator[str]:
-    """The faults of all texts, with their places and the words to write instead."""
+    """Yields the faults of all texts, with their places and the words to write instead."""
     by_hand = [page for page in all_pages() if not is_generated(page)]
     for place, line, is_heading, text in (*(passage for page in by_hand for passage in prose(page)), *sources()):
         is_guide = place.endswith(".md") and Path(place).name not in _WITH_DATES
@@ -247,7 +263,7 @@ def faults() -> Iterator[str]:
 
 
 def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, is_page: bool = False) -> Iterator[str]:
-    """What is wrong with a text, and what to write instead. A page has more rules than other texts."""
+    """Yields the faults of a text, with the words to write instead. A page has more rules than other texts."""
     for pattern, instead in {**WORDS, **(_OF_PAGES if is_page else {})}.items():
         for found in re.finditer(pattern, text, 0 if pattern.endswith("[a-z]") else re.IGNORECASE):
             yield f"“{found[0]}”: {instead}"
@@ -259,14 +275,14 @@ def wrong_words(text: str, *, is_heading: bool = False, is_guide: bool = False, 
 
 
 def long_sentences(text: str, most_words: int) -> Iterator[str]:
-    """The sentences of a text with too many words, which names in code are not."""
+    """Yields the sentences of a text with too many words. Names in code are no words."""
     for sentence in re.split(r"(?<=[.!?;:])\s", text):
         if (length := sum("_" not in word for word in sentence.split())) > most_words:
             yield f"a sentence of {length} words: “{sentence[:60]}…”"
 
 
 def words(page: Path) -> int:
-    """The words of a page, without blocks of code, figures, and tables that a program writes into it."""
+    """Counts the words of a page, without blocks of code, figures, and tables that a program writes into it."""
     lines = page.read_text(encoding="utf-8").splitlines()
     made = {number for begin, end in _made(lines) for number in range(begin, end)}
     by_hand = (block for block in blocks(page) if not block.map or block.map[0] not in made)
@@ -275,13 +291,13 @@ def words(page: Path) -> int:
 
 
 def _made(lines: list[str]) -> Iterator[tuple[int, int]]:
-    """The first and the last line of each part that a program writes."""
+    """Yields the first and the last line of each part that a program writes."""
     marks = [number for number, line in enumerate(lines) if _MARK.match(line)]
     yield from zip(marks[::2], marks[1::2], strict=True)
 
 
 def wrong_figures(page: Path) -> Iterator[str]:
-    """The figures of sections that link to pages of results, and that none of these pages has.
+    """Yields the figures of sections that link to pages of results, and that none of these pages has.
 
     A figure is a decimal number, a number before a unit, or a number alone in a cell of a table.
     """
@@ -296,7 +312,7 @@ def wrong_figures(page: Path) -> Iterator[str]:
 
 
 def _is_rounded(quoted: str, figure: str) -> bool:
-    """Whether a page quotes a figure, as it is or with fewer digits."""
+    """Returns whether a page quotes a figure, as it is or with fewer digits."""
     digits = len(quoted.partition(".")[2])
     return abs(float(quoted) - float(figure)) <= 0.5 * 10.0**-digits + 1e-9 and digits <= len(figure.partition(".")[2])
 
@@ -309,12 +325,12 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 @cache
 def _figures(folder: str) -> frozenset[str]:
-    """The figures on a page of results."""
+    """Returns the figures on a page of results."""
     return frozenset(re.findall(r"\d+(?:\.\d+)?", (_DOCS / "benchmarks" / folder / "README.md").read_text()))
 
 
 def wrong_results(folder: Path) -> Iterator[str]:
-    """The targets of a results.json whose figures its page does not show."""
+    """Yields the targets of a results.json whose figures its page does not show."""
     page = (folder / "README.md").read_text()
     shown = dict(re.findall(r"^\| (.+?) \| [^|]+ \| (-?[\d.]+) [^|]*\|", page, re.MULTILINE))
     for target in json.loads((folder / "results.json").read_text())["targets"]:

@@ -106,11 +106,51 @@ def test_every_paragraph_comment_and_help_text_has_its_line() -> None:
     assert list(style.help_texts(tree)) == helps
 
 
+_FUNCTIONS = '''
+class Cache:
+    """The class."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: number of texts."""
+
+    @property
+    def free(self) -> int:
+        """The number of free places."""
+
+    def find(self, key: str) -> str:
+        """See Store. Returns an empty text for an unknown key."""
+
+    def has(self, key: str) -> bool:
+        """Whether a key is stored."""
+
+    async def take(self, key: str) -> str:
+        """`key`: of a text."""
+
+
+def load() -> Cache:
+    """Loads a cache."""
+
+    def read() -> str:
+        """The text of a file."""
+
+
+def size_of(cache: Cache) -> int:
+    """This is the size."""
+'''
+
+
+def test_docstring_of_a_function_begins_with_a_verb() -> None:
+    found = [(16, "Whether"), (19, "`key`:"), (26, "The"), (30, "This")]
+    assert sorted(style.without_verb(ast.parse(_FUNCTIONS))) == found
+
+
 def test_faults_of_a_file_are_listed_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(style, "ROOT", tmp_path)
     (tmp_path / "wing").mkdir()
-    (tmp_path / "wing" / "module.py").write_text('"""A module."""\n\nLIMIT = 1  # Of a text.\n')
+    run = '\n\ndef run() -> None:\n    """A run."""\n'
+    (tmp_path / "wing" / "module.py").write_text(f'"""A module."""\n\nLIMIT = 1  # Of a text.\n{run}')
     (tmp_path / "wing" / "made_pb2.py").write_text("# Of a message.\n")
     assert list(style.prose_faults([tmp_path / "wing"])) == [
-        "wing/module.py:3: “Of”: a verb or a noun first, not a fragment"
+        "wing/module.py:3: “Of”: a verb or a noun first, not a fragment",
+        "wing/module.py:7: “A”: a function's docstring begins with a verb",
     ]
