@@ -1,4 +1,4 @@
-"""What all tests share: the models, made once a run, and how the tests are shared out among processes."""
+"""Shares the models, which are made once a run, among all tests, and distributes the tests among processes."""
 
 import gc
 import os
@@ -35,12 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):  # the process that shares tests out needs no torch, which is slow
         # Raised inside PyTorch and transformers while a module is traced; nothing that we call.
         config.addinivalue_line("filterwarnings", "ignore::torch.jit.TracerWarning")
-        # Nothing that is imported or collected becomes garbage: looking for it takes a third of a second each time.
+        # Imported and collected objects never become garbage: a search for garbage takes a third of a second each time.
         gc.disable()
     if _IS_WORKER:
         import torch
 
-        # Threads of one worker, and of what it starts, would wait for those of another.
+        # Threads of one worker, and of its processes, would wait for the threads of another worker.
         torch.set_num_threads(1)
         os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -66,7 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=DEFAULT_SHARE,
         metavar="SHARE",
-        help="the share of the oracle suites' cases, and of other large matrices, that is tested: up to 1 for all "
+        help="tested share of the oracle suites' cases, and of the cases of other large matrices: up to 1 for all "
         "(default: %(default)s)",
     )
     parser.addoption(
@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=DEFAULT_SEED,
         metavar="SEED",
-        help="what those cases are drawn from (default: %(default)s)",
+        help="seed by which these cases are drawn (default: %(default)s)",
     )
 
 
@@ -118,7 +118,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _models() -> Any:
-    """tests.models.repository takes seconds to import: the process that shares the tests out needs none of it."""
+    """Imports tests.models.repository, which takes seconds. The process that distributes the tests does not need it."""
     from tests.models import repository
 
     return repository
@@ -135,7 +135,7 @@ def _services_are_forks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of the test models by name, as transformers reads them."""
+    """Makes the folders of the test models, as transformers reads them. Returns them by name."""
     make_sources = _models().make_sources
     made: dict[str, Path] = make_sources(shared_folder(tmp_path_factory, "sources", make_sources))
     return made
@@ -143,14 +143,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with an openvino float32 bundle of each test model."""
+    """Makes a repository with an openvino float32 bundle of each test model."""
     return shared_folder(tmp_path_factory, "repository", lambda folder: _models().make_repository(folder, sources))
 
 
 @pytest.fixture(scope="session")
 def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
-    """The contract double of the Neuron SDK on the path of this process and of those that it starts, with four
-    simulated cores.
+    """Puts the Neuron SDK's contract double, with four simulated cores, on the path of this process and its children.
+
+    The machine of this process seems to have no device. Yields the environment of another machine with two cores, for a
+    process that needs its own cores.
 
     This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for
     a process that shall have cores of its own.
@@ -177,7 +179,7 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[
 def neuronx_repository(
     neuron_double: Mapping[str, str], sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A model of each task, compiled for the double of Neuron."""
+    """Compiles a model of each task for the double of Neuron."""
 
     def make(folder: Path) -> None:
         added = tmp_path_factory.mktemp("neuronx-sources")
@@ -192,7 +194,7 @@ def neuronx_repository(
 
 @pytest.fixture(scope="session")
 def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same models, exported from PyTorch."""
+    """Makes a repository of the same models, exported from PyTorch."""
     return shared_folder(
         tmp_path_factory, "torch-repository", lambda folder: _models().make_repository(folder, sources, backend="torch")
     )
@@ -200,7 +202,7 @@ def torch_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same models for the fake back end."""
+    """Makes a repository of the same models for the fake back end."""
     return shared_folder(
         tmp_path_factory, "fake-repository", lambda folder: _models().make_repository(folder, sources, backend="fake")
     )
@@ -208,7 +210,7 @@ def fake_repository(sources: dict[str, Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def http_repository(fake_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The fake models, and one of each task that they lack."""
+    """Makes a repository of the fake models, and of a model for each task that they lack."""
     from tests.systems.http_server import make_http_repository
 
     return shared_folder(

@@ -1,9 +1,10 @@
 """Checks the English of pages, protos, alerts, the dashboard and the texts of the program: `python -m tests.style`.
 
 docs/development.md lists the rules; this file has the rules that a pattern can check. Docstrings, comments and help
-texts of services/ have more rules than pages have: `_PROSE`. `python -m tests.style --prose WING` lists the faults of
-one wing or file. Guides have no dates, docs/ has a limit of words, and a figure that a page quotes from results is on
-the page that results.json makes. docs/decisions/0067 says why this program is not textlint.
+texts of services/ and of the modules that tests use have more rules than pages have: `_PROSE`. `python -m tests.style
+--prose WING` lists the faults of one wing or file. Guides have no dates, docs/ has a limit of words, and a figure that
+a page quotes from results is on the page that results.json makes. docs/decisions/0067 says why this program is not
+textlint.
 """
 
 import argparse
@@ -83,6 +84,8 @@ _MAX_WORDS = 45_000
 _DOCS = ROOT / "docs"
 _RESULTS_BY_HAND = _DOCS / "benchmarks" / "README.md"
 _SERVICES = ROOT / "services" / "neuronpipe"
+# Modules that tests use, without the tests.
+_HELPERS = [ROOT / "tests" / name for name in ("callers", "conftest.py", "doubles", "servers", "suite", "systems")]
 _GENERATED = {"telemetry.md", "models.md", "attacks.md", "day.md", "interop.md"}
 # Pages with dates and questions.
 _WITH_DATES = {
@@ -254,7 +257,7 @@ def faults() -> Iterator[str]:
     guides = (page for page in by_hand if page.is_relative_to(_DOCS) and page != _RESULTS_BY_HAND)
     if (count := sum(map(words, guides))) > _MAX_WORDS:
         yield f"docs/: {count} words by hand, at most {_MAX_WORDS}"
-    yield from prose_faults([_SERVICES])
+    yield from prose_faults([_SERVICES, *_HELPERS])
     for page in by_hand:
         if page != _RESULTS_BY_HAND:  # has figures of its own, from the commands that it names
             yield from wrong_figures(page)

@@ -1,4 +1,4 @@
-"""What a page of metrics says."""
+"""Reads the values on a page of metrics."""
 
 import ssl
 import urllib.request
@@ -7,7 +7,7 @@ from demo.processes import ServiceProcess
 
 
 def series_of(page: ServiceProcess | str, context: ssl.SSLContext | None = None) -> dict[str, float]:
-    """The value of each series of a service's page, or of the page at an address."""
+    """Returns the value of each series of a service's page, or of the page at an address."""
     if isinstance(page, ServiceProcess):
         page = f"http{'s' if context else ''}://{page.wait_for('metrics')['address']}/metrics"
     with urllib.request.urlopen(page, timeout=60, context=context) as response:
@@ -18,6 +18,6 @@ def series_of(page: ServiceProcess | str, context: ssl.SSLContext | None = None)
 
 
 def metric(page: ServiceProcess | str, name: str, *labels: str) -> float:
-    """The sum of a metric's series that have these values of labels; 0 where there is none."""
+    """Adds up the metric's series that have these values of labels; 0 if there are none."""
     found = [(series.partition("{"), value) for series, value in series_of(page).items()]
     return sum(value for (of, _, has), value in found if of == name and all(f'"{label}"' in has for label in labels))

@@ -1,4 +1,4 @@
-"""JSON Schemas drawn at random, of the keywords that structured output takes (docs/generation.md)."""
+"""Draws JSON Schemas at random, with the keywords that structured output accepts (docs/generation.md)."""
 
 import random
 import string
@@ -10,7 +10,7 @@ _FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:
-    """A schema of small texts, so that a model which says anything comes to an end."""
+    """Draws a schema of small texts, so that a model which writes anything comes to an end."""
     schema = _schema(chance, depth=0)
     if chance.random() < 0.2:
         return {"$defs": {"part": _scalar(chance)}, "type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 2}

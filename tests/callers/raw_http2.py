@@ -16,13 +16,13 @@ _HEAD = 9  # bytes of each frame's
 
 
 def connect(address: str) -> socket.socket:
-    """A connection."""
+    """Connects to a server."""
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=_LIMIT_S)
 
 
 def is_ended(connection: socket.socket) -> bool:
-    """Whether the server ends a connection; what it sends before is not looked at. Raises TimeoutError otherwise."""
+    """Returns whether the server ends a connection, after any bytes. Raises TimeoutError if it does not end."""
     with suppress(ConnectionResetError):
         while connection.recv(1 << 16):
             pass
@@ -100,7 +100,10 @@ class RawHttp2:
         raise TimeoutError
 
     def _received(self, data: bytes) -> list[h2.events.Event]:
-        """Behind a GOAWAY, h2 takes nothing: also not the ping with which a server asks whether it was read."""
+        """Returns the events of received bytes.
+
+        Behind a GOAWAY, h2 takes nothing, not even the ping with which a server asks whether the GOAWAY was read.
+        """
         events: list[h2.events.Event] = []
         self._rest += data
         while len(self._rest) >= _HEAD and len(self._rest) >= (size := _HEAD + int.from_bytes(self._rest[:3], "big")):
@@ -111,12 +114,12 @@ class RawHttp2:
         return events
 
     def flush_if_open(self) -> None:
-        """As flush, also where the server has just ended the connection."""
+        """Does the same as `flush`, but also if the server has just ended the connection."""
         with suppress(BrokenPipeError, ConnectionResetError):
             self.flush()
 
     def status(self, stream: int) -> str:
-        """The gRPC status of a call, once it ends; "reset" where the stream or the connection was ended."""
+        """Returns the gRPC status of a call, once it ends; "reset" if the stream or the connection was ended."""
 
         def ends(event: h2.events.Event) -> bool:
             return getattr(event, "stream_id", None) == stream and isinstance(

@@ -18,7 +18,7 @@ from tei_client.stubs import tei_pb2, tei_pb2_grpc
 
 
 def answer(channel: grpc.Channel, question: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one question."""
+    """Returns the answer to one question."""
     service, _, name = question["rpc"].partition("/")
     method = tei_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[name]
     kind = GetMessageClass(method.input_type)

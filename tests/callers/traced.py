@@ -1,4 +1,4 @@
-"""What a sampled request leaves at a collector, whatever system served it."""
+"""Reads the spans and metrics of a sampled request from a collector, for each kind of system."""
 
 import asyncio
 import random

@@ -18,7 +18,7 @@ _LIMIT_S = 30
 
 @dataclass(frozen=True)
 class Case:
-    """A request. `inputs`: arrays by name; those of texts or bytes have the dtype object."""
+    """A request. `inputs`: arrays by name. Arrays of texts or bytes have the dtype object."""
 
     model: str
     inputs: dict[str, Any]
@@ -30,7 +30,7 @@ class Case:
         return not any(isinstance(value, bytes) for array in self.inputs.values() for value in array.ravel())
 
 
-# What became of a case: its outputs, or the error's status and message.
+# The result of a case: its outputs, or the error's status and message.
 Answer = dict[str, Any] | tuple[str, str]
 _DATATYPES = {"object": "BYTES", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}
 
@@ -99,7 +99,7 @@ def main(grpc_address: str, http_address: str) -> None:
         return answers
 
     def by_stream(client: Any) -> list[Answer]:
-        """One after the other on one stream: this client's errors of a stream have no id."""
+        """Sends the cases one after the other on one stream: the client's errors of a stream have no id."""
         ready: queue.Queue[Any] = queue.Queue()
         client.start_stream(callback=lambda result, error: ready.put((result, error)))
         answers: list[Answer] = []
@@ -111,7 +111,7 @@ def main(grpc_address: str, http_address: str) -> None:
         return answers
 
     def said(client: Any) -> dict[str, Any]:
-        """What the server says of itself, in messages or in JSON."""
+        """Returns the server's description of itself, in messages or in JSON."""
 
         def refused(call: Callable[[], Any]) -> Answer:
             try:

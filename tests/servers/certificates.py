@@ -38,7 +38,7 @@ class Issued:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """A file that nobody sees half-written."""
+    """Replaces a file at once, so that no reader sees it half-written."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)
     new.replace(path)
@@ -65,8 +65,9 @@ class Authority:
         passphrase: bytes = b"",
         rsa_bits: int = 0,
     ) -> Issued:
-        """A certificate for DNS names, IP addresses and URIs. `days`: from when to when it is valid, from now on.
-        `rsa_bits`: for a key of RSA.
+        """Issues a certificate for DNS names, IP addresses and URIs.
+
+        `days`: begin and end of its validity, from now on. `rsa_bits`: for a key of RSA.
         """
         key = rsa.generate_private_key(65_537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
         now = datetime.datetime.now(datetime.UTC)
@@ -86,7 +87,7 @@ class Authority:
         return Issued(certificate.public_bytes(Encoding.PEM), pem, certificate.serial_number)
 
     def revoke(self, *revoked: Issued, days: tuple[float, float] = (-1, 30)) -> bytes:
-        """The list of certificates that it has revoked, in PEM form."""
+        """Lists the certificates that the authority has revoked, in PEM form."""
         now = datetime.datetime.now(datetime.UTC)
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._name)
         builder = builder.last_update(now + days[0] * _DAY).next_update(now + days[1] * _DAY)
@@ -106,7 +107,7 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """What a server of grpcio shows and asks for: at each handshake what is current."""
+    """Makes the credentials of a grpcio server. Each handshake uses the current certificates."""
 
     def current() -> grpc.ServerCertificateConfiguration:
         loaded = tls.watched.value
@@ -118,5 +119,5 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def peer_names(context: Any) -> list[str]:
-    """The subject alternative names of the caller's certificate, at a server of grpcio; none without one."""
+    """Returns the subject alternative names of a caller's certificate at a grpcio server; empty without it."""
     return [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]

@@ -47,7 +47,7 @@ class Received:
 
 @dataclass
 class Collector:
-    """What arrived. `endpoint` is what OTEL_EXPORTER_OTLP_ENDPOINT has to be."""
+    """Spans and metrics that arrived. `endpoint`: the value for OTEL_EXPORTER_OTLP_ENDPOINT."""
 
     endpoint: str
     spans: list[Received] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Collector:
             )
 
     def trace(self, trace_id: str) -> list[Received]:
-        """A trace's spans, in the order in which they began."""
+        """Returns a trace's spans, in the order in which they began."""
         return sorted((span for span in self.spans if span.trace_id == trace_id), key=lambda span: span.started_ns)
 
 
@@ -111,7 +111,7 @@ def _attributes(attributes: Any) -> dict[str, Value]:
 
 @contextmanager
 def grpc_collector(listen: str = "127.0.0.1:0", tls: Path | None = None) -> Iterator[Collector]:
-    """A receiver of OTLP/gRPC. `tls`: a folder with tls.crt, tls.key and ca.crt, for mTLS."""
+    """Runs a receiver of OTLP/gRPC. `tls`: a folder with tls.crt, tls.key and ca.crt, for mTLS."""
     collector = Collector("")
 
     class Traces(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc, unused-ignore]
@@ -142,7 +142,7 @@ def grpc_collector(listen: str = "127.0.0.1:0", tls: Path | None = None) -> Iter
 
 @contextmanager
 def http_collector(tls: Path | None = None) -> Iterator[Collector]:
-    """A receiver of OTLP/HTTP. `tls`: as above."""
+    """Runs a receiver of OTLP/HTTP. `tls`: as for `grpc_collector`."""
     collector = Collector("")
 
     class Handler(BaseHTTPRequestHandler):

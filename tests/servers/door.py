@@ -33,7 +33,7 @@ from neuronpipe.gateway.settings import PipelineSettings
 
 
 def bundle_of(spec: ModelSpec) -> Bundle:
-    """A bundle that is on no disk."""
+    """Makes a bundle that is on no disk."""
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         model=spec,
@@ -47,7 +47,7 @@ def bundle_of(spec: ModelSpec) -> Bundle:
 def models_of(
     specs: Iterable[ModelSpec], telemetry: Telemetry, aliases: Mapping[str, str] = MappingProxyType({})
 ) -> GatewayModels:
-    """A gateway's table of these models."""
+    """Makes a gateway's table of these models."""
     models = open_gateway_models(telemetry.meters, lambda bundle: False, aliases)
     for spec in specs:
         opening = models.open(bundle_of(spec))
@@ -90,7 +90,7 @@ def door_of(
     telemetry: Telemetry | None = None,
     results: ResultCache | None = None,
 ) -> Door:
-    """The door of a gateway with these models."""
+    """Makes the door of a gateway with these models."""
     settings, telemetry = settings or PipelineSettings(), telemetry or Telemetry()
     return door_over(models_of(specs, telemetry), stages, settings, telemetry, results)
 
@@ -102,7 +102,7 @@ def door_over(
     telemetry: Telemetry,
     results: ResultCache | None = None,
 ) -> Door:
-    """The door of a gateway with a table of models."""
+    """Makes the door of a gateway with a table of models."""
     return Door(NativeDoor(Pipeline(models, stages, settings, telemetry, results), Catalog(models), settings))
 
 

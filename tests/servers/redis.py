@@ -21,7 +21,7 @@ _START_LIMIT_S = 10
 
 
 class RedisServer:
-    """A redis-server of its own, empty and without files. Options are those of its command line.
+    """A redis-server of its own, empty and without files. `options`: options of its command line.
 
     `is_durable`: it has a file, with which it can be started again. `tls`: a folder with tls.crt, tls.key and ca.crt;
     then it takes TLS only, from clients with a certificate.
@@ -43,25 +43,25 @@ class RedisServer:
 
     @classmethod
     def sentinel(cls, configuration: Path, tls: Path | None = None) -> "RedisServer":
-        """A sentinel, with a file of its configuration, which it writes to."""
+        """Makes a sentinel with a configuration file, which it writes to."""
         return cls(str(configuration), is_sentinel=True, tls=tls)
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The address of the server."""
         return f"rediss://127.0.0.1:{self.port}/0?{self.tls_query}" if self._tls else f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def tls_query(self) -> str:
-        """What URLs of servers with TLS have behind the question mark."""
+        """The part of a URL behind the question mark, for a server with TLS."""
         return f"ssl_ca_certs={self._tls}/ca.crt&ssl_certfile={self._tls}/tls.crt&ssl_keyfile={self._tls}/tls.key"
 
     def ask(self, *words: str | int | bytes) -> Any:
-        """Its reply to a command."""
+        """Returns the server's reply to a command."""
         return redis.Redis.from_url(self.url).execute_command(*words)  # type: ignore[no-untyped-call]
 
     def stored_keys(self) -> list[bytes]:
-        """The names of all keys."""
+        """Returns the names of all keys."""
         return list(self.ask("KEYS", "*"))
 
     def start(self) -> None:
@@ -112,13 +112,13 @@ class RedisServer:
 
 @contextmanager
 def redis_server(*options: str, is_durable: bool = False, tls: Path | None = None) -> Iterator[RedisServer]:
-    """A server for the time of a block."""
+    """Runs a server for the time of a block."""
     with RedisServer(*options, is_durable=is_durable, tls=tls) as server:
         yield server
 
 
 class Proxy:
-    """Between a client and Redis. What it does to answers can be changed at any time."""
+    """A proxy between a client and Redis. A test can change at any time how the proxy treats answers."""
 
     def __init__(self, port: int) -> None:
         self._redis_port = port
@@ -137,7 +137,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Its address, as that of a Redis."""
+        """The address of the proxy, in the form of an address of Redis."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +188,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(port: int) -> AsyncIterator[Proxy]:
-    """A proxy before the Redis on a port, for the time of a block."""
+    """Runs a proxy before the Redis on a port, for the time of a block."""
     between = Proxy(port)
     server = await asyncio.start_server(between.handle, "127.0.0.1", 0)
     between.port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""What tests need of S3: s3://bucket, and s3://secret, which nobody may read."""
+"""A server of S3 for tests: s3://bucket, and s3://secret, which no client may read."""
 
 import re
 import threading
@@ -112,7 +112,7 @@ def _etag(data: bytes) -> str:
 def running_s3(
     monkeypatch: pytest.MonkeyPatch, look_on: Callable[[str, str], None] = lambda method, key: None
 ) -> Iterator[dict[str, bytes]]:
-    """The objects of s3://bucket by key; AWS's variables name the server meanwhile.
+    """Yields the objects of s3://bucket by key. AWS's variables name the server meanwhile.
 
     `look_on`: gets the method and the key of each request; an error that it raises breaks the connection.
     """
@@ -131,11 +131,11 @@ def running_s3(
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """A connection that was broken on purpose says nothing."""
+        """Ignores a connection that was broken on purpose."""
 
 
 def s3_variables(endpoint: str) -> dict[str, str]:
-    """AWS's variables for a server."""
+    """Returns AWS's variables for a server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",

@@ -20,7 +20,7 @@ class Deployment:
             self.renew(name)
 
     def renew(self, name: str, days: tuple[float, float] = (-1, 30)) -> Issued:
-        """A new certificate in place of the one before, which names the service by its SPIFFE id, too."""
+        """Replaces a service's certificate by a new certificate, which also names the service by its SPIFFE id."""
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         ca = folder / "ca.crt"
@@ -30,7 +30,7 @@ class Deployment:
         return self.authority.issue(*LOCAL, f"spiffe://tests/{name}", days=days).write(folder)
 
     def swap(self, name: str) -> None:
-        """The same as Kubernetes does it: a new folder, and a link that is pointed to it."""
+        """Replaces the files as Kubernetes does it: makes a new folder, and points a link to it."""
         folder = self.folder / name
         if not folder.is_symlink():
             folder.rename(self.folder / f"{name}-0")
@@ -43,17 +43,17 @@ class Deployment:
         link.replace(folder)
 
     def files(self, name: str = "caller") -> TlsFiles:
-        """What a client is given."""
+        """Returns the TLS files of a client."""
         folder = self.folder / name
         return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
 
     def options(self, name: str = "caller") -> list[str]:
-        """The same for commands."""
+        """Returns the options of commands for the same files."""
         files = self.files(name)
         return [f"--tls-ca={files.ca}", f"--tls-certificate={files.certificate}", f"--tls-key={files.key}"]
 
     def environment(self, *, is_mutual: bool = True) -> dict[str, str]:
-        """The settings of all services: stages answer the gateway only."""
+        """Returns the settings of all services: stages answer the gateway only."""
         variables: dict[str, str] = {}
         for name in _SERVICES:
             prefix = f"NEURONPIPE_{name.replace('-', '_').upper()}_"

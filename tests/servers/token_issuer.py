@@ -21,16 +21,16 @@ class Issuer:
         }
 
     def jwks(self, *names: str) -> bytes:
-        """The public keys, or some of them."""
+        """Returns the public keys, or some of them."""
         return json.dumps({"keys": [self.public(name) for name in names or self.keys]}).encode()
 
     def public(self, name: str) -> dict[str, Any]:
-        """One public key."""
+        """Returns a public key."""
         kind: Any = RSAAlgorithm if name == "rsa" else ECAlgorithm
         return {**kind.to_jwk(self.keys[name].public_key(), as_dict=True), "kid": name, "use": "sig"}
 
     def sign(self, name: str = "ec", *, head: dict[str, Any] | None = None, **claims: Any) -> str:
-        """A token that is valid for an hour, but for these claims; None leaves one out."""
+        """Signs a token that is valid for an hour, with these claims. A claim of None is left out."""
         now_s = int(time.time())
         told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "tenant": "search", "exp": now_s + 3600, **claims}
         told = {claim: value for claim, value in told.items() if value is not None}

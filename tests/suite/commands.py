@@ -22,7 +22,7 @@ def start_command(
 def run(
     *words: str, text: str = "", environment: Mapping[str, str] | None = None, limit_s: float = _LIMIT_S
 ) -> "subprocess.CompletedProcess[str]":
-    """A command that has ended. `text`: its input. `environment`: variables besides those of the tests.
+    """Runs a command until it ends. `text`: its input. `environment`: variables in addition to the tests' variables.
 
     Raises TimeoutExpired for a command that does not end, and ends it.
     """
@@ -42,7 +42,7 @@ def run(
 
 
 def output(*words: str, environment: Mapping[str, str] | None = None) -> str:
-    """The output of a command, which must succeed."""
+    """Returns the output of a command, which must succeed."""
     ended = run(*words, environment=environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -37,7 +37,7 @@ _PLACES = {
 
 
 def with_constants(kind: type[SettingsT], **given: Any) -> SettingsT:
-    """Settings of a kind. `given`: settings, and constants of the class."""
+    """Makes settings of a kind. `given`: settings, and constants of the class."""
     constants = {name: given.pop(name) for name in sorted(given.keys() - kind.model_fields.keys())}
     unknown = [name for name in constants if not hasattr(kind, name)]
     assert not unknown, f"{kind.__name__} has no {', '.join(unknown)}"
@@ -46,7 +46,9 @@ def with_constants(kind: type[SettingsT], **given: Any) -> SettingsT:
 
 
 def constants(environment: Mapping[str, str] = MappingProxyType({}), /, **values: float) -> dict[str, str]:
-    """The environment of a process that has other values of these constants (tests/suite/patched/sitecustomize.py).
+    """Returns the environment of a process with other values of these constants.
+
+    `environment`: its other variables. tests/suite/patched/sitecustomize.py sets the constants.
 
     `environment`: its other variables.
     """
@@ -59,7 +61,7 @@ def constants(environment: Mapping[str, str] = MappingProxyType({}), /, **values
 
 
 def without_patch(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables without the path that `constants` puts before the others."""
+    """Returns the variables without the path that `constants` puts before the others."""
     path = variables.get("PYTHONPATH", "").removeprefix(f"{_FOLDER}{os.pathsep}")
     others = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
     return {**others, "PYTHONPATH": path} if path else others

@@ -1,5 +1,4 @@
-"""How pytest-xdist's workers share the tests: by files, whose tests share fixtures, and those that take longest begin
-first.
+"""Distributes the tests among the workers of pytest-xdist: by files, whose tests share fixtures, longest files first.
 
 pytest-xdist's own --dist loadgroup does not see groups with pytest 9.2.
 """
@@ -22,7 +21,7 @@ _SAME_SERVERS = {f"tests/integration/test_{name}.py" for name in ("behaviour", "
 
 
 def part_of(nodeid: str) -> str:
-    """The name of what is run by one worker."""
+    """Names the group of tests that a single worker runs."""
     file, _, test = nodeid.partition("::")
     if file in _SAME_SERVERS:
         return "servers over the openvino models"
@@ -30,7 +29,7 @@ def part_of(nodeid: str) -> str:
 
 
 def order_of(nodeid: str) -> int:
-    """Smaller for what begins first."""
+    """Returns a smaller number for tests that begin earlier."""
     folder = PurePosixPath(nodeid.partition("::")[0]).parts[1]
     return _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
 

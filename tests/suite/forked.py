@@ -1,8 +1,8 @@
 """Services, commands and workers of tests as forks of processes that have imported what they need.
 
-Of the 0.7 s of CPU time until a service is ready, imports take 0.5 s, and tests start services by the hundred. Services
-and commands with variables that are read before are processes of their own as ever. Other values of constants are given
-to a fork as well.
+A service needs 0.7 s of CPU time until it is ready. Imports take 0.5 s of this time, and tests start hundreds of
+services. Services and commands with variables that are read early are processes of their own as ever. A fork also gets
+other values of constants.
 """
 
 import atexit
@@ -31,7 +31,7 @@ from demo.processes import start_module
 from tests.suite.commands import start_command
 from tests.suite.constants import PATCH, without_patch
 
-# What `serve all` has imported when it is ready, but for back ends.
+# Modules that `serve all` has imported when it is ready, without back ends.
 _MODULES = (
     "neuronpipe.doors.http.door",
     "neuronpipe.doors.http.handlers",
@@ -51,7 +51,7 @@ _MAX_BYTES = 1 << 20
 
 
 def _read_early(variables: Mapping[str, str]) -> dict[str, str]:
-    """`tests.suite.constants` changes the path, which a fork does not need."""
+    """Returns the variables that a process reads early, without the path that `tests.suite.constants` sets."""
     unpatched = without_patch(variables)
     return {name: value for name, value in unpatched.items() if name.startswith(_READ_EARLY)}
 
@@ -173,7 +173,7 @@ def _tell(pipes: dict[int, int]) -> None:
     with suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             pipe = pipes.pop(found[0])
-            with suppress(BrokenPipeError):  # its starter has ended
+            with suppress(BrokenPipeError):  # the process that started it has ended
                 os.write(pipe, _NUMBER.pack(os.waitstatus_to_exitcode(found[1])))
             os.close(pipe)
 
@@ -206,12 +206,12 @@ class ForkedWorkers(ForkServerContext):
     """
 
     def get_context(self, method: str | None = None) -> Any:
-        """Instead of the one that spawns."""
+        """Returns the context that forks, instead of the context that spawns."""
         self.set_forkserver_preload([_TRACING])
         return self
 
     def Process(self, *, target: Any, args: Sequence[Any], **options: Any) -> BaseProcess:  # type: ignore[override]
-        """A fork has the variables of now, as a process that is spawned has."""
+        """Starts a fork with the current variables, as a spawned process has them."""
         _, work, *_ = args
         if work.__module__ != _TRACING:
             return SpawnProcess(target=target, args=args, **options)

@@ -1,5 +1,6 @@
-"""What is tested of a large matrix, and of suites that take long: every test run takes a sample, `make oracle`,
-`make sampled` and `make long` take all.
+"""Samples a large matrix, and suites that take long, in each test run.
+
+`make oracle`, `make sampled` and `make long` run all cases.
 """
 
 import math
@@ -36,15 +37,15 @@ class Sample:
         return self.share == 1
 
     def describe(self) -> str:
-        """For the header of a run and for its table."""
+        """Describes the sample for the header of a run and for its table."""
         return "all cases" if self.is_whole else f"a sample of {self.share:g} of the cases, seed {self.seed}"
 
     def some(self, names: Sequence[str]) -> list[str]:
-        """Some of these: their share, but never none."""
+        """Draws the sample's share of these names, but at least one name."""
         return random.Random(self.seed).sample(names, math.ceil(self.share * len(names)))
 
     def left_out(self, items: Iterable[pytest.Item]) -> set[pytest.Item]:
-        """The tests with the markers `sampled` and `long` that do not run: of each file, all but some."""
+        """Returns the tests with the markers `sampled` and `long` that do not run. In each file some of them run."""
         files: dict[Path, dict[str, pytest.Item]] = {}
         for item in items:
             if item.get_closest_marker("sampled") or item.get_closest_marker("long"):
@@ -52,11 +53,11 @@ class Sample:
         return {tests[name] for tests in files.values() for name in tests.keys() - set(self.some(list(tests)))}
 
     def draw(self, cases: Iterable[_Case], options: Callable[[_Case], object], *, at_least: int) -> list[_Case]:
-        """The sample's cases, in their order.
+        """Returns the sample's cases, in their order.
 
-        `options` gives what a case varies besides its texts, by name or by place: each value of each is in the sample
-        at least once, and so is each set of names. `at_least`: how many cases the suite is meant to have in all; raises
-        AssertionError where there are fewer.
+        `options` gives the other properties of a case than its texts, by name or by place. Each value of each property
+        is in the sample at least once, and so is each set of names. `at_least`: the number of cases that the suite is
+        meant to have. Raises AssertionError if there are fewer.
         """
         every = list(cases)
         assert len(every) >= at_least, f"{len(every)} cases, expected {at_least}"
@@ -77,7 +78,7 @@ class Sample:
 
 
 def sample_of(config: pytest.Config) -> Sample:
-    """The sample that the command line asks for."""
+    """Returns the sample that the command line asks for."""
     return Sample(config.getoption("share"), config.getoption("share_seed"))
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-# A folder for several runs with the same code and packages, as those of `make test` are.
+# A folder for several runs with the same code and packages, such as the runs of `make test`.
 _VARIABLE = "NEURONPIPE_SHARED_FOLDERS"
 
 
 def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder of that name, which `make` has filled; workers that ask meanwhile wait.
+    """Returns the folder of a name, which `make` has filled. Workers that ask meanwhile wait.
 
-    Other processes read it, too: no test may change it. It belongs to one run and is deleted as all temporary folders
-    of pytest are, or by who set NEURONPIPE_SHARED_FOLDERS, so it is never out of date.
+    Other processes also read the folder: no test may change it. The folder belongs to one run, so it is never out of
+    date. pytest deletes it with its temporary folders, or the caller who set NEURONPIPE_SHARED_FOLDERS deletes it.
     """
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -26,7 +26,7 @@ def shared_folder(factory: pytest.TempPathFactory, name: str, make: Callable[[Pa
     shared.mkdir(exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not complete.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # what another worker began and failed to make
+            shutil.rmtree(folder, ignore_errors=True)  # a folder that another worker began and failed to make
             folder.mkdir()
             make(folder)
             complete.touch()

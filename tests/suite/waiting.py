@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 LIMIT_S = 60.0
-# The pauses between two looks: the first is short for what happens in this process, later ones are short for a service.
+# The pauses between two looks. The first pause suits events in this process, the longest suits a service.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 def until(is_so: Callable[[], bool], what: str = "") -> None:
-    """Waits until something is so, which it is not where nobody listens."""
+    """Waits until something is so. A refused connection counts as not yet so."""
     ends_s, pause_s = time.monotonic() + LIMIT_S, _FIRST_PAUSE_S
     while True:
         with suppress(ConnectionError):
@@ -26,7 +26,7 @@ def until(is_so: Callable[[], bool], what: str = "") -> None:
 
 
 async def happens(is_so: Callable[[], object]) -> None:
-    """The same beside what else the event loop runs."""
+    """Waits for the same without blocking the event loop."""
     pause_s = _FIRST_PAUSE_S
     async with asyncio.timeout(LIMIT_S):
         while True:

@@ -21,7 +21,7 @@ models = ["classifier", "unknown"]
 
 @dataclass(frozen=True)
 class Files:
-    """What a gateway is started with. `search`, `labels`: a key of each of the two tenants."""
+    """Files that a gateway is started with. `search`, `labels`: a key of each of the two tenants."""
 
     folder: Path
     issuer: Issuer
@@ -47,7 +47,7 @@ class Files:
 
 
 def make_files(folder: Path, tenants: str = _TENANTS) -> Files:
-    """Two tenants, a key of each, and an issuer of tokens."""
+    """Makes two tenants, a key of each tenant, and an issuer of tokens."""
     folder.mkdir(exist_ok=True)
     issuer = Issuer()
     (folder / "jwks").write_bytes(issuer.jwks())
@@ -74,13 +74,13 @@ class Guarded:
 
 @contextmanager
 def guarded_server(repository: Path, files: Files, *options: str) -> Iterator[Guarded]:
-    """`serve all` with authentication."""
+    """Runs `serve all` with authentication."""
     with running_http_server(repository, *files.options, *options) as server:
         yield Guarded(server, files)
 
 
 def fails_with(kind: type[NeuronpipeError], call: Callable[[], object]) -> bool:
-    """Whether a call fails with such an error."""
+    """Returns whether a call fails with such an error."""
     try:
         call()
     except kind:

@@ -12,7 +12,7 @@ from typing import Any
 from demo.processes import ServiceProcess
 
 _LIMIT_S = 30
-# What the fake models of all tests lack.
+# Models of the tasks that the fake models of all tests lack.
 _MODELS = {
     "reranker": ("BERT", "rerank"),
     "entailer": ("BERT", "zero_shot_classification"),
@@ -22,7 +22,7 @@ _MODELS = {
 
 
 def make_http_repository(folder: Path, fake_repository: Path) -> None:
-    """Fills a folder with a fake model of every task. What that needs takes seconds to import, so only this does."""
+    """Fills a folder with a fake model of every task. Imports the compiler, which takes seconds, only when called."""
     from tests.models.architectures import make_source
     from tests.models.compiling import compile_model
 
@@ -51,7 +51,7 @@ class HttpServer:
 def running_http_server(
     repository: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[HttpServer]:
-    """`serve all` with both doors."""
+    """Runs `serve all` with both doors."""
     given = ("--repository", str(repository), "--http-listen", "127.0.0.1:0", *options)
     with ServiceProcess("all", *given, environment=environment) as process:
         process.wait_until_ready()
@@ -94,7 +94,7 @@ class Connection:
         self._socket.sendall(data)
 
     def receive(self) -> RawResponse:
-        """The next answer. Raises EOFError where the server has ended the connection."""
+        """Returns the next answer. Raises EOFError if the server has ended the connection."""
         line = self._file.readline()
         if not line:
             raise EOFError
@@ -106,7 +106,7 @@ class Connection:
         return RawResponse(version, int(status), headers, self._file.read(int(headers.get("content-length", "0"))))
 
     def is_ended(self) -> bool:
-        """Whether the server ends the connection without another byte."""
+        """Returns whether the server ends the connection without another byte."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:
@@ -114,7 +114,7 @@ class Connection:
 
 
 def post(path: str, body: bytes, *fields: str, version: str = "1.1", media_type: str = "application/json") -> bytes:
-    """A request."""
+    """Writes a request."""
     lines = [
         f"POST {path} HTTP/{version}",
         "host: localhost",

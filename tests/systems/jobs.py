@@ -12,7 +12,7 @@ from tests.servers.redis import RedisServer, redis_server
 
 @dataclass(frozen=True)
 class JobSystem:
-    """Where jobs are, and who takes them."""
+    """A store of jobs, and the gateway that accepts them."""
 
     repository: Path
     redis: RedisServer
@@ -20,24 +20,24 @@ class JobSystem:
 
     @contextmanager
     def worker(self, *options: str) -> Iterator[ServiceProcess]:
-        """A worker, ready. One that a test has killed is only forgotten."""
+        """Runs a worker, and yields it when it is ready. A test may kill the worker."""
         where = ("--jobs-redis-url", self.redis.url, "--target", self.gateway.target)
         with ServiceProcess("worker", *where, *options) as worker:
             yield worker.wait_until_ready()
 
     def fields(self, name: str) -> dict[str, bytes]:
-        """A job as Redis has it; none for one that is not there."""
+        """Returns a job as Redis has it; empty for a job that does not exist."""
         found = self.redis.ask("HGETALL", f"neuronpipe-jobs:job:{name.removeprefix('jobs/')}")
         return {key.decode(): value for key, value in dict(found).items()}
 
     def state(self, name: str) -> str:
-        """Its state there."""
+        """Returns the state of a job in Redis."""
         return self.fields(name).get("state", b"").decode()
 
 
 @contextmanager
 def job_system(repository: Path, *options: str, redis_options: Sequence[str] = ()) -> Iterator[JobSystem]:
-    """A gateway that takes jobs, and no worker yet. `options` are the gateway's."""
+    """Runs a gateway that accepts jobs, without a worker yet. `options`: options of the gateway."""
     with redis_server(*redis_options, is_durable=True) as redis:
         where = ("--repository", str(repository), "--jobs-redis-url", redis.url)
         with ServiceProcess("all", *where, *options) as gateway:
@@ -45,7 +45,7 @@ def job_system(repository: Path, *options: str, redis_options: Sequence[str] = (
 
 
 def text_request(text: str, model: str = "classifier") -> InferRequest:
-    """A classification."""
+    """Makes a classification."""
     request = InferRequest(model=model)
     request.input.text_classification.text = text
     return request

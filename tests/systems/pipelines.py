@@ -34,12 +34,12 @@ from tests.suite.constants import constants
 # The environment of servers over OpenVINO that live for long. An idle server computes each shape of its batches once:
 # 77,000 tokens a model, which these servers leave to requests.
 UNPREPARED = constants(idle_s=3600.0)
-# Of each batch of a slow model.
+# Time of each batch of a slow model.
 DEVICE_TIME_S = 1.5
 
 
 class System(Protocol):
-    """What the behaviour suite talks to; AsyncClient is one."""
+    """Interface of the systems under test in the behaviour suite. AsyncClient has it also."""
 
     async def infer(self, request: InferRequest, *, timeout_s: float | None = None) -> InferResponse: ...
 
@@ -92,7 +92,7 @@ def _call(timeout_s: float | None) -> Call:
 
 @asynccontextmanager
 async def local_system(repository: Path) -> AsyncIterator[System]:
-    """A pipeline over local stages."""
+    """Runs a pipeline over local stages."""
     # In this process a constant is not changed; few tokens are few shapes.
     settings = AllSettings.of(repository=repository, max_batch_tokens=128)
     limits, bundles, telemetry = settings.gateway.pipeline, read_repository(repository), Telemetry()
@@ -106,8 +106,9 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
 
 @contextmanager
 def two_processes(repository: Path, *options: str) -> Iterator[dict[str, ServiceProcess]]:
-    """The neuron-executor, and a gateway with the other stages inside, ready, by name: all addresses are unix sockets.
-    `options` are the gateway's.
+    """Runs the neuron-executor, and a gateway that contains the other stages. Yields both by name when they are ready.
+
+    All addresses are Unix sockets. `options`: options of the gateway.
     """
     # Not in a folder of pytest's, whose path may be too long for a socket's.
     with TemporaryDirectory(prefix="np-") as folder:
@@ -125,9 +126,9 @@ def two_processes(repository: Path, *options: str) -> Iterator[dict[str, Service
 
 
 def make_slow(repository: Path, folder: Path) -> Path:
-    """A repository in `folder` of one fake model whose every batch takes a second and a half.
+    """Makes a repository in `folder` of one fake model whose every batch takes a second and a half.
 
-    It has one bucket, so that its start takes three batches.
+    The model has one bucket, so that its start takes three batches.
     """
     shutil.copytree(repository / "classifier", folder / "classifier")
     manifest = folder / "classifier" / "1" / MANIFEST_FILE

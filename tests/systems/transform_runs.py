@@ -23,7 +23,7 @@ _LIMIT_S = 200
 
 
 def make_rows(count: int) -> list[dict[str, Any]]:
-    """Rows of 1 to 40 words."""
+    """Makes rows of 1 to 40 words."""
     return [
         {"id": number, "review": " ".join(_WORDS[(number + word) % len(_WORDS)] for word in range(1 + number * 7 % 40))}
         for number in range(count)
@@ -31,7 +31,7 @@ def make_rows(count: int) -> list[dict[str, Any]]:
 
 
 def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """The rows as JSON Lines, CSV or Parquet, by the file's name."""
+    """Writes the rows as JSON Lines, CSV or Parquet, by the file's name."""
     if file.suffix == ".jsonl":
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif file.suffix == ".csv":
@@ -43,7 +43,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def request_of(file: Path, output: Path, **changes: Any) -> TransformRequest:
-    """What `command` says, for a run in this process."""
+    """Makes the request of `command`, for a run in this process."""
     fields: dict[str, Any] = {
         "inputs": [str(file)],
         "output": str(output),
@@ -57,7 +57,7 @@ def request_of(file: Path, output: Path, **changes: Any) -> TransformRequest:
 
 
 async def transform(engine: Engine, request: TransformRequest) -> TransformReport:
-    """A run in this process."""
+    """Runs a transformation in this process."""
     template = TaskInput(text_classification=TextClassificationInput())
     template.text_classification.SetInParent()
     plan = make_plan(request, engine.model, template)
@@ -65,7 +65,7 @@ async def transform(engine: Engine, request: TransformRequest) -> TransformRepor
 
 
 def command(repository: Path, file: Path, output: Path, *more: str, python: str = sys.executable) -> list[str]:
-    """The same run as a process."""
+    """Returns the command line of the same run, as a process."""
     arguments = ["--repository", repository, "--model", MODEL, "--input", file, "--output", output]
     options = ["--column", "text=review", "--keep", "id", "--shard-rows", "20"]
     return [python, "-m", "neuronpipe", "transform", *map(str, arguments), *options, *more]
@@ -81,7 +81,7 @@ class Run:
         )
 
     def wait_for_shards(self, count: int) -> bool:
-        """Waits until so many shards are listed. False if the process has ended before."""
+        """Waits until `count` shards are listed. Returns False if the process has ended before."""
         deadline_s = time.monotonic() + _LIMIT_S
         while time.monotonic() < deadline_s:
             if len(list((self._output / "_shards").glob("*.json"))) >= count:
@@ -98,15 +98,15 @@ class Run:
 
 
 def results(folder: Path) -> dict[str, bytes]:
-    """The files that a run must write the same every time, by name."""
+    """Reads the files that a run must write the same every time, by name."""
     return parts(folder) | {MANIFEST_FILE: (folder / MANIFEST_FILE).read_bytes()}
 
 
 def parts(folder: Path) -> dict[str, bytes]:
-    """The files of results, by name."""
+    """Reads the files of results, by name."""
     return {path.name: path.read_bytes() for path in folder.glob("part-*")}
 
 
 def json_records(folder: Path) -> list[dict[str, Any]]:
-    """All rows of results in JSON Lines."""
+    """Reads all rows of results in JSON Lines."""
     return [json.loads(line) for path in sorted(folder.glob("part-*.jsonl")) for line in path.read_bytes().splitlines()]

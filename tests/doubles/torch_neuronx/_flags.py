@@ -1,4 +1,4 @@
-"""The compiler's flags. What the compiler does not know is refused, whatever the real one would do."""
+"""Parses the compiler's flags. Refuses unknown flags, also if the real compiler would accept them."""
 
 import shlex
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _SHORT = {"-O1": "1", "-O2": "2", "-O3": "3"}
 
 
 def parse(compiler_args: object) -> dict[str, str]:
-    """The flags by name; of competing ones the last wins. Raises RuntimeError for what the compiler does not know."""
+    """Returns the flags by name; the last of several values of a flag wins. Raises RuntimeError for unknown flags."""
     if compiler_args is None:
         words = []
     elif isinstance(compiler_args, str):

@@ -26,7 +26,7 @@ _library.define("execute(Tensor handle, Tensor[] inputs) -> Tensor[]")
 
 
 class Model:
-    """What the runtime knows of a loaded model."""
+    """A loaded model, as the runtime knows it."""
 
     def __init__(self, module: Any, stamp: dict[str, Any]) -> None:
         self.module = module
@@ -72,7 +72,7 @@ class Model:
         self._has_states = True
 
     def _parameters(self) -> dict[str, torch.Tensor]:
-        """Those of the program that are states."""
+        """Returns the parameters of the program that are states."""
         named = {name.removeprefix("func."): weight for name, weight in self.module.neuron_program.named_parameters()}
         return {name: named[name] for name in self.stamp["aliases"]}
 
@@ -128,7 +128,7 @@ _library.impl("execute", _execute, "CompositeExplicitAutograd")
 
 
 class Compiled(torch.nn.Module):
-    """What is traced and saved: the handle of the loaded model, what the model is, and the program."""
+    """A traced and saved model: the handle of the loaded model, its description, and the program."""
 
     def __init__(self, program: Any, keys: list[str] | None, is_tensor: bool, stamp: dict[str, Any]) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def _to_buffer(stamp: dict[str, Any]) -> torch.Tensor:
 
 
 def read_stamp(module: Any) -> dict[str, Any]:
-    """What a compiled model is."""
+    """Reads the description of a compiled model."""
     stamp: dict[str, Any] = json.loads(bytes(module.neuron_stamp.tolist()))
     return stamp
 
@@ -163,12 +163,12 @@ def register(module: Any) -> Model:
 
 
 def model_of(module: Any) -> Model | None:
-    """The loaded model behind a module; None for what was not compiled."""
+    """Returns the loaded model behind a module; None for a module that was not compiled."""
     return _models.get(int(module.neuron_handle)) if hasattr(module, "neuron_handle") else None
 
 
 def placed(module: Any) -> Any:
-    """A module that was read from a file, on the cores that the context around its load says."""
+    """Places a module that was read from a file on the cores that the context around its load names."""
     if ordered(read_stamp(module)["version"]) > ordered(VERSION):
         raise RuntimeError("Could not load the model status=2 message=Invalid")
     register(module).load(*_placement.current())

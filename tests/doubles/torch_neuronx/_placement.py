@@ -11,13 +11,13 @@ _contexts: list[tuple[int, int]] = []
 
 
 def current() -> tuple[int, int]:
-    """Start and count of the innermost context, or of the core used least."""
+    """Returns start and count of the innermost context; -1 for the least-used core."""
     return _contexts[-1] if _contexts else (-1, -1)
 
 
 @contextlib.contextmanager
 def neuron_cores_context(start_nc: int = -1, nc_count: int = -1) -> Iterator[None]:
-    """For loads within."""
+    """Places the models that are loaded within the block."""
     _runtime.runtime().place(start_nc, nc_count)  # refuses now what cannot be
     _contexts.append((start_nc, nc_count))
     try:

@@ -30,7 +30,7 @@ _executions = itertools.count(1)
 
 
 def settings() -> dict[str, str]:
-    """What the runtime is told by the environment."""
+    """Returns the runtime's variables of the environment."""
     return {name: value for name, value in os.environ.items() if name.startswith("NEURON_RT_")}
 
 
@@ -40,12 +40,12 @@ _imported_with = settings()
 
 
 def devices() -> int:
-    """The devices of this machine."""
+    """Returns the number of devices of this machine."""
     return int(os.environ.get("NEURON_DOUBLE_DEVICES", "0"))
 
 
 def folder() -> Path:
-    """Where processes agree on who owns a core, and where tests put faults."""
+    """Returns the folder in which processes agree on the owner of a core, and in which tests put faults."""
     path = Path(
         os.environ.get("NEURON_DOUBLE_FOLDER") or Path(tempfile.gettempdir()) / f"neuron-double-{getpass.getuser()}"
     )
@@ -54,7 +54,7 @@ def folder() -> Path:
 
 
 def fault(name: str) -> str | None:
-    """What a test wants to fail, as the content of a file."""
+    """Returns the fault that a test wants, as the content of a file."""
     path = folder() / f"fault-{name}"
     return path.read_text().strip() if path.exists() else None
 
@@ -149,12 +149,12 @@ class Runtime:
         self._turn = 0
 
     def check_fork(self) -> None:
-        """Raises RuntimeError in a process that was forked from the one that started the runtime."""
+        """Raises RuntimeError in a process that was forked from the process that started the runtime."""
         if os.getpid() != self._pid:
             raise RuntimeError("the Neuron runtime is not fork-safe: it was started by another process")
 
     def place(self, start: int, count: int) -> list[Core]:
-        """The cores for a model; with a start of -1, those used least."""
+        """Returns the cores for a model; with a start of -1, the least-used cores."""
         if count == 0 or count < -1 or count > len(self.cores):
             raise ValueError(f"nc_count {count}: there are {len(self.cores)} cores")
         count = max(1, count)
@@ -193,7 +193,7 @@ class Runtime:
 
 
 def runtime() -> Runtime:
-    """This process's runtime, started where it is not yet. Raises RuntimeError."""
+    """Returns the runtime of this process, and starts it first if necessary. Raises RuntimeError."""
     global _started
     with _start_lock:
         if _started is None:
@@ -203,7 +203,7 @@ def runtime() -> Runtime:
 
 
 def restart_process() -> None:
-    """What the end of a process and the start of another one do to cores. For tests in one process only."""
+    """Does to the cores as the end of a process and the start of another process do. For tests in one process only."""
     global _started, _imported_with
     with _start_lock:
         if _started is not None:
@@ -227,7 +227,7 @@ def _not_available(requested: str) -> RuntimeError:
 
 
 def patch_load() -> None:
-    """From now on torch.jit.load puts compiled models on cores."""
+    """Makes torch.jit.load put compiled models on cores from now on."""
     from torch_neuronx._model import placed
 
     def load(f: Any, map_location: Any = None, _extra_files: Any = None, _restore_shapes: bool = False) -> Any:

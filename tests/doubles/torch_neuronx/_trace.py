@@ -63,7 +63,7 @@ def trace(
 
 
 def _aliases(func: Any, reference: Any, given: Any) -> dict[str, int]:
-    """The outputs that become states, by the names of these."""
+    """Returns the outputs that become states, by the names of the states."""
     if not isinstance(given, dict):
         raise TypeError(f"input_output_aliases: a dict, got {type(given).__name__}")
     if given and (not isinstance(func, torch.nn.Module) or not isinstance(reference, tuple)):
@@ -112,12 +112,12 @@ def _compile(inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 def _program(func: Any, inputs: tuple[torch.Tensor, ...], auto_cast: str) -> tuple[Any, Any]:
-    """The outputs of the original, for their structure, and a trace that shares nothing with it."""
+    """Returns the outputs of the original, for their structure, and a trace that shares nothing with the original."""
     cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=auto_cast != "none", cache_enabled=False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = func(*inputs)
-        # What autocast computes in bfloat16 are the matrix multiplications; outputs stay what they were.
+        # Autocast computes only matrix multiplications in bfloat16; outputs keep their types.
         with cast:
             traced = torch.jit.trace(_Float(func) if auto_cast != "none" else func, inputs, strict=False)
     _warn_of_unused(traced, inputs)
@@ -156,7 +156,7 @@ def _warn_of_unused(traced: Any, inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...], aliases: dict[str, int]) -> Any:
-    """The module as a trace of its one operation, for which it must be able to run this once."""
+    """Wraps a module as a trace of its single operation. The trace must be able to run the operation once."""
     from torch_neuronx import _model
 
     class _Tracing(_model.Model):

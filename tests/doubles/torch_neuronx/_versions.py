@@ -1,4 +1,4 @@
-"""Which SDK this is, and how versions compare."""
+"""The release of the SDK that the double stands for, and the comparison of versions."""
 
 import os
 import re
@@ -14,7 +14,7 @@ VERSION = _VERSIONS[SDK] + "+double"
 
 
 def ordered(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare."""
+    """Converts a version to numbers that compare."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

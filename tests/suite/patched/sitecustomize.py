@@ -10,5 +10,5 @@ for _place, _value in json.loads(os.environ.get("NEURONPIPE_TESTS_CONSTANTS", "{
     *_owners, _name = _path.split(".")
     for _part in _owners:
         _owner = getattr(_owner, _part)
-    getattr(_owner, _name)  # it must exist
+    getattr(_owner, _name)  # raises if the constant does not exist
     setattr(_owner, _name, _value)
