@@ -108,7 +108,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]", name: str, text: st
 
 
 def explain(command: argparse.ArgumentParser, text: str) -> None:
-    """Adds what the help of a command begins and ends with: its purpose, and an example."""
+    """Puts the purpose of a command at the start of its help, and an example at the end."""
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.description = f"{text[0].upper()}{text[1:]}."
     command.epilog = f"example:\n  {example_command(command.prog)}"

@@ -68,10 +68,10 @@ def compile_decoder(
     step: Callable[[str], None],
     report: Callable[[str], None],
 ) -> tuple[Artifact, Accuracy]:
-    """Writes the graphs into a bundle's folder, in the first form that chooses the tokens of `generate`.
+    """Writes the graphs into a bundle's folder, in the first form whose tokens equal the tokens of `generate`.
 
-    `texts`, `min_agreement`: see compare. `step`: called with each of the two steps. `report`: called if the form is
-    slower than the other form. Raises SetupError if no form chooses them.
+    `texts`, `min_agreement`: see compare. `step`: called at the start of each step. `report`: called if that form is
+    the slower form. Raises SetupError if no form has equal tokens.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if backend == "neuronx":

@@ -1,8 +1,11 @@
 """Finds the task of a model in its configuration. Refuses models that cannot be served, with the reason.
 
-These decide, in this order: the modules and the settings that sentence-transformers saved (modules.json and
-config_sentence_transformers.json); the architecture's name, which names the head of the model; and between the tasks of
-that head README.md (pipeline_tag), or else the labels.
+The first source that names a task decides:
+
+1. The modules and the settings that sentence-transformers saved: modules.json, config_sentence_transformers.json.
+2. The architecture's name, which contains the head of the model.
+
+If the head has several tasks, README.md decides (pipeline_tag), or else the labels.
 """
 
 from collections.abc import Mapping

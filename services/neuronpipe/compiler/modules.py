@@ -1,6 +1,6 @@
 """A Transformers model as a PyTorch module with named inputs and outputs, and with the facts for the bundle.
 
-The weights are loaded in float32, and are proved to be all that the task's graph reads.
+Loads the weights in float32, and proves that the files contain every weight that the task's graph reads.
 """
 
 import dataclasses

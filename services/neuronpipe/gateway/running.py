@@ -54,7 +54,7 @@ class RunningRequest:
     - `request`: what the caller asked, never changed.
     - `call`: its call within the limits of the gateway.
     - `parts`: gets generated texts as they come; None for a caller who waits for the result.
-    - `is_copy`: the executor runs all requests of tenants within their shares first.
+    - `is_copy`: a shadow copy. The executor runs it after all requests that are within a tenant's share.
     """
 
     pipeline: PipelineContext

@@ -111,11 +111,11 @@ def _plain_texts(detokenizer: Detokenizer, window: Sequence[int], token_ids: Seq
 def _parts(
     detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int], *, is_last: bool
 ) -> Iterator[tuple[int, str, bool]]:
-    """Yields the smallest parts whose texts cannot change: the number of tokens up to the end of each, its text, and
-    True.
+    """Yields for each part the number of tokens up to its end, its text, and whether its text is final.
 
-    Parts that end within a character come before them, with their text up to that character, and False. Their text
-    matters because a token may contain a stop string and the start of a character.
+    A part with a final text is as small as possible. Parts that end within a character precede it, with their text up
+    to that character, and False. Their text matters because a token may contain a stop string and the start of a
+    character.
     """
     ends = _possible_ends(detokenizer, token_ids, is_last=is_last)
     before, done = _before(detokenizer, window, token_ids), 0
@@ -160,8 +160,9 @@ def _possible_ends(detokenizer: Detokenizer, token_ids: Sequence[int], *, is_las
 
 
 def _before(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """Returns the window, without byte tokens at its end if the tokens begin with byte tokens: the bytes of a prompt
-    are a run of their own, such as Llama's line break, which a text must not change.
+    """Returns the window, without byte tokens at its end if the tokens begin with byte tokens.
+
+    The bytes of a prompt are a run of their own, such as Llama's line break, which a text must not change.
     """
     first = next((token_id for token_id in token_ids if not detokenizer.is_skipped(token_id)), None)
     if first not in detokenizer.byte_ids:

@@ -179,7 +179,7 @@ def _samples(options: GenerationOptions, facts: GenerationFacts) -> bool:
 
 
 def is_drawn(options: GenerationOptions, model: ModelSpec) -> bool:
-    """Returns whether each request with these options gets another text: drawn, without a seed. Checks no option."""
+    """Returns whether equal requests get different texts: tokens are drawn, and no seed is set. Checks no option."""
     return _samples(options, GenerationFacts.of(model)) and not options.HasField("seed")
 
 

@@ -62,7 +62,7 @@ class HttpServer:
         self.in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "http", limit).add()
 
     def date(self) -> bytes:
-        """Returns the field of each answer with the current second."""
+        """Returns the header line `date:` of this second."""
         now_s = int(time.time())
         if now_s != self._date_s:
             self._date_s, self._date = now_s, b"date: %s\r\n" % formatdate(now_s, usegmt=True).encode()

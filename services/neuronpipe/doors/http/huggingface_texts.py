@@ -154,7 +154,7 @@ def read_translation(input: str, body: Translation, model: ModelSpec) -> TaskInp
 
 
 def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, Any]:
-    """Returns the answer with a text, and with `details` the reason for its end and its tokens."""
+    """Returns TGI's answer for a text. With `details`, the answer also has the reason for its end, and the tokens."""
     answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
     if body.parameters.details:
         tokens = [_token(token, token.text) for token in text.logprobs]

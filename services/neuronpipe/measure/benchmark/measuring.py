@@ -217,7 +217,7 @@ def work(
 ) -> None:
     """Measures the cells that it receives; the main function of a process.
 
-    The process sends an empty reason when it is ready, then for each cell the samples, or the reason for their lack.
+    Sends an empty text once the process is ready, and then for each cell its samples, or the reason for their lack.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in services (docs/decisions/0002)
     os.environ.update(runtime_environment(variant.cores, os.environ))

@@ -1,4 +1,4 @@
-"""The blocks of a key-value cache that sequences hold: for their texts and sources, shared with equal beginnings."""
+"""The cache blocks of each sequence, for its texts and its source. Texts with an equal beginning share blocks."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
