@@ -110,19 +110,16 @@ def added_to_scores(is_seen: torch.Tensor, dtype: torch.dtype, seen: torch.Tenso
     return torch.where(is_seen, seen, torch.finfo(dtype).min).to(dtype)
 
 
-# The attention masks of decoders that make vectors and scores instead of text.
-#
-# Sources: transformers 5, masking_utils.py and the forward of each model.
-
 # The kinds of models whose layers are known to use the masks of this file.
 MASKED_DECODERS = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 
 
 def decoder_inputs(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Makes the inputs of a decoder beside its tokens. `attention_mask`: int64 [batch, tokens], 0 for padding, else 1.
+    """Makes the inputs beside the tokens for a decoder that makes vectors or scores instead of text.
 
-    A mask is float [batch, 1, tokens, tokens]: 0 if a token may see another token. The masks are made here, because
-    transformers leaves them out if a sample input has no padding.
+    `attention_mask`: int64 [batch, tokens], 0 for padding, else 1. A mask is float [batch, 1, tokens, tokens]: 0 if a
+    token may see another token. The masks are made here, because transformers leaves them out if a sample input has no
+    padding. Sources: transformers 5, masking_utils.py and the forward of each model.
     """
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -149,10 +146,6 @@ def _mask(config: Any, attention_mask: torch.Tensor, slides: bool, dtype: torch.
     return added_to_scores(is_seen, dtype)
 
 
-# Decoders that read the text of their encoder once more, shifted right by a token, for a score or a span.
-#
-# Sources: shift_tokens_right of BART and mBART and _shift_right of T5 in transformers 5.
-
 T5_KINDS = ("t5", "mt5", "umt5")
 # The kinds whose classifiers and readers are served.
 READING_KINDS = ("bart", "mbart", *T5_KINDS)
@@ -164,10 +157,11 @@ def has_decoder(model: Any) -> bool:
 
 
 def shifted_inputs(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Returns the inputs of the decoder. `input_ids`, `attention_mask`: the inputs of the encoder, [batch, tokens].
+    """Returns the inputs of a decoder that reads its encoder's text again, shifted right by a token.
 
-    The decoder's mask hides later tokens only: padding is behind the tokens that are read. Raises SetupError if the
-    decoder has no token to begin with.
+    `input_ids`, `attention_mask`: the inputs of the encoder, [batch, tokens]. The decoder's mask hides later tokens
+    only: padding is behind the tokens that are read. Raises SetupError if the decoder has no token to begin with.
+    Sources: shift_tokens_right of BART and mBART and _shift_right of T5 in transformers 5.
     """
     config = model.config
     if config.model_type == "mbart":  # begins with the last token, the language
@@ -186,16 +180,15 @@ def shifted_inputs(model: Any, input_ids: torch.Tensor, attention_mask: torch.Te
     }
 
 
-# Lets a model compute a batch without rows.
-#
-# Models of transformers split and join axes by views with one length to be guessed (-1). In an empty tensor any length
-# would fit.
-
 _VIEWS = (torch.Tensor.view, torch.Tensor.reshape)
 
 
 class EmptyBatches(TorchFunctionMode):
-    """Computes guessed lengths, while it is entered, from the axes behind the first axis, which is the batch."""
+    """Lets a model compute a batch without rows while it is entered.
+
+    Models of transformers split and join axes by views with a length to be guessed (-1). In an empty tensor any length
+    would fit. So the length is computed from the axes behind the first axis, which is the batch.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -214,12 +207,12 @@ class EmptyBatches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# Experts as a graph: each expert computes its own tokens. OpenVINO cannot convert grouped_mm of transformers 5, and
-# batched_mm copies weights for each token. Source: integrations/moe.py there.
-
-
 def compute_by_expert(model: Any) -> None:
-    """Makes the experts of a model's layers compute their own tokens from now on."""
+    """Makes the experts of a model's layers compute their own tokens from now on.
+
+    OpenVINO cannot convert grouped_mm of transformers 5, and batched_mm copies weights for each token. Source:
+    integrations/moe.py of transformers 5.
+    """
     for part in model.modules():
         if hasattr(part, "is_transposed") and hasattr(part, "has_gate"):
             part.forward = types.MethodType(_by_expert, part)
@@ -246,11 +239,6 @@ def _by_expert(experts: Any, vectors: torch.Tensor, chosen: torch.Tensor, weight
     return result
 
 
-# Positions of image models for images of one size, computed once.
-#
-# DINOv2 interpolates the positions that it learned to the size of each image. A traced model always interpolates, and
-# back ends round differently.
-
 _METHOD, _BUFFER = "interpolate_pos_encoding", "fixed_positions"
 
 
@@ -260,7 +248,11 @@ def _positions(part: Any, embeddings: torch.Tensor, height: int, width: int) -> 
 
 @contextmanager
 def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
-    """Fixes the positions of each part of the model to the positions that it computes within the context."""
+    """Fixes the positions of each part of a model of images to the positions that it computes within the context.
+
+    DINOv2 interpolates the positions that it learned to the size of each image. A traced model always interpolates, and
+    back ends round differently.
+    """
     parts: list[Any] = [part for part in model.modules() if callable(getattr(part, _METHOD, None))]
     computed: dict[Any, torch.Tensor] = {}
 
@@ -286,13 +278,12 @@ def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
         setattr(part, _METHOD, types.MethodType(_positions, part))
 
 
-# Longformer as one graph for all lengths: full attention under a mask that leaves out tokens beyond a token's window.
-#
-# transformers cuts texts into windows by their length in Python, which a trace cannot contain. The result is the same;
-# the mask has a number for each pair of a text's tokens. Source: modeling_longformer.py.
-
-
 def mask_windows(model: Any) -> None:
+    """Makes a Longformer one graph for all lengths: full attention with a mask of the tokens beyond a token's window.
+
+    transformers cuts texts into windows by their length in Python, which a trace cannot contain. The result is the
+    same; the mask has a number for each pair of a text's tokens. Source: modeling_longformer.py.
+    """
     encoder = model.base_model
     encoder.forward = types.MethodType(_encode, encoder)
     if type(model).__name__ == "LongformerForQuestionAnswering":

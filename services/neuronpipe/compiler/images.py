@@ -170,16 +170,16 @@ def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]
     return float((np.abs(numbers - expected) / np.maximum(1, np.abs(expected))).max())
 
 
-# Models that make comparable vectors of images and texts: both parts as one graph.
-#
-# Sources: transformers 5, CLIPModel and SiglipModel; the pipeline for zero-shot-image-classification.
-
 # Kinds of models whose scores and texts are known to be as this file computes them.
 IMAGE_TEXT_KINDS = ("clip", "siglip")
 
 
 class ImagesAndTexts(torch.nn.Module):
-    """Vectors of texts and of images, in the order of `places` [batch], which counts the texts, then the images."""
+    """Comparable vectors of texts and images from one graph, in the order of `places` [batch].
+
+    `places` counts the texts, then the images. Sources: transformers 5, CLIPModel and SiglipModel; the pipeline for
+    zero-shot-image-classification.
+    """
 
     def __init__(self, model: Any, normalize: NormalizeLevels, tokenizer: SourceTokenizer) -> None:
         super().__init__()

@@ -19,16 +19,17 @@ from transformers.models.clip.modeling_clip import CLIPMLP
 from neuronpipe.compiler.architectures import replacing
 from neuronpipe.compiler.static_embeddings import register_static_embeddings
 
-# Jina-BERT v2. Sources: modeling_bert.py of jina-bert-implementation, and modeling_bert.py of
-# jina-bert-v2-qk-post-norm, which has more norms; "Train Short, Test Long" (ALiBi), arXiv 2108.12409, with distances in
-# both directions as in arXiv 2310.19923.
-
 _ACTIVATIONS = {"geglu": torch.nn.functional.gelu, "reglu": torch.nn.functional.relu}
 FEED_FORWARD_TYPES = tuple(_ACTIVATIONS)
 
 
 class JinaBertConfig(transformers.BertConfig):
-    """The configuration of Jina-BERT v2. `has_query_norms`: the model normalizes queries and keys."""
+    """The configuration of Jina-BERT v2. `has_query_norms`: the model normalizes queries and keys.
+
+    Sources: modeling_bert.py of jina-bert-implementation, and modeling_bert.py of jina-bert-v2-qk-post-norm, which has
+    more norms; "Train Short, Test Long" (ALiBi), arXiv 2108.12409, with distances in both directions as in arXiv
+    2310.19923.
+    """
 
     model_type = "jina_bert"
 
@@ -187,9 +188,6 @@ def _slopes(heads: int) -> list[float]:
     return [start ** (number + 1) for number in range(power)] + further
 
 
-# Nomic BERT with experts. Source: modeling_hf_nomic_bert.py of nomic-bert-2048, as text-embeddings-inference computes
-# it (nomic.rs): experts are weighted by the router's softmax, which is not normalized again over the best experts.
-
 # transformers 4 has no Nomic BERT, but this module can be imported there.
 _Config: Any = getattr(transformers, "NomicBertConfig", transformers.PretrainedConfig)
 _Model: Any = getattr(transformers, "NomicBertModel", transformers.PreTrainedModel)
@@ -264,6 +262,12 @@ class _ExpertLayer(torch.nn.Module):
 
 
 class NomicExpertsModel(_Model):
+    """Nomic BERT with experts.
+
+    Source: modeling_hf_nomic_bert.py of nomic-bert-2048, as text-embeddings-inference computes it (nomic.rs). Experts
+    are weighted by the router's softmax, which is not normalized again over the best experts.
+    """
+
     config_class = NomicExpertsConfig
 
     def __init__(self, config: Any, add_pooling_layer: bool = False) -> None:

@@ -130,10 +130,6 @@ def _nncf() -> Iterator[Any]:
         logging.setLoggerClass(logger_class)
 
 
-# Finds the layers of a model that lose most in int8.
-#
-# Keeps as few of them in float32 as a limit on the agreement requires.
-
 # Texts that rank the parts. They are among the calibration texts, so the comparison's texts do not influence the ranks.
 _RANKING_TEXTS = 32
 
@@ -170,17 +166,17 @@ def search(
     return artifact, measure(artifact)
 
 
-# The range of each dimension of a model's vectors, by which int8 vectors are made.
-#
-# Measured on the outputs of PyTorch for the texts of the comparison: some 120 sample texts in many languages, or up to
-# 128 texts of --calibration. quantize_embeddings of sentence-transformers advises 100 or more.
-
 # Tasks that get int8 ranges. Tasks with images get none, because ranges from sample images would not fit photographs.
 EMBEDDING_TASKS = ("sentence_embedding", "sentence_similarity")
 
 
 def with_ranges(module: SourceModule, outputs: Sequence[Outputs]) -> SourceModule:
-    """Adds the ranges of a module's outputs to its facts. Returns a module of another task as it is."""
+    """Adds the range of each dimension of a module's vectors to its facts: int8 vectors are made by the ranges.
+
+    `outputs`: PyTorch's outputs for the texts of the comparison: some 120 sample texts in many languages, or up to 128
+    texts of --calibration. quantize_embeddings of sentence-transformers advises 100 or more. A module of another task
+    stays as it is.
+    """
     if module.task not in EMBEDDING_TASKS:
         return module
     vectors = normalized(np.concatenate([vector_of(outputs_of_batch) for outputs_of_batch in outputs]))

@@ -30,11 +30,7 @@ from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ScoreFunctionName
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 
-# Further tasks of a classifier of text pairs: reranking as a cross-encoder, and zero-shot classification.
-#
-# Sources: sentence-transformers 6, cross_encoder/model.py (get_default_activation_fn); transformers,
-# pipelines/zero_shot_classification.py.
-
+# Source: get_default_activation_fn of sentence-transformers 6, cross_encoder/model.py.
 _ACTIVATIONS: dict[str, ScoreFunctionName] = {
     "torch.nn.modules.linear.Identity": "none",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -58,7 +54,10 @@ def score_function(folder: Path, config: Any) -> ScoreFunctionName:
 
 
 def entailing(folder: Path, config: Any) -> ZeroShotFacts:
-    """Returns the facts of a model for zero-shot classification. Raises SetupError if no label is for entailment."""
+    """Returns the facts of a model for zero-shot classification. Raises SetupError if no label is for entailment.
+
+    Source: transformers, pipelines/zero_shot_classification.py.
+    """
     check_labels(folder, config)
     labels = labels_of(config)
     entailment = next((index for index, label in enumerate(labels) if label.lower().startswith("entail")), None)
@@ -85,10 +84,6 @@ def _activation(folder: Path, config: Any) -> str:
     )
     return next((str(candidate) for candidate in candidates if candidate), "torch.nn.modules.activation.Sigmoid")
 
-
-# Reranking by a decoder that answers yes or no, such as Qwen3-Reranker: the graph, and the template of its texts.
-#
-# Sources: sentence-transformers 6, cross_encoder/model.py, logit_score.py and base/modules/transformer.py.
 
 Template: TypeAlias = tuple[tuple[int, ...] | str, ...]
 
@@ -214,7 +209,10 @@ def with_options(source: ModelSource, options: RerankerOptions, scratch: Path) -
 
 
 def load_decoder_reranker(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    """Loads the reranker. Raises SetupError if the model lacks the tokens or the template of a reranker."""
+    """Loads a decoder that answers yes or no. Raises SetupError if it lacks the tokens or the template of a reranker.
+
+    Sources: sentence-transformers 6, cross_encoder/model.py, logit_score.py and base/modules/transformer.py.
+    """
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     if model.get_output_embeddings().weight.requires_grad:
         raise SetupError(f"{folder}: its weights lack the head, which makes tokens of vectors; save the model again")
