@@ -77,7 +77,7 @@ class BucketRepository:
         raise SetupError(f"{self._name(REGISTRY_FILE)}: others changed it {_WRITES} times at once; try again")
 
     def bundles(self) -> list[Bundle]:
-        """Returns every version, as its manifest describes it. The other files stay in the bucket."""
+        """Returns every version by its manifest. The other files stay in the bucket."""
         with _setup_errors(self.uri):
             keys = [
                 ModelKey(model, int(version))

@@ -1,4 +1,4 @@
-"""Buckets: the batch x token shapes for which a model is compiled, for back ends that compute no other shapes."""
+"""Buckets: the shapes, batch x tokens, for which a model is compiled if its back end computes no other shapes."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -76,7 +76,7 @@ class LiveModels:
         self._meters = meters
         self._start = start
         self._watchers: list[Callable[[], None]] = []
-        # Versions load one after another: loading takes cores and memory, and warming up measures times.
+        # Versions load one after another, because loading takes cores and memory, and a warm-up measures times.
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._is_ending = False

@@ -197,7 +197,7 @@ def _numbers(vector: Iterable[float]) -> str:
 
 
 def _cell(value: object) -> str:
-    """Returns a value for a terminal, without the control characters of a text or a label."""
+    """Formats a value for a terminal. Removes the control characters of texts and labels."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = " ".join("".join(character if character.isprintable() else " " for character in str(value)).split())

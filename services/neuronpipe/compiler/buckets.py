@@ -50,7 +50,7 @@ NO_BUCKETS = BucketRequest()
 
 @dataclass(frozen=True, slots=True)
 class LengthPlan:
-    """The chosen lengths, and the share of padding in the computed tokens, for this plan and for two simple plans."""
+    """The chosen lengths, and the share of padding in the computed tokens: by this plan, and by two simple plans."""
 
     lengths: tuple[int, ...]
     waste: float

@@ -20,7 +20,7 @@ from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import read_modules, read_tensors
 from neuronpipe.core.errors import SetupError
 
-# The limit of a text for a table that takes any number of tokens.
+# Maximum number of tokens of a text, for a table that has no limit.
 _MOST_TOKENS = 32_768
 _MODEL2VEC_TOKENS = 512
 _POOLING = "static_pooling"

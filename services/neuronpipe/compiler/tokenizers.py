@@ -30,9 +30,9 @@ _UNKNOWN = "\uffff"
 
 
 def converted_marian(tokenizer: Any) -> Any:
-    """Converts a MarianTokenizer to a PreTrainedTokenizerFast with the same tokens of texts, and texts of tokens.
+    """Converts a MarianTokenizer to a PreTrainedTokenizerFast that encodes and decodes texts in the same way.
 
-    Two differences are left, both for text that hardly occurs. Pieces of source.spm that vocab.json lacks are not used,
+    Two differences remain, both for text that hardly occurs. Pieces of source.spm that vocab.json lacks are not used,
     but MarianTokenizer makes unknown tokens of them. Several characters in a row that source.spm lacks are one unknown
     token, even if vocab.json contains them as a piece of translations. Raises SetupError for a tokenizer without such a
     form.

@@ -46,7 +46,7 @@ def policy_by_load(name: str, *, is_asynchronous: bool) -> dict[str, Any]:
 
 
 def policy_from_none(name: str) -> dict[str, Any]:
-    """Returns PutScalingPolicy's arguments for the first instance of an asynchronous endpoint."""
+    """Returns PutScalingPolicy's arguments that start the first instance of an asynchronous endpoint without any."""
     return scaled_variant(name) | {
         "PolicyName": waking_name(name),
         "PolicyType": "StepScaling",

@@ -96,7 +96,7 @@ def _facts(model: Mapping[str, Any]) -> Iterator[str]:
     memory = {name: model.get(f"{name}_memory_bytes") for name in ("host", "device")}
     yield from (f"{name} memory: {value / 2**20:.0f} MiB" for name, value in memory.items() if value)
     yield from (f"compiled with {name} {version}" for name, version in model.get("versions", {}).items())
-    # The last line only; report.json has the tracebacks.
+    # Only the last line of each error; report.json has the tracebacks.
     yield from (f"refused, {name}: `{_one_line(sdk_words(text))}`" for name, text in model.get("refusals", {}).items())
 
 

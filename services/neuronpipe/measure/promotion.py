@@ -1,4 +1,4 @@
-"""Moves a version of a model up in steps to all of the requests, while its guards hold; otherwise moves it back.
+"""Gives a version of a model more requests in steps, up to all requests. Takes them back if a guard fails.
 
 Guards compare the figures of the version with the figures of the previous version, by the metrics of all gateways.
 """
@@ -92,7 +92,7 @@ def _quantile(numbers: Mapping[tuple[str, ...], float], share: float) -> float |
     below_s, below = 0.0, 0.0
     for bound_s, count in reached:
         if count >= wanted:
-            # Beyond the last bound, only that bound is known.
+            # A value beyond the last bound counts as the bound, because nothing else of it is known.
             inside = (wanted - below) / (count - below)
             return below_s if bound_s == float("inf") else below_s + (bound_s - below_s) * inside
         below_s, below = bound_s, count

@@ -233,7 +233,7 @@ class Task:
     """
 
     name: str
-    # The message types differ by task and meet only here, where the field's name has chosen the right pair.
+    # Typed as Any: the message types differ by task, and the field's name has chosen the right pair.
     check: Callable[[Any, ModelSpec], None]
     traits: Callable[[Any], tuple[str | int, ...]]
     encode: Callable[[Any, Any, ModelSpec], Encoded]

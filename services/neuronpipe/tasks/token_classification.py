@@ -170,7 +170,7 @@ def _words(
 
 
 def _grouped(labelled: _Labelled, labels: Sequence[str]) -> _Labelled:
-    """Joins neighbours with the same label. B- and I- are the same label; B- begins an entity."""
+    """Joins neighbours with the same label. B- and I- of a label count as the same, but B- begins a new entity."""
     if not len(labelled.label):
         return labelled
     tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]

@@ -1,6 +1,6 @@
-"""Tokenization and detokenization, which a model's tokenizer answers alone: there are no sequences to predict.
+"""Tokenization and detokenization: the tokenizer makes the result, and the model computes nothing.
 
-The stage with the tokenizer makes the result, which travels to the decoding stage as an annotation.
+The result travels from the stage with the tokenizer to the decoding stage as an annotation.
 """
 
 from functools import partial

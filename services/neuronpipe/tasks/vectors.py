@@ -34,7 +34,7 @@ class PromptFacts(TaskFacts):
 
 
 def check_prompt(name: str, facts: PromptFacts) -> None:
-    """Refuses a name that is not the name of a prompt of the model."""
+    """Refuses a name if the model has no prompt of this name."""
     if name and name not in facts.prompts:
         prompt_names = ", ".join(facts.prompt_names) or "none"
         raise InvalidInput("prompt_name", f"is none of the model's prompts; they are: {prompt_names}")

@@ -271,8 +271,9 @@ class JobStore:
         return await self._run("retry", bool, id=id)
 
     async def take_notifications(self, count: int, hold_s: float) -> list[StoredJob]:
-        """Takes ended jobs whose receivers must be notified now, without their results. No other call returns them in
-        the next `hold_s` seconds.
+        """Takes ended jobs whose receivers must be notified now, without their results.
+
+        No other call returns these jobs in the next `hold_s` seconds.
         """
         names = [name for name in _KEPT_FIELDS if name != "end"]
 

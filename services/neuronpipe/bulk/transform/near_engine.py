@@ -176,7 +176,7 @@ class BatchMaker:
                     await self._run([sequence])
                 return
             _fail(batch, error)
-        except Exception as error:  # the waiting rows get it, and the pipeline tells faults from errors
+        except Exception as error:  # the waiting rows raise it; the pipeline tells faults from errors
             _fail(batch, error)
         else:
             for (row, index), outputs in zip(batch, prediction.outputs.arrays, strict=True):

@@ -1,4 +1,4 @@
-"""The executor's models for a transform: the sequences of each item are one batch, with the threads of one core.
+"""The executor's models for a transform, which compute all sequences of an item in one batch on one core's threads.
 
 So the bits of an item's results depend neither on other waiting items nor on the speed of computation.
 """

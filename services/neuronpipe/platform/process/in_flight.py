@@ -136,8 +136,10 @@ class InFlight:
             self.budget.end(claim)
 
     async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:
-        """Returns the result of `work` on a message that has arrived. A large message waits for its turn in a thread,
-        and counts as if it were still arriving. Raises Overloaded if the budget has no room for it.
+        """Returns the result of `work` on a message that has arrived.
+
+        A large message waits for its turn in a thread, and counts as if it were still arriving. Raises Overloaded if
+        the budget has no room for it.
         """
         if size_bytes <= LARGE_BYTES:
             return work()

@@ -44,7 +44,7 @@ class Lanes:
     """A few threads that the lanes share, and one budget for small work in each pass of the event loop."""
 
     def __init__(self, name: str, threads: int = _THREADS) -> None:
-        """`name` begins the names of the threads."""
+        """`name`: the start of the threads' names."""
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
         self._inline_bytes = 0
         self._turns: GroupQueue[_Turn] = GroupQueue()

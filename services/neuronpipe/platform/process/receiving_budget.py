@@ -24,8 +24,9 @@ class Claim:
 class ReceivingBudget:
     """Lets claims grow while there is room.
 
-    A large claim without room is refused, and others keep theirs. Small claims may take what large claims leave, and a
-    reserved part. When that is full, the largest small claim is refused, so that new claims find room.
+    A large claim without room is refused, and other claims keep their room. Small claims may take the room that large
+    claims leave, and a reserved part. When both are full, the largest small claim is refused, so that new claims find
+    room.
     """
 
     def __init__(self, max_message_bytes: int, max_receiving_bytes: int) -> None:

@@ -37,7 +37,7 @@ _READ_BY_LIBRARIES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of the variables. A protocol is None if its signal is not exported by OTLP."""
+    """The values of OpenTelemetry's variables. A protocol is None if its signal is not exported by OTLP."""
 
     traces: Protocol | None
     metrics: Protocol | None

@@ -162,7 +162,7 @@ class Forecast:
         """Returns the least time that a new sequence waits.
 
         The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
-        core computes one batch at a time, also if it was given several, and batch times are counted accordingly.
+        core that has been given several batches computes them one after another, so their times add up.
         """
         waiting_s = 0.0
         for forecast in self._on_device:

@@ -81,7 +81,7 @@ PACKING: ValueCodec[EncodedInput] = ValueCodec(pack, unpack, size_bytes)
 
 
 _KEY_BYTES = 16
-# Work of this size runs in a lane, never on the event loop.
+# Work from this size on runs in a lane, never on the event loop.
 _LONG_WORK_BYTES = 1 << 20
 
 

@@ -49,7 +49,7 @@ class LoneGraphs:
         self._total = 0
         self._graphs: dict[int, openvino.InferRequest] = {}
         self._sizes: dict[int, int] = {}
-        # The part of the budget that the graph being compiled has.
+        # The part of the budget that is reserved for the graph being compiled.
         self._reserved_bytes = 0
         self._is_closed = False
         self._lock = threading.Lock()

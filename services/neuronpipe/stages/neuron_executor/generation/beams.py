@@ -35,7 +35,7 @@ _Ids = NDArray[np.int32]
 
 
 class BeamStep(NamedTuple):
-    """A text that continues: the place of the text before it, and its next token."""
+    """A continuation of a text: the place of the text, and the next token."""
 
     parent: int
     token_id: int

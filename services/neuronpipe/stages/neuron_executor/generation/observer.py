@@ -17,9 +17,10 @@ _LINKED_STEPS = 16
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step: its rows and tokens, and the sampled texts to which its span has links, each with its row and its tokens.
+    """A step with its rows and tokens.
 
-    Times are on time.monotonic_ns().
+    - `linked`: the sampled texts to which the span of the step has links, each with its row and its tokens.
+    - `began_ns`, `ended_ns`: times of time.monotonic_ns().
     """
 
     began_ns: int

@@ -1,4 +1,4 @@
-"""The pace of a model's steps and texts: how much of a prompt a step may contain, and how long new prompts wait."""
+"""The pace of a model's steps: limits the prompt tokens of a step, and estimates how long new prompts wait."""
 
 # A step with tokens of prompts takes at most this multiple of a step without prompts, while texts are being answered.
 # The multiple grows with the number of texts that wait for a first token, relative to texts that wait for a next token.

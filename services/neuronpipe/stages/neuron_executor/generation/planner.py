@@ -276,7 +276,7 @@ class Planner:
         return sum(running.most_rows for running in self.running)
 
     def _most_tokens(self, answered: Sequence[GeneratedSequence], reading: Sequence[GeneratedSequence]) -> int:
-        """Returns the most tokens of the next step, with few prompt tokens, so that texts being answered wait little.
+        """Returns the most tokens of the next step: few prompt tokens, so that texts being answered wait little.
 
         Unread bulk texts do not make interactive texts wait longer.
         """

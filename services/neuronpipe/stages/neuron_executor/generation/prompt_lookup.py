@@ -16,7 +16,7 @@ _NGRAM_SIZES = (3, 2)
 # Limit of known places in a long prompt, which are its last places. A place takes 240 bytes, and holding the planner's
 # lock for 2 µs.
 _MOST_PLACES = 8192
-# Limit of a pause in steps. With wrong drafts of 8 texts in every step, a token took 1.35 times as long (measured
+# Longest pause in steps. If the drafts of 8 texts were wrong in every step, a token took 1.35 times as long (measured
 # 2026-11-26, CPU with AVX-512).
 _LONGEST_PAUSE = 7
 

@@ -53,7 +53,7 @@ class LogitRules:
     ) -> None:
         self._prompt_tokens = prompt_tokens
         self._end_token_ids = sorted(end_token_ids)
-        # Fields are read once: reading a field of a message takes as long as the rest of a step's choice.
+        # Fields are read once, because reading a field of a message takes as long as the rest of a choice.
         self.penalty = options.repetition_penalty
         self._min_new_tokens, self._last = options.min_new_tokens, options.max_new_tokens - 1
         self._ngram_size = options.no_repeat_ngram_size

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 # Half a second of work.
 MOST_WORK = 4_000_000
-# Properties of which any may come next in a text, because none before them is required. With 300, each token of a name
-# takes up to 2 ms, and with 500, llguidance follows no text (2026-11-30).
+# Maximum number of properties that may come next in a text, because no property before them is required. With 300, each
+# token of a name takes up to 2 ms, and with 500, llguidance follows no text (2026-11-30).
 MOST_NEXT = 300
 # A pattern of names costs as much as this number of properties, unless there are more than 100 patterns.
 _PATTERN_OF_NAMES = 20

@@ -12,8 +12,9 @@ _PRIORITIES = (False, False), (False, True), (True, False), (True, True)
 
 
 class WaitingTexts:
-    """Sequences in order of their ranks. Each step asks for the first sequences only, so that the time of a step does
-    not grow with the number of sequences that wait.
+    """Sequences in order of their ranks.
+
+    A step asks for the first sequences only. So its time does not grow with the number of sequences that wait.
     """
 
     def __init__(self) -> None:
