@@ -84,7 +84,7 @@ class ComposeTarget:
         return _compose_words("docker/compose.yaml", *([layer] if layer else ()), words=words)
 
     def _copy(self) -> None:
-        """Copies the source into a container, readable for its user, regardless of the source's rights."""
+        """Copies the source into a container, where the user can read the copy regardless of the source's rights."""
         source = self._endpoint.folder
         assert source  # noqa: S101 (else there is no such step)
         [container] = run_program(self._words("ps", "-aq", "compile"), self.variables).split()

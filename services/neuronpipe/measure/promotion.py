@@ -143,8 +143,8 @@ class PromotionGuard:
     def problem(self, stable: VersionFigures, canary: VersionFigures, least: int, *, is_over: bool) -> str:
         """Returns the reason why the guard fails; empty while it holds. `is_over`: whether the step's time is over.
 
-        Errors and disagreement count as if all requests that are missing to `least` went well: a bad version is found
-        early, and one bad request among a few does not fail the guard.
+        If there are fewer than `least` requests, the missing requests count as good requests for errors and agreement.
+        So a bad version is found early, but one bad request among a few does not fail the guard.
         """
         if self.name in _OF_P99:
             needed = least if is_over else least * _EARLY

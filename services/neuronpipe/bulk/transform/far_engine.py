@@ -39,7 +39,7 @@ class FarEngine:
     window_rows = _WINDOW_ROWS
 
     def __init__(self, client: AsyncClient, model: ModelFacts, patience_s: float) -> None:
-        """`patience_s`: the longest time without any answer for which the run waits for a gateway."""
+        """`patience_s`: the longest wait for a gateway that does not answer."""
         self.model = model
         self._client = client
         self._patience_s = patience_s

@@ -104,7 +104,7 @@ class InFlight:
         self._checks.append(check)
 
     def check_room(self, remaining_s: float | None) -> None:
-        """Runs the checks of a call whose message has not been read. Raises what they raise."""
+        """Runs the checks of a call whose message has not been read. Raises the errors of the checks."""
         for check in self._checks:
             check(remaining_s)
 

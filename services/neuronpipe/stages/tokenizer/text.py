@@ -103,7 +103,7 @@ class JsonTokenizer:
         self._load_trusting = partial(load, reads_special_tokens=True, in_normalized=False)
         self._reads_special_tokens = reads_special_tokens
         self._short_windows, self._long_windows = _TextWindows(load), _TextWindows(load)
-        # Loading takes up to a second, for which the first request would otherwise hold up all others.
+        # Loading takes up to a second. Otherwise the first request would hold up all other requests for this time.
         if cuts_windows:
             self._short_windows.load()
         if chat_template:
@@ -405,7 +405,7 @@ def _array(numbers: list[int]) -> TokenIds:
 
 
 def _types(numbers: list[int]) -> TokenIds:
-    """Makes an array of the types of tokens: in half the time where all are zero, as in most texts."""
+    """Makes an array of the types of tokens. This takes half the time if all are zero, as in most texts."""
     return _array(numbers) if any(numbers) else np.zeros(len(numbers), np.int32)
 
 

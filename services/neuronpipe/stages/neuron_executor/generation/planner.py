@@ -215,7 +215,7 @@ class Planner:
         """Returns the tenants whose rows and blocks a waiting sequence may get, if any; all after a long wait."""
         if not self._shares.are_several:
             return None
-        # The whole text: texts larger than their shares would preempt each other before they have a token.
+        # The whole text counts: texts larger than their shares would preempt each other before the first token.
         blocks = sequence.blocks_held + self.blocks.missing(sequence, len(sequence.token_ids) - sequence.computed)
         if self._shares.fits(sequence, sequence.most_rows, blocks):
             return _Preemptable.OVER_SHARE
