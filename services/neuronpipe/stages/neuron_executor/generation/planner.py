@@ -106,7 +106,7 @@ class Planner:
         return {sequence: self._runs(sequence, count) for sequence, count in step.counts.items()}
 
     def _due(self, answered: Sequence[GeneratedSequence]) -> Sequence[GeneratedSequence]:
-        """The texts that get their next token in this step: all, if one tenant has them.
+        """Returns the texts that get their next token in this step: all, if one tenant has them.
 
         Beside another tenant's texts, a tenant's texts beyond its share take turns, if a step of fewer rows is faster.
         """
