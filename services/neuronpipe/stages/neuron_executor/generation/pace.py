@@ -1,5 +1,7 @@
 """The pace of a model's steps: limits the prompt tokens of a step, and estimates how long new prompts wait."""
 
+from neuronpipe.stages.neuron_executor.forecast import BatchTime
+
 # A step with tokens of prompts takes at most this multiple of a step without prompts, while texts are being answered.
 # The multiple grows with the number of texts that wait for a first token, relative to texts that wait for a next token.
 _LONGER, _MOST_LONGER = 2, 4
@@ -16,14 +18,21 @@ class Pace:
     def __init__(self, part_tokens: int) -> None:
         self.part_tokens = part_tokens
         self._answering_s = 0.0
+        self._answering = BatchTime()
         self._reading_steps = 0
         self._reading_s = self._read_tokens = 0.0
         self._text_s = 0.0
 
+    @property
+    def overhead_rows(self) -> float:
+        """The number of rows that take as long as what every step takes; infinite if that is not known."""
+        return self._answering.overhead_tokens
+
     def note_step(self, read_tokens: int, answered: int, took_s: float) -> None:
-        """Notes a step that has read tokens of prompts beside texts that were being answered."""
+        """Notes a step that has read tokens of prompts beside `answered` rows of texts that were being answered."""
         if not read_tokens:
             self._answering_s = _mean(self._answering_s, took_s)
+            self._answering.observe(answered, took_s)
             self._reading_steps = 0
         else:
             self._reading_steps += 1

@@ -4,8 +4,8 @@ Sequences join and leave at every step. Sequences that are being answered get th
 get the rest of the step's token budget in parts, the oldest first, but only as many tokens as delay the answers little.
 If blocks run out, the youngest sequence of the tenant with most blocks gives its blocks back, and is computed again
 later; interactive sequences count as older than bulk. At least one sequence always advances, because the planner takes
-no sequence that the whole cache could not hold. Tenants have shares of rows and blocks, see tenant_shares.py. The
-planner knows no model and no transport.
+no sequence that the whole cache could not hold. Tenants have shares of rows and blocks, see tenant_shares.py; rows
+beyond a share take turns beside another tenant's. The planner knows no model and no transport.
 """
 
 import time
@@ -92,7 +92,7 @@ class Planner:
         """Plans the next step; empty if there is no sequence."""
         self._shares.count(self.running, self.waiting.firsts())
         # Sequences with one token left come first: each costs one token of the budget, and a reader waits for it.
-        answered = [running for running in self.running if running.left == 1]
+        answered = self._due([running for running in self.running if running.left == 1])
         reading = [running for running in self.running if running.left > 1]
         step = _Step(self._most_tokens(answered, reading), self._spare_scores)
         parts = self._reading_parts(step.room, answered, reading)
@@ -104,6 +104,21 @@ class Planner:
             pass
         self._add_drafts(answered, step)
         return {sequence: self._runs(sequence, count) for sequence, count in step.counts.items()}
+
+    def _due(self, answered: Sequence[GeneratedSequence]) -> Sequence[GeneratedSequence]:
+        """Returns the texts that get their next token in this step: all, if one tenant has them.
+
+        Beside another tenant's texts, a tenant's texts beyond its share take turns, if a step of fewer rows is faster.
+        """
+        if len({running.tenant for running in self.running}) < 2:
+            return answered
+        rows, due = Counter[str](), set[GeneratedSequence]()
+        for text in sorted(answered, key=lambda text: (text.record.last_token_ns, text.record.steps)):
+            share, _ = self._shares.of(text.tenant, text.weight)
+            if not rows[text.tenant] or rows[text.tenant] + len(text.rows) <= max(share, self.pace.overhead_rows):
+                rows[text.tenant] += len(text.rows)
+                due.add(text)
+        return [text for text in answered if text in due]
 
     def _continue(self, sequence: GeneratedSequence, step: _Step, parts: dict[str, int]) -> None:
         """Adds a running sequence to a step, with as many tokens as the step and its tenant's part have room for."""

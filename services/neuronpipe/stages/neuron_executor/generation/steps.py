@@ -244,7 +244,8 @@ class StepLoop:
         if not any(sequence.source.unread for sequence in planned):
             prompts = [runs for sequence, runs in planned.items() if sequence.left > 1]
             read_tokens = sum(len(run.token_ids) for runs in prompts for run in runs)
-            self._planner.pace.note_step(read_tokens, len(planned) - len(prompts), took_ns / 1e9)
+            answered = sum(len(runs) for runs in planned.values()) - sum(len(runs) for runs in prompts)
+            self._planner.pace.note_step(read_tokens, answered, took_ns / 1e9)
 
     def _fail(self, sequence: GeneratedSequence, error: NeuronpipeError) -> SequenceProgress:
         self._planner.end(sequence)

@@ -1,7 +1,10 @@
-"""generation/planner.py: the forecast of a wait counts the rows that go first, as texts come, begin and leave."""
+"""generation/planner.py: the forecast of a wait counts the rows that go first, and rows beyond a share take turns."""
 
 import asyncio
 import random
+from collections import Counter
+
+import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
@@ -43,3 +46,54 @@ async def test_a_wait_is_forecast_by_the_rows_that_go_first() -> None:
     for sequence in list(planner):
         planner.end(sequence)
     assert not planner.waiting._rows
+
+
+def _pace(overhead_s: float, row_s: float) -> Pace:
+    pace = Pace(16)
+    for rows in (1, 8, 16) * 20:
+        pace.note_step(0, rows, overhead_s + rows * row_s)
+    return pace
+
+
+def _steps(pace: Pace, rows: dict[str, int], steps: int) -> list[Counter[str]]:
+    """The number of rows of each tenant in each of the steps after all texts have read their prompts."""
+    planner = Planner(BlockPool(100, 16), pace, 16, 256, 16)
+    for number, tenant in enumerate(tenant for tenant, count in rows.items() for _ in range(count)):
+        planner.add(_sequence(number, tenant, is_bulk=False, is_beyond_share=False))
+    found, advanced, now_ns = list[Counter[str]](), Counter[GeneratedSequence](), 0
+    while len(found) < steps:
+        planned = planner.plan()
+        if len(advanced) == sum(rows.values()) or all(sequence.left == 1 for sequence in planner):
+            advanced.update({sequence: sequence in planned for sequence in planner})
+            found.append(Counter(sequence.tenant for sequence in planned))
+        now_ns += 1
+        for sequence, runs in planned.items():
+            planner.finish(sequence, len(runs[0].token_ids))
+            sequence.token_ids.append(5)
+            sequence.record.note_token(now_ns)
+    for tenant in rows:
+        counts = [count for sequence, count in advanced.items() if sequence.tenant == tenant]
+        assert max(counts) - min(counts) <= 1, "the texts of a tenant advance evenly"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overhead_s", "row_s", "rows", "in_a_step"),
+    [
+        pytest.param(0.001, 0.001, {"a": 14, "b": 1}, {"a": 8, "b": 1}, id="rows beyond a share take turns"),
+        pytest.param(0.01, 0.001, {"a": 14, "b": 1}, {"a": 10, "b": 1}, id="rows that cost less than a step do not"),
+        pytest.param(0.1, 0.001, {"a": 14, "b": 1}, {"a": 14, "b": 1}, id="cheap rows have no turns"),
+        pytest.param(0.001, 0.001, {"a": 8, "b": 8}, {"a": 8, "b": 8}, id="rows within shares have no turns"),
+        pytest.param(0.001, 0.001, {"a": 16}, {"a": 16}, id="a tenant alone has all rows"),
+        pytest.param(0.001, 0.001, {"a": 10, "b": 2, "c": 2}, {"a": 5, "b": 2, "c": 2}, id="three tenants"),
+    ],
+)
+async def test_rows_beyond_a_share_take_turns_beside_another_tenant_if_fewer_rows_are_faster(
+    overhead_s: float, row_s: float, rows: dict[str, int], in_a_step: dict[str, int]
+) -> None:
+    found = _steps(_pace(overhead_s, row_s), rows, 12)
+    assert found == [Counter(in_a_step)] * 12
+
+
+async def test_no_row_takes_turns_before_the_time_of_a_row_is_known() -> None:
+    assert _steps(Pace(16), {"a": 14, "b": 1}, 4) == [Counter(a=14, b=1)] * 4
