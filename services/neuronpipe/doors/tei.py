@@ -20,7 +20,7 @@ from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.tensors import float_bytes, write_floats
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors import inference as doors
-from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, ModelName, score_function, truncation_of
 from neuronpipe.doors.vectors import token_places, token_vectors
 from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.gateway.requests import InferenceResult
@@ -58,7 +58,7 @@ class _TeiCall(NamedTuple):
         """Returns the result of an input, from the model of the rpc."""
         call = self.call.for_request(new_request_id(), self.priority)
         model = self.inference.choose(self.model, input.WhichOneof("task") or "")
-        return await self.inference.infer_one(call, model, input, _FIELDS, span)
+        return await self.inference.infer_one(ModelCall(call, model, _FIELDS), input, span)
 
 
 def tei_handlers(inference: Inference) -> RpcHandlers:

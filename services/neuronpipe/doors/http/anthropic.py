@@ -19,7 +19,7 @@ from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, S
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
 from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
 from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -158,9 +158,9 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
         return _MessageWriter(request.call.request_id, model.name, AnswerReader(calls, marks, is_open=is_open))
 
     if body.stream:
-        events = await inference.stream(request.call, model, input, fields)
+        events = await inference.stream(ModelCall(request.call, model, fields), input)
         return event_response(new_writer().events(events), ANTHROPIC_ERROR)
-    result = await inference.infer_one(request.call, model, input, fields)
+    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
@@ -169,7 +169,7 @@ async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: CountedMessages = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     input, fields = _input(body, _tool_use(body), GenerationOptions(max_new_tokens=1))
-    result = await inference.infer_one(request.call, model, input, fields)
+    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
     return HttpResponse(write_body({"input_tokens": result.usage.tokens}))
 
 

@@ -33,7 +33,7 @@ from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
 from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
 from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
@@ -199,7 +199,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     variables = switched(effort, {name: word for name, word in words.items() if word})
     if variables:
         input.template_arguments = json.dumps(variables)
-    arguments = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
+    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters"))
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
@@ -210,10 +210,10 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
         return _ResponseWriter(request.call.request_id, model.name, body, reader)
 
     if body.stream:
-        events = await inference.stream(*arguments)
+        events = await inference.stream(model_call, TaskInput(text_generation=input))
         writer = new_writer()
         return event_response(writer.events(events), replace(OPENAI_ERROR, write=writer.error))
-    result = await inference.infer_one(*arguments)
+    result = await inference.infer_one(model_call, TaskInput(text_generation=input))
     return HttpResponse(write_body(new_writer().whole(result)))
 
 

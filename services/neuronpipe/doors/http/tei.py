@@ -13,7 +13,15 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
+from neuronpipe.doors.inference import (
+    Inference,
+    Inputs,
+    ModelCall,
+    check_second,
+    of_results,
+    score_function,
+    truncation_of,
+)
 from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
 from neuronpipe.gateway.requests import InferenceResult
 
@@ -161,9 +169,8 @@ async def _similarity(inference: Inference, request: HttpRequest) -> HttpRespons
     input = tasks.SentenceSimilarityInput(
         source=body.inputs.source_sentence, texts=body.inputs.sentences, truncation=body.parameters.truncation
     )
-    result = await inference.infer_one(
-        request.call, model, tasks.TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS
-    )
+    model_call = ModelCall(request.call, model, _SIMILARITY_FIELDS)
+    result = await inference.infer_one(model_call, tasks.TaskInput(sentence_similarity=input))
     return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
 
