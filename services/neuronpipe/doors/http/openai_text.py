@@ -3,10 +3,9 @@
 import json
 import time
 from codecs import getincrementaldecoder
-from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NotRequired
 
@@ -24,7 +23,7 @@ from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switche
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
-from neuronpipe.gateway.requests import GeneratedPart, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # OpenAI's default for completions.
@@ -241,7 +240,7 @@ async def _answer_texts(
 
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
-        chunks = _chunks(events, writer, head, body, begins, new_reader)
+        chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
     texts = [
@@ -281,62 +280,86 @@ def _whole_choice(
     return _choice(index, choice, _reason(text, reader), logprobs)
 
 
-async def _chunks(
-    events: AsyncGenerator[tuple[int, TextEvent], None],
-    writer: _AnswerWriter,
-    head: dict[str, Any],
-    body: bodies.CompletionOptions,
-    begins: Sequence[str],
-    new_reader: Callable[[], AnswerReader],
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields the chunks of a stream. `begins`: the beginning of each input's texts, which comes before the events.
+@dataclass(slots=True)
+class _OpenChoice:
+    """A choice of a stream. `tokens`: the tokens of its text up to now."""
 
-    As in vLLM, the first text of the input number i is the choice of index i * n.
+    reader: AnswerReader
+    offsets: _Offsets = field(default_factory=_Offsets)
+    tokens: int = 0
+
+
+class _ChunkWriter:
+    """Writes the chunks of a stream. As in vLLM, the first text of the input number i is the choice of index i * n.
+
+    `begins`: the beginning of each input's texts, which comes before the events.
     """
-    options, texts = body.stream_options or bodies.StreamOptions(), body.n or 1
-    head |= {"object": writer.part_object} | ({"usage": None} if options.include_usage else {})
-    readers = defaultdict[int, AnswerReader](new_reader)
-    offsets = defaultdict[int, _Offsets](_Offsets)
-    # Tokens of each input's prompt, and of each choice's text up to now.
-    prompt_tokens, text_tokens = Counter[int](), Counter[int]()
-    usages: list[Usage] = []
 
-    def chunk(index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        choices = [_choice(index, text, reason, logprobs)]
-        if not (options.include_usage and options.continuous_usage_stats):
-            return head | {"choices": choices}
-        usage = Usage(tokens=prompt_tokens[index // texts], generated_tokens=text_tokens[index])
-        return head | {"choices": choices, "usage": _usage([usage])}
+    def __init__(
+        self,
+        writer: _AnswerWriter,
+        head: dict[str, Any],
+        body: bodies.CompletionOptions,
+        begins: Sequence[str],
+        new_reader: Callable[[], AnswerReader],
+    ) -> None:
+        self._writer, self._body, self._begins = writer, body, begins
+        self._options, self._texts = body.stream_options or bodies.StreamOptions(), body.n or 1
+        self._head = head | {"object": writer.part_object} | ({"usage": None} if self._options.include_usage else {})
+        self._choices = [_OpenChoice(new_reader()) for _ in range(self._texts * len(begins))]
+        self._prompt_tokens = [0] * len(begins)
+        self._usages: list[Usage] = []
 
-    def written(part: str | dict[str, Any]) -> dict[str, Any]:
-        if isinstance(part, ReasoningText):
-            return {"delta": {"reasoning_content": part}}
-        return writer.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
+    async def chunks(self, events: AsyncGenerator[tuple[int, TextEvent], None]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the chunks."""
+        async with aclosing(events):
+            for index in range(len(self._choices)):
+                begin = self._begins[index // self._texts]
+                if first := self._writer.begin or (self._writer.part(begin) if begin else None):
+                    yield self._chunk(index, first)
+            async for number, event in events:
+                if isinstance(event, GenerateStart):
+                    self._prompt_tokens[number] = event.prompt_tokens
+                elif isinstance(event, GeneratedPart):
+                    for chunk in self._write_part(number * self._texts + event.sequence, event):
+                        yield chunk
+                else:
+                    for chunk in self._write_ends(number * self._texts, event):
+                        yield chunk
+            if self._options.include_usage:
+                yield self._head | {"choices": [], "usage": _usage(self._usages)}
 
-    async with aclosing(events):
-        for index in range(texts * len(begins)):
-            begin = begins[index // texts]
-            if first := writer.begin or (writer.part(begin) if begin else None):
-                yield chunk(index, first)
-        async for number, event in events:
-            if isinstance(event, GenerateStart):
-                prompt_tokens[number] = event.prompt_tokens
-            elif isinstance(event, GeneratedPart):
-                index = number * texts + event.sequence
-                text_tokens[index] += len(event.token_ids)
-                logprobs = writer.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
-                ids = {"token_ids": event.token_ids} if body.return_token_ids else {}
-                for part in [*readers[index].read(event.text)] or ([""] if logprobs or ids else []):
-                    yield chunk(index, written(part) | ids, None, logprobs)
-                    logprobs, ids = None, {}
-            else:
-                usages.append(event.usage)
-                for index, text in enumerate(event.result.message.text_generation.sequences, number * texts):
-                    for part in readers[index].read("", is_last=True):
-                        yield chunk(index, written(part))
-                    yield chunk(index, writer.part(""), _reason(text, readers[index]))
-        if options.include_usage:
-            yield head | {"choices": [], "usage": _usage(usages)}
+    def _write_part(self, index: int, part: GeneratedPart) -> Iterator[dict[str, Any]]:
+        choice = self._choices[index]
+        choice.tokens += len(part.token_ids)
+        logprobs = self._writer.logprobs(part.logprobs, choice.offsets) if part.logprobs else None
+        ids = {"token_ids": part.token_ids} if self._body.return_token_ids else {}
+        for piece in [*choice.reader.read(part.text)] or ([""] if logprobs or ids else []):
+            yield self._chunk(index, self._write_piece(piece) | ids, None, logprobs)
+            logprobs, ids = None, {}
+
+    def _write_ends(self, first_index: int, result: InferenceResult) -> Iterator[dict[str, Any]]:
+        """Yields the last chunks of an input's texts."""
+        self._usages.append(result.usage)
+        for index, text in enumerate(result.result.message.text_generation.sequences, first_index):
+            reader = self._choices[index].reader
+            for piece in reader.read("", is_last=True):
+                yield self._chunk(index, self._write_piece(piece))
+            yield self._chunk(index, self._writer.part(""), _reason(text, reader))
+
+    def _write_piece(self, piece: str | dict[str, Any]) -> dict[str, Any]:
+        if isinstance(piece, ReasoningText):
+            return {"delta": {"reasoning_content": piece}}
+        return self._writer.part(piece) if isinstance(piece, str) else {"delta": {"tool_calls": [piece]}}
+
+    def _chunk(
+        self, index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        chunk = self._head | {"choices": [_choice(index, text, reason, logprobs)]}
+        if self._options.include_usage and self._options.continuous_usage_stats:
+            prompt_tokens, tokens = self._prompt_tokens[index // self._texts], self._choices[index].tokens
+            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=tokens)])
+        return chunk
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -437,9 +460,9 @@ def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprob
     stops = options.get("stop_strings", ())
     if "" in ([stops] if isinstance(stops, str) else stops):  # OpenAI ignores empty strings
         options["stop_strings"] = [stop for stop in stops if stop]
-    for name, field, value in _forms(body):
+    for name, form_field, value in _forms(body):
         if name in options:
-            raise InvalidInput(field, "is given twice")
+            raise InvalidInput(form_field, "is given twice")
         options[name] = value
     if body.ignore_eos:
         if max_tokens is None:
