@@ -17,7 +17,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText, reader_of_answer
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -152,10 +152,9 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     def new_writer() -> _MessageWriter:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        marks = None if generation.json_schema else facts.reasoning_marks  # the form holds from the first token on
-        is_open = not input.text_generation.continue_final_message and _thinking(body) in facts.opens_reasoning
-        return _MessageWriter(request.call.request_id, model.name, AnswerReader(calls, marks, is_open=is_open))
+        thinking = "" if input.text_generation.continue_final_message else _thinking(body)
+        reader = reader_of_answer(tools, facts, has_form=bool(generation.json_schema), thinking=thinking)
+        return _MessageWriter(request.call.request_id, model.name, reader)
 
     if body.stream:
         events = await inference.stream(ModelCall(request.call, model, fields), input)

@@ -31,7 +31,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -204,9 +204,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        marks = None if form_of(options) else facts.reasoning_marks  # the form holds from the first token on
-        reader = AnswerReader(calls, marks, is_open=thinking_of(variables) in facts.opens_reasoning)
+        reader = reader_of_answer(tools, facts, has_form=bool(form_of(options)), thinking=thinking_of(variables))
         return _ResponseWriter(request.call.request_id, model.name, body, reader)
 
     if body.stream:

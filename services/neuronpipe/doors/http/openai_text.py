@@ -19,7 +19,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
@@ -233,10 +233,9 @@ async def _answer_texts(
 
     def new_reader() -> AnswerReader:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        if not isinstance(body, bodies.ChatRequest) or has_form:  # the form holds from the first token on
-            return AnswerReader(calls)
-        return AnswerReader(calls, facts.reasoning_marks, is_open=_is_reasoning_open(body, facts))
+        if isinstance(body, bodies.ChatRequest):
+            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body))
+        return AnswerReader(tools.reader(""))
 
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
@@ -372,11 +371,11 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
 
 
-def _is_reasoning_open(body: bodies.ChatRequest, facts: GenerationFacts) -> bool:
-    """Tells whether the prompt ends in the model's reasoning."""
+def _thinking(body: bodies.ChatRequest) -> str:
+    """Returns the setting of the template's thinking; empty for a prompt that ends in the answer."""
     if body.continue_final_message or body.add_generation_prompt is False:
-        return False
-    return thinking_of(switched(body.reasoning_effort, body.chat_template_kwargs or {})) in facts.opens_reasoning
+        return ""
+    return thinking_of(switched(body.reasoning_effort, body.chat_template_kwargs or {}))
 
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:
