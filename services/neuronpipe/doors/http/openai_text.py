@@ -20,7 +20,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
-from neuronpipe.doors.http.tool_calls import ToolUse
+from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -380,13 +380,16 @@ def _thinking(body: bodies.ChatRequest) -> str:
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    choice, several = body.tool_choice, body.parallel_tool_calls is not False
-    if isinstance(choice, bodies.ChosenTool):
-        return ToolUse.of(tools, None, choice.function.name, "tool_choice.function.name", several)
-    if isinstance(choice, bodies.AllowedChoice):
-        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
-        return ToolUse.of(tools, choice.allowed_tools.mode, None, "tool_choice.allowed_tools", several, allowed)
-    return ToolUse.of(tools, choice, None, "tool_choice", several)
+    return ToolUse.of(tools, _tool_choice(body.tool_choice), has_several=body.parallel_tool_calls is not False)
+
+
+def _tool_choice(chosen: str | bodies.ChosenTool | bodies.AllowedChoice | None) -> ToolChoice:
+    if isinstance(chosen, bodies.ChosenTool):
+        return ToolChoice(function=chosen.function.name, field="tool_choice.function.name")
+    if isinstance(chosen, bodies.AllowedChoice):
+        names = [tool.function.name for tool in chosen.allowed_tools.tools]
+        return ToolChoice(chosen.allowed_tools.mode, field="tool_choice.allowed_tools", allowed=names)
+    return ToolChoice(chosen)
 
 
 def _usage(usages: list[Usage]) -> dict[str, Any]:
