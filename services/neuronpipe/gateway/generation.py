@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TokenLogprob
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Work
-from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
+from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_texts
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.requests import GeneratedPart, Result
 from neuronpipe.gateway.running import RunningRequest
@@ -124,9 +124,7 @@ class GenerationRequest(RunningRequest):
     async def postprocess(self, work: Work, encoded: EncodedInput, prediction: Prediction) -> Result:
         """Makes the result, with the text of the last tokens."""
         texts = await run_together(text.finish(self, work) for text in self._texts)
-        result = TaskResult()
-        getattr(result, self.model.spec.task).sequences.extend(texts)
-        return pack_result(result)
+        return pack_texts(self.model.spec.task, texts)
 
     def usage(self, encoded: EncodedInput, prediction: Prediction) -> Usage:
         usage = super().usage(encoded, prediction)

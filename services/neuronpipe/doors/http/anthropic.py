@@ -260,7 +260,7 @@ class _MessageWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the message with its blocks."""
-        *_, end, _ = self._end_message(result, result.result.message.text_generation.sequences[0].text)
+        *_, end, _ = self._end_message(result, result.texts[0].text)
         usage = {"input_tokens": result.usage.tokens, **end["usage"]}
         return self._head | {"content": self._blocks, **end["delta"], "usage": usage}
 
@@ -322,7 +322,7 @@ class _MessageWriter:
         """Yields the events of the rest of the text; the `message_delta` has the reason for the end."""
         yield from self._read(rest, is_last=True)
         yield from self._close_block()
-        reason = _REASONS.get(result.result.message.text_generation.sequences[0].finish_reason, "end_turn")
+        reason = _REASONS.get(result.texts[0].finish_reason, "end_turn")
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
         usage = {"output_tokens": result.usage.generated_tokens}

@@ -203,7 +203,7 @@ async def _values(
                 for value in values:
                     yield value
             elif isinstance(event, InferenceResult):
-                text = event.result.message.text_generation.sequences[0]
+                text = event.texts[0]
                 is_end = text.finish_reason == FinishReason.FINISH_REASON_END
                 last["token"]["special"] = is_end and not last["token"]["text"]
                 whole = write_text(text, prompt, body)["generated_text"]

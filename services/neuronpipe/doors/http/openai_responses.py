@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from neuronpipe.api.v1.inference_pb2 import Usage
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TextGenerationInput
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
@@ -317,7 +317,7 @@ class _ResponseWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the response with its items."""
-        *_, completed = self._end_response(result, _text_of(result).text)
+        *_, completed = self._end_response(result, result.texts[0].text)
         response: dict[str, Any] = completed["response"]
         return response
 
@@ -394,7 +394,7 @@ class _ResponseWriter:
 
     def _end_response(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
         """Yields the events of the rest of the text; the last event has the response."""
-        is_cut = _text_of(result).finish_reason == FinishReason.FINISH_REASON_LENGTH
+        is_cut = result.texts[0].finish_reason == FinishReason.FINISH_REASON_LENGTH
         status = "incomplete" if is_cut else "completed"
         yield from self._read(rest, is_last=True)
         if not self._output or (self._output[-1]["type"] == "reasoning" and not is_cut):
@@ -414,11 +414,6 @@ class _ResponseWriter:
     def _event(self, name: str, /, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": f"response.{name}", "sequence_number": self._number, **fields}
-
-
-def _text_of(result: InferenceResult) -> GeneratedText:
-    text: GeneratedText = result.result.message.text_generation.sequences[0]
-    return text
 
 
 # Kinds of items with a text → the beginning of their ids, and their further fields.

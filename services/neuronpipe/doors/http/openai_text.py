@@ -242,11 +242,7 @@ async def _answer_texts(
         chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
-    texts = [
-        (begin, text)
-        for begin, result in zip(begins, results, strict=True)
-        for text in result.result.message.text_generation.sequences
-    ]
+    texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
     choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
@@ -340,7 +336,7 @@ class _ChunkWriter:
     def _write_ends(self, first_index: int, result: InferenceResult) -> Iterator[dict[str, Any]]:
         """Yields the last chunks of an input's texts."""
         self._usages.append(result.usage)
-        for index, text in enumerate(result.result.message.text_generation.sequences, first_index):
+        for index, text in enumerate(result.texts, first_index):
             reader = self._choices[index].reader
             for piece in reader.read("", is_last=True):
                 yield self._chunk(index, self._write_piece(piece))

@@ -30,8 +30,7 @@ async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
     model = inference.choose(request.model(body.model), "text_generation")
     input = read_one_prompt(body.inputs, body, inference.catalog.spec(*model))
     result = await inference.infer_one(ModelCall(request.call, model, one_text_fields(body)), input)
-    text = result.result.message.text_generation.sequences[0]
-    return HttpResponse(write_body(write_text(text, body.inputs, body)))
+    return HttpResponse(write_body(write_text(result.texts[0], body.inputs, body)))
 
 
 async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
