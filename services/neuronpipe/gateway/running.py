@@ -79,7 +79,7 @@ class RunningRequest:
         with self._admit(timeout.expire) as admission, timeout:
             async with admission.turn(self.model.key.base):
                 encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
-                self.timings.note(encoded)
+                self.timings.note_encoded(encoded)
                 check_tokens(encoded, self.pipeline.settings)
                 self.count(encoded)
 
@@ -87,7 +87,7 @@ class RunningRequest:
                 prediction = NO_PREDICTION  # the tokenizer alone may have answered
                 if encoded.sequences:
                     prediction = await self.execute(work, encoded)
-                self.timings.note(prediction)
+                self.timings.note_prediction(prediction)
 
                 work = self._enter(Spans.POSTPROCESS, encoded.tokens)
                 result = await self.postprocess(work, encoded, prediction)

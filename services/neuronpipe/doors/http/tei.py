@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from neuronpipe import __version__
 from neuronpipe.api.v1 import tasks_pb2 as tasks
-from neuronpipe.api.v1.models_pb2 import GetModelRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
@@ -22,6 +20,7 @@ from neuronpipe.doors.inference import (
     score_function,
     truncation_of,
 )
+from neuronpipe.doors.tei import read_info
 from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
 from neuronpipe.gateway.requests import InferenceResult
 
@@ -154,12 +153,13 @@ async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
         check_second("text_pair", texts[1:])
         return make_one(texts[0], text_pair="".join(texts[1:]))
 
+    results = await inference.each(request.call, model, Inputs("inputs", several, make, _FIELDS, is_list))
+
     def write() -> Any:
         labels = [result.result.message.text_classification.labels for result in results]
         answers = [[{"score": label.score, "label": label.label} for label in scored] for scored in labels]
         return answers if is_list else answers[0]
 
-    results = await inference.each(request.call, model, Inputs("inputs", several, make, _FIELDS, is_list))
     return await _answer(results, write)
 
 
@@ -176,7 +176,7 @@ async def _similarity(inference: Inference, request: HttpRequest) -> HttpRespons
 
 async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers GET /info. The pooling of `model_type` is a guess, because only the graph of a model knows it."""
-    model = inference.catalog.get_model(GetModelRequest(**inference.choose(request.model())._asdict())).model
+    model, info = read_info(inference, request.model())
     labels = {str(index): label for index, label in enumerate(model.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
     kinds: dict[str, dict[str, Any]] = {
@@ -185,21 +185,13 @@ async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
         "text_classification": {"classifier": classes},
         "rerank": {"reranker": classes},
     }
-    settings = inference.settings
-    answer = {
-        "model_id": model.name,
-        "model_sha": model.digest,
-        "model_dtype": model.dtype,
+    info |= {
         "model_type": kinds.get(model.task, {model.task: {}}),
-        "max_concurrent_requests": settings.max_requests_in_flight,
-        "max_input_length": model.max_tokens,
-        "max_batch_tokens": settings.max_tokens_in_flight,
-        "max_client_batch_size": settings.max_http_inputs,
-        "auto_truncate": settings.long_texts != "error",
-        "version": __version__,
+        "max_client_batch_size": inference.settings.max_http_inputs,
+        "auto_truncate": inference.settings.long_texts != "error",
         **dict.fromkeys(_UNKNOWN),
     }
-    return HttpResponse(write_body(answer))
+    return HttpResponse(write_body(info))
 
 
 async def _each(
