@@ -183,7 +183,7 @@ _RESPONSE = named(
     usage=dict[str, Any] | None,
 )
 _SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
-RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, OPENAI_ERROR)
+RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, error_form=OPENAI_ERROR)
 
 
 async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:

@@ -139,13 +139,13 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) ->
 
 
 _CHAT = _AnswerWriter(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    lambda text: {"delta": {"content": text} if text else {}},
-    _chat_logprobs,
-    {"delta": {"role": "assistant", "content": ""}},
+    id="chatcmpl",
+    whole_object="chat.completion",
+    part_object="chat.completion.chunk",
+    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    part=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=_chat_logprobs,
+    begin={"delta": {"role": "assistant", "content": ""}},
 )
 
 
@@ -153,7 +153,14 @@ def _text(text: str) -> dict[str, Any]:
     return {"text": text}
 
 
-_COMPLETION = _AnswerWriter("cmpl", "text_completion", "text_completion", _text, _text, _completion_logprobs)
+_COMPLETION = _AnswerWriter(
+    id="cmpl",
+    whole_object="text_completion",
+    part_object="text_completion",
+    whole=_text,
+    part=_text,
+    logprobs=_completion_logprobs,
+)
 
 
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:

@@ -94,7 +94,7 @@ EMBED = _post("/embed", "TEI: a vector for each text", Embed, list[list[float]])
 EMBED_ALL = _post("/embed_all", "TEI: a vector for each token of each text", EmbedAll, list[list[list[float]]])
 PREDICT = _post("/predict", "TEI: labels with scores, best first", Predict, list[_PREDICTION] | list[list[_PREDICTION]])
 SIMILARITY = _post("/similarity", "TEI: cosines of a sentence and others", Similarity, list[float])
-INFO = Route("GET", "/info", "TEI: the model and the limits", None, _INFO, TEI_ERROR, query=_QUERY)
+INFO = Route("GET", "/info", "TEI: the model and the limits", gives=_INFO, error_form=TEI_ERROR, query=_QUERY)
 EMBED_SPARSE = _post("/embed_sparse", "TEI: a sparse vector for each text", EmbedSparse, list[list[_WEIGHT]])
 
 _FIELDS = {**dict.fromkeys(("text", "text_pair", "token_ids"), "inputs…"), "truncation": "truncate"}
@@ -114,13 +114,13 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
         prompt_name=body.prompt_name or "",
         truncation=body.truncation,
     )
-    return await _each(inference, request, "sentence_embedding", listed(body.inputs)[0], make, vector)
+    return await _each(inference, request, "sentence_embedding", listed(body.inputs)[0], make=make, write=vector)
 
 
 async def _embed_all(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedAll = request.body
     make = partial(text_input, "feature_extraction", truncation=body.truncation)
-    return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make, token_vectors)
+    return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make=make, write=token_vectors)
 
 
 async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -130,7 +130,7 @@ async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpRespo
     def write(result: tasks.SparseEmbeddingResult) -> Any:
         return [{"index": weight.token_id, "value": weight.weight} for weight in result.weights]
 
-    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make, write)
+    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make=make, write=write)
 
 
 async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:

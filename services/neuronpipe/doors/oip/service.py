@@ -308,7 +308,9 @@ class TensorService:
     ) -> InferenceResult:
         """Returns the result of a row. `inputs`: the inputs of a request of several rows, whose errors name the row."""
         packed, encoded = input
-        request = InferenceRequest(call, model.spec.name, model.version, packed, options.cache_control, encoded)
+        request = InferenceRequest(
+            call, model.spec.name, model.version, packed, cache_control=options.cache_control, encoded=encoded
+        )
         try:
             return await self._pipeline.infer(request, span)
         except InvalidInput as error:
