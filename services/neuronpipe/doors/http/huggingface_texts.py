@@ -98,7 +98,7 @@ def one_text_fields(body: Prompted) -> dict[str, str]:
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     """Returns the input of a request whose answer has one text. Raises InvalidInput."""
     if (body.parameters.option("num_return_sequences") or 1) > 1:
-        raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
+        raise InvalidInput("parameters.num_return_sequences", "must be 1, because the answer has one text")
     return read_prompt(input, body, model)
 
 
