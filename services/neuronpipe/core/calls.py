@@ -62,5 +62,9 @@ def internal_error(fault: Exception, call: Call) -> InternalError:
 
 
 def to_caller_error(error: Exception, call: Call) -> NeuronpipeError:
-    """Returns the error that the caller gets: the error itself, or an InternalError for a fault of the server."""
-    return error if isinstance(error, NeuronpipeError) else internal_error(error, call)
+    """Returns the error that the caller gets: the error itself, or an InternalError, whose cause is the fault."""
+    if isinstance(error, NeuronpipeError):
+        return error
+    caller_error = internal_error(error, call)
+    caller_error.__cause__ = error
+    return caller_error

@@ -273,7 +273,7 @@ class Metrics:
     TENANT_REFUSED = _counter(
         "tenant.refused",
         "{request}",
-        "requests that were refused since the tenant's quota was used up",
+        "requests that were refused because the tenant's quota was used up",
         Attributes.TENANT,
         Attributes.QUOTA,
     )
@@ -438,7 +438,7 @@ class Metrics:
     JOBS_WAITING = _gauge("jobs.waiting", "{job}", "jobs that no worker has", Attributes.JOB_PRIORITY)
     JOBS_OLDEST = _gauge("jobs.oldest", "s", "how long the first of these jobs has waited", Attributes.JOB_PRIORITY)
     JOBS_RUNNING = _gauge("jobs.running", "{job}", "jobs that workers have", Attributes.JOB_PRIORITY)
-    JOBS_DEAD = _gauge("jobs.dead", "{job}", "jobs that were set aside, since workers died with them")
+    JOBS_DEAD = _gauge("jobs.dead", "{job}", "jobs that were set aside because workers died with them")
     JOBS_ENDED = _counter("jobs.ended", "{job}", "jobs that this worker has ended, by how", Attributes.JOB_STATE)
     JOBS_RETRIED = _counter("jobs.retried", "{job}", "jobs that this worker took from one that had died")
     JOB_WAIT = _histogram(
@@ -467,7 +467,7 @@ class Metrics:
     CALLS_ENDED = _counter(
         "call.ended",
         "{call}",
-        "calls that were ended since they waited for their caller beyond a limit, or since too many did",
+        "calls that were ended because they waited for their caller beyond a limit, or because too many did",
         Attributes.LIMIT,
     )
     TLS_EXPIRY = _gauge(

@@ -4,12 +4,12 @@ Each form is made from the other when it is first needed. So a gateway that only
 single process never serializes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult
 from neuronpipe.api.v1.tensors_pb2 import TensorSet
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.parsing import varint
@@ -80,6 +80,13 @@ def pack_input(message: TaskInput) -> Packed[TaskInput]:
 
 def pack_result(message: TaskResult) -> Packed[TaskResult]:
     return Packed(TaskResult, message=message)
+
+
+def pack_texts(task: str, texts: Iterable[GeneratedText]) -> Packed[TaskResult]:
+    """Packs the result of a task that generates."""
+    result = TaskResult()
+    getattr(result, task).sequences.extend(texts)
+    return pack_result(result)
 
 
 class TensorSets:

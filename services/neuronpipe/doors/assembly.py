@@ -172,7 +172,10 @@ async def running_scaler(
     in_flight = InFlight("gateway", scaler_settings.max_message_bytes, scaler_settings.max_receiving_bytes)
     try:
         await door.listen(health, in_flight)
-        door.open(scaler_handlers(ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _LOOK_EVERY_S)))
+        load = ScaledLoad(
+            _METRIC, _TARGET, _DEFAULT_TARGET, count=count, is_active=is_active, look_every_s=_LOOK_EVERY_S
+        )
+        door.open(scaler_handlers(load))
         yield
     finally:
         await door.stop(0)

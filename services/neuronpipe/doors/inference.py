@@ -56,6 +56,23 @@ class ModelName(NamedTuple):
     version: str = ""
 
 
+class ModelCall(NamedTuple):
+    """A call of a model. `fields`, `input_index`: the protocol's names for an input, for errors; see FieldNames."""
+
+    call: Call
+    model: ModelName
+    fields: FieldNames
+    input_index: int | None = None
+
+    def request(self, input: TaskInput) -> InferenceRequest:
+        """Returns the request for the pipeline."""
+        return InferenceRequest(self.call, *self.model, pack_input(input))
+
+    def renamed(self, error: InvalidInput) -> InvalidInput:
+        """Returns the error of an input with the protocol's names."""
+        return _renamed(error, self.fields, self.input_index)
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """The values in the field `name` of a request, and the function that makes an input of each value.
@@ -121,35 +138,29 @@ class Inference:
         return ModelName(names[0], requested.version)
 
     async def infer_one(
-        self,
-        call: Call,
-        model: ModelName,
-        input: TaskInput,
-        fields: FieldNames,
-        span: Name = Spans.HTTP_REQUEST,
-        index: int | None = None,
+        self, model_call: ModelCall, input: TaskInput, span: Name = Spans.HTTP_REQUEST
     ) -> InferenceResult:
-        """Returns the result of one input. `index`: see FieldNames. Raises NeuronpipeError, in the protocol's words."""
+        """Returns the result of one input. Raises NeuronpipeError, in the protocol's words."""
         try:
-            return await self.pipeline.infer(InferenceRequest(call, *model, pack_input(input)), span)
+            return await self.pipeline.infer(model_call.request(input), span)
         except InvalidInput as error:
-            raise _renamed(error, fields, index) from error
+            raise model_call.renamed(error) from error
 
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
         inputs = request_inputs.made(self.settings.max_http_inputs)
+        whole_call = ModelCall(call, model, request_inputs.fields, 0 if request_inputs.is_list else None)
         if len(inputs) == 1:
-            index = 0 if request_inputs.is_list else None
-            return [await self.infer_one(call, model, inputs[0], request_inputs.fields, index=index)]
+            return [await self.infer_one(whole_call, inputs[0])]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes
 
         async def run(shared: Call, first: int, together: list[TaskInput]) -> list[InferenceResult]:
             nonlocal left_bytes
-            index = first if request_inputs.is_list else None
+            model_call = whole_call._replace(call=shared, input_index=first if request_inputs.is_list else None)
             if len(together) == 1:
-                results = [await self.infer_one(shared, model, together[0], request_inputs.fields, index=index)]
+                results = [await self.infer_one(model_call, together[0])]
             else:
-                results = await self._infer_texts(shared, model, together, request_inputs.fields, first)
+                results = await self._infer_texts(model_call, together)
             left_bytes -= sum([result.result.size_bytes for result in results])
             if left_bytes < 0:
                 problem = f"the results are too large for one response, the limit is {limit_bytes} bytes"
@@ -168,62 +179,56 @@ class Inference:
             return self.catalog.spec(*model).is_static
         return False
 
-    async def _infer_texts(
-        self, call: Call, model: ModelName, inputs: Sequence[TaskInput], fields: FieldNames, first: int
-    ) -> list[InferenceResult]:
-        """Returns the results of texts with the same options. The pipeline gets the texts as one input. `first`: the
-        index of the first text. The first result has the usage of all.
+    async def _infer_texts(self, first_call: ModelCall, inputs: Sequence[TaskInput]) -> list[InferenceResult]:
+        """Returns the results of texts with the same options. The pipeline gets the texts as one input. `first_call`:
+        the call of the first text. The first result has the usage of all.
         """
         try:
-            request = InferenceRequest(call, *model, pack_input(joined_texts(inputs)))
-            result = await self.pipeline.infer(request, Spans.HTTP_REQUEST)
+            result = await self.pipeline.infer(first_call.request(joined_texts(inputs)), Spans.HTTP_REQUEST)
         except InvalidInput as error:
             place = _PLACE_OF_TEXT.fullmatch(error.field)
             if place is None:
-                raise _renamed(error, fields, None) from error
+                raise first_call._replace(input_index=None).renamed(error) from error
             own = InvalidInput("text", error.problem, error.mentions)
-            raise _renamed(own, fields, first + int(place[1])) from error
+            raise first_call._replace(input_index=(first_call.input_index or 0) + int(place[1])).renamed(own) from error
         return [
             result._replace(value=own, usage=Usage() if number else result.usage)
             for number, own in enumerate(results_of_texts(result.result.message, len(inputs)))
         ]
 
-    async def stream(
-        self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def stream(self, model_call: ModelCall, input: TaskInput) -> AsyncGenerator[TextEvent, None]:
         """Returns a text's events, which the caller closes, once the first part has come. Raises as `infer_one`."""
-        return await begun(self._events(call, model, input, fields))
+        return await begun(self._events(model_call, input))
 
     async def stream_each(
         self, call: Call, model: ModelName, request_inputs: Inputs
     ) -> AsyncGenerator[tuple[int, TextEvent], None]:
         """Returns the events of the texts of all inputs, side by side, each with its input's index. See `stream`."""
         inputs = request_inputs.made(self.settings.max_batch_items)
-        return await begun(self._side_by_side(call, model, request_inputs, inputs))
+        whole_call = ModelCall(call, model, request_inputs.fields)
+        return await begun(self._side_by_side(whole_call, inputs, is_list=request_inputs.is_list))
 
     async def _side_by_side(
-        self, call: Call, model: ModelName, request_inputs: Inputs, inputs: Sequence[TaskInput]
+        self, whole_call: ModelCall, inputs: Sequence[TaskInput], *, is_list: bool
     ) -> AsyncGenerator[tuple[int, TextEvent], None]:
+        call = whole_call.call
         together = self.pipeline.observe_together(call, Spans.HTTP_BATCH) if inputs[1:] else nullcontext(call)
         with together as shared:
             streams = [
-                self._events(shared, model, input, request_inputs.fields, number if request_inputs.is_list else None)
+                self._events(whole_call._replace(call=shared, input_index=number if is_list else None), input)
                 for number, input in enumerate(inputs)
             ]
             async with aclosing(side_by_side(streams)) as events:
                 async for event in events:
                     yield event
 
-    async def _events(
-        self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames, index: int | None = None
-    ) -> AsyncGenerator[TextEvent, None]:
-        request = InferenceRequest(call, *model, pack_input(input))
+    async def _events(self, model_call: ModelCall, input: TaskInput) -> AsyncGenerator[TextEvent, None]:
         try:
-            async with aclosing(self.pipeline.generate(request)) as events:
+            async with aclosing(self.pipeline.generate(model_call.request(input))) as events:
                 async for event in events:
                     yield event
         except InvalidInput as error:
-            raise _renamed(error, fields, index) from error
+            raise model_call.renamed(error) from error
 
 
 def _renamed(error: InvalidInput, fields: FieldNames, index: int | None) -> InvalidInput:

@@ -13,14 +13,14 @@ from neuronpipe import __version__
 from neuronpipe.api.tei.v1 import tei_pb2 as tei
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import Priority
-from neuronpipe.api.v1.models_pb2 import GetModelRequest
+from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.tensors import float_bytes, write_floats
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors import inference as doors
-from neuronpipe.doors.inference import Inference, ModelName, score_function, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, ModelName, score_function, truncation_of
 from neuronpipe.doors.vectors import token_places, token_vectors
 from neuronpipe.gateway.many import answer_in_order
 from neuronpipe.gateway.requests import InferenceResult
@@ -58,7 +58,7 @@ class _TeiCall(NamedTuple):
         """Returns the result of an input, from the model of the rpc."""
         call = self.call.for_request(new_request_id(), self.priority)
         model = self.inference.choose(self.model, input.WhichOneof("task") or "")
-        return await self.inference.infer_one(call, model, input, _FIELDS, span)
+        return await self.inference.infer_one(ModelCall(call, model, _FIELDS), input, span)
 
 
 def tei_handlers(inference: Inference) -> RpcHandlers:
@@ -89,20 +89,28 @@ def tei_handlers(inference: Inference) -> RpcHandlers:
 
 
 async def _info(call: _TeiCall, message: tei.InfoRequest) -> tei.InfoResponse:
-    inference, settings = call.inference, call.inference.settings
-    model = inference.catalog.get_model(GetModelRequest(**inference.choose(call.model)._asdict())).model
+    model, info = read_info(call.inference, call.model)
     return tei.InfoResponse(
-        version=__version__,
-        model_id=model.name,
-        model_sha=model.digest,
-        model_dtype=model.dtype,
+        **info,
         model_type=_MODEL_TYPES.get(model.task, tei.MODEL_TYPE_EMBEDDING),
-        max_concurrent_requests=settings.max_requests_in_flight,
-        max_input_length=model.max_tokens,
-        max_batch_tokens=settings.max_tokens_in_flight,
-        max_client_batch_size=settings.max_batch_items,
+        max_client_batch_size=call.inference.settings.max_batch_items,
         tokenization_workers=1,
     )
+
+
+def read_info(inference: Inference, name: ModelName) -> tuple[Model, dict[str, Any]]:
+    """Returns the model that a caller names, and the fields of TEI's info that are the same over gRPC and HTTP."""
+    model = inference.catalog.get_model(GetModelRequest(**inference.choose(name)._asdict())).model
+    settings = inference.settings
+    return model, {
+        "version": __version__,
+        "model_id": model.name,
+        "model_sha": model.digest,
+        "model_dtype": model.dtype,
+        "max_concurrent_requests": settings.max_requests_in_flight,
+        "max_input_length": model.max_tokens,
+        "max_batch_tokens": settings.max_tokens_in_flight,
+    }
 
 
 async def _embed(call: _TeiCall, message: tei.EmbedRequest) -> tei.EmbedResponse:

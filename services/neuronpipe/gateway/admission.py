@@ -13,7 +13,7 @@ from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import base_name
-from neuronpipe.gateway.load_shedding import Admitted, Load, ModelLoad, TenantLoad
+from neuronpipe.gateway.load_shedding import Load, ModelLoad, RequestLoad, TenantLoad
 from neuronpipe.gateway.tenant_turns import Turn
 from neuronpipe.gateway.tenants.tenants import Tenants
 
@@ -26,7 +26,7 @@ _NO_TURN: AbstractAsyncContextManager[None] = nullcontext()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Admission(Admitted):
+class Admission(RequestLoad):
     """An admitted request, for as long as the block runs. `held`: the time for which the gateway held the request."""
 
     control: "AdmissionControl"
@@ -61,21 +61,21 @@ class Admission(Admitted):
         """
         self.control.correct(self, tokens, new_tokens)
 
-    def generated(self, tokens: int) -> None:
+    def charge(self, tokens: int) -> None:
         """Counts tokens for the tenant's share when the request has generated them."""
         self.generated_tokens += tokens
-        if self.own_turn:
-            self.own_turn.charge(tokens)
+        if turn := self.own_turn:
+            turn.turns.charge(turn, tokens)
 
     def queue(self) -> None:
         """Lets other tenants run while the request waits in the executor, which shares its rows among tenants."""
-        if self.own_turn:
-            self.own_turn.queue()
+        if turn := self.own_turn:
+            turn.turns.queue(turn)
 
-    def wait(self, is_waiting: bool) -> None:
+    def pause(self, *, is_paused: bool) -> None:
         """Gives the turn to others while the request waits in a stage before it computes."""
-        if self.own_turn:
-            self.own_turn.pause(is_paused=is_waiting)
+        if turn := self.own_turn:
+            turn.turns.pause(turn, is_paused=is_paused)
 
     def note_late(self) -> None:
         """Records that this request missed its deadline, or will miss it."""
@@ -116,7 +116,7 @@ class AdmissionControl:
         self._models: dict[str, ModelLoad] = {}
         self._model_limits = model_limits or {}
         self.last_s = -math.inf
-        self._bulk: dict[Admitted, None] = {}  # in the order of arrival
+        self._bulk: dict[RequestLoad, None] = {}  # in the order of arrival
         self._last_refusal: tuple[float, object, NeuronpipeError | None] = 0.0, None, None
 
     @property
@@ -234,8 +234,8 @@ class AdmissionControl:
             admission.model.load.tokens += more
             if self.tenants:
                 self.tenants.correct(admission, more)
-        if admission.own_turn:
-            admission.own_turn.resize(tokens - estimated)
+        if turn := admission.own_turn:
+            turn.turns.resize(turn, tokens - estimated)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:
@@ -287,7 +287,7 @@ class AdmissionControl:
         least = min(excesses, key=itemgetter(0))
         return least if least[0] else None
 
-    def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> Admitted | None:
+    def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> RequestLoad | None:
         """Returns the request that must end so that a tenant's next request fits; None if the next request fits. Raises
         Overloaded.
         """
@@ -316,7 +316,7 @@ class AdmissionControl:
             raise self._full(excess, is_bulk=is_bulk)
 
     def _excess(
-        self, more_requests: int, more_tokens: int, *, is_bulk: bool, without: Collection[Admitted] = ()
+        self, more_requests: int, more_tokens: int, *, is_bulk: bool, without: Collection[RequestLoad] = ()
     ) -> tuple[int, int] | None:
         """Returns by how many requests and tokens this many more would exceed the limits; None if they fit.
 
@@ -334,12 +334,12 @@ class AdmissionControl:
         excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, admission: Admitted, room_for: str) -> None:
+    def _shed(self, admission: RequestLoad, room_for: str) -> None:
         admission.shed_for = room_for
         self._take_out(admission, is_answered=False)
         admission.shed()
 
-    def _take_out(self, admission: Admitted, *, is_answered: bool) -> None:
+    def _take_out(self, admission: RequestLoad, *, is_answered: bool) -> None:
         self._bulk.pop(admission, None)
         self._load.leave(admission.tokens, is_answered=is_answered)
         admission.model.leave(admission, is_answered=is_answered)

@@ -57,6 +57,8 @@ async def running_pipeline(
             cache = await stack.enter_async_context(running_result_cache(setup.results, telemetry, setup.redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, bundles))
-        pipeline = Pipeline(models, stages, settings, telemetry, cache, setup.tenants, setup.held_items)
+        pipeline = Pipeline(
+            models, stages, settings, telemetry, results=cache, tenants=setup.tenants, held_items=setup.held_items
+        )
         await stack.enter_async_context(pipeline.copies.running())
         yield models, pipeline

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskResult, TokenLogprob
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TokenLogprob
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Work
-from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_result
+from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_texts
 from neuronpipe.core.tensors import Arrays
 from neuronpipe.gateway.requests import GeneratedPart, Result
 from neuronpipe.gateway.running import RunningRequest
@@ -124,9 +124,7 @@ class GenerationRequest(RunningRequest):
     async def postprocess(self, work: Work, encoded: EncodedInput, prediction: Prediction) -> Result:
         """Makes the result, with the text of the last tokens."""
         texts = await run_together(text.finish(self, work) for text in self._texts)
-        result = TaskResult()
-        getattr(result, self.model.spec.task).sequences.extend(texts)
-        return pack_result(result)
+        return pack_texts(self.model.spec.task, texts)
 
     def usage(self, encoded: EncodedInput, prediction: Prediction) -> Usage:
         usage = super().usage(encoded, prediction)
@@ -142,11 +140,11 @@ class GenerationRequest(RunningRequest):
         try:
             prediction = await first.generate(self, work)
         except asyncio.CancelledError:
-            self.admission.generated(self.new_tokens)  # the executor may have computed all of them
+            self.admission.charge(self.new_tokens)  # the executor may have computed all of them
             raise
         array_sets = prediction.outputs.arrays
         longest = max((len(arrays["token_ids"]) for arrays in array_sets), default=0)
-        self.admission.generated(longest * first.plan.options.num_beams)
+        self.admission.charge(longest * first.plan.options.num_beams)
         self._texts = self._texts[: max(1, len(array_sets))]  # the search may have found fewer texts
         for text, arrays in zip(self._texts, array_sets, strict=False):
             text.take(arrays)
@@ -243,14 +241,14 @@ class _RunningText:
         if needs_no_turn != self.needs_no_turn:
             self.needs_no_turn = needs_no_turn
             if not self.number:  # the other texts begin when the first has begun
-                request.admission.wait(needs_no_turn)
+                request.admission.pause(is_paused=needs_no_turn)
         if tokens.token_ids:
             self.first_token_ns = self.first_token_ns or time.monotonic_ns()
             self.token_ids.extend(tokens.token_ids)
             self.logprobs.extend(tokens.logprobs)
             self.figures = tokens.figures
             self.has_begun.set()
-            request.admission.generated(len(tokens.token_ids))
+            request.admission.charge(len(tokens.token_ids))
 
     def _is_due(self) -> bool:
         """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
@@ -268,7 +266,7 @@ class _RunningText:
             tokens_before = len(self.token_ids)
             self.take(prediction.outputs.arrays[0])
             if not self.plan.is_search:
-                request.admission.generated(len(self.token_ids) - tokens_before)
+                request.admission.charge(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:

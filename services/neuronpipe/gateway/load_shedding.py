@@ -40,8 +40,8 @@ _ESTIMATE_WEIGHT = 0.05
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Admitted:
-    """A request that admission control has admitted.
+class RequestLoad:
+    """The part of the load that is one admitted request.
 
     - `tenant_load`: the tenant's part of the model's load.
     - `tokens`: the tokens of the input plus `new_tokens`, the maximum number of tokens that the request generates.
@@ -125,10 +125,10 @@ def _seconds(amount: float, drained: float) -> float:
 class TenantLoad:
     """The requests of one tenant for one model, by arrival. `answer_s`: the usual time of answers; 0 at first."""
 
-    __slots__ = ("_tokens_per_byte", "admitted", "answer_s", "late_until_s", "weight")
+    __slots__ = ("_tokens_per_byte", "answer_s", "in_flight", "late_until_s", "weight")
 
     def __init__(self) -> None:
-        self.admitted: dict[Admitted, None] = {}
+        self.in_flight: dict[RequestLoad, None] = {}
         self.weight = 1.0
         self.answer_s = 0.0
         self.late_until_s = -math.inf
@@ -136,7 +136,7 @@ class TenantLoad:
 
     def share(self, more_requests: int = 0) -> float:
         """Returns the number of requests relative to the tenant's weight."""
-        return (len(self.admitted) + more_requests) / self.weight
+        return (len(self.in_flight) + more_requests) / self.weight
 
     def estimated_tokens(self, input_bytes: int) -> int:
         """Estimates the tokens of an input from its bytes; at least 1."""
@@ -152,7 +152,7 @@ class TenantLoad:
 class _OfTenant(Protocol):
     """The requests in flight of one tenant, in the order of arrival."""
 
-    admitted: dict[Admitted, None]
+    in_flight: dict[RequestLoad, None]
 
 
 OfTenantT = TypeVar("OfTenantT", bound=_OfTenant)
@@ -160,18 +160,18 @@ OfTenantT = TypeVar("OfTenantT", bound=_OfTenant)
 
 def newest_of_largest(
     tenants: Iterable[OfTenantT], share: Callable[[OfTenantT, int, int], float], own_share: float
-) -> Admitted | None:
+) -> RequestLoad | None:
     """Returns the newest request of the tenant with the largest share, if the tenant's share is at least `own_share`
     even without that request; otherwise None.
 
     `share`: returns a tenant's share with this many requests and tokens more. `own_share`: the share of the tenant that
     needs room, with its next request.
     """
-    busy = (tenant for tenant in tenants if tenant.admitted)
+    busy = (tenant for tenant in tenants if tenant.in_flight)
     largest = max(busy, key=lambda tenant: share(tenant, 0, 0), default=None)
     if largest is None:
         return None
-    newest = next(reversed(largest.admitted))
+    newest = next(reversed(largest.in_flight))
     return newest if share(largest, -1, -newest.tokens) >= own_share else None
 
 
@@ -195,22 +195,22 @@ class ModelLoad:
         """Returns the load of a tenant that has a request for the model now."""
         return self._tenants.get(tenant) or self._new(tenant)
 
-    def enter(self, admitted: Admitted, weight: float) -> None:
+    def enter(self, request: RequestLoad, weight: float) -> None:
         """Counts a request. `weight`: its tenant's."""
-        tenant_load = admitted.tenant_load
-        if not tenant_load.admitted:
+        tenant_load = request.tenant_load
+        if not tenant_load.in_flight:
             tenant_load.weight = weight
             self._weights += weight
-        tenant_load.admitted[admitted] = None
-        self.load.enter(admitted.tokens)
+        tenant_load.in_flight[request] = None
+        self.load.enter(request.tokens)
 
-    def leave(self, admitted: Admitted, *, is_answered: bool) -> None:
+    def leave(self, request: RequestLoad, *, is_answered: bool) -> None:
         """Counts the end of a request; see Load.leave."""
-        tenant_load = admitted.tenant_load
-        del tenant_load.admitted[admitted]
-        if not tenant_load.admitted:
+        tenant_load = request.tenant_load
+        del tenant_load.in_flight[request]
+        if not tenant_load.in_flight:
             self._weights -= tenant_load.weight
-        self.load.leave(admitted.tokens, is_answered=is_answered)
+        self.load.leave(request.tokens, is_answered=is_answered)
 
     def note_answer(self, tenant_load: TenantLoad, seconds: float) -> None:
         """Records how long a request took to answer after its admission."""
@@ -238,7 +238,7 @@ class ModelLoad:
         if now_s < tenant_load.late_until_s and remaining_s < _LEAST_SHARE_LEFT * tenant_load.answer_s:
             return math.inf
         # All requests run before the next request of the tenant, or fewer where tenants take turns.
-        tenant_requests = len(tenant_load.admitted)
+        tenant_requests = len(tenant_load.in_flight)
         weights = self._weights if tenant_requests else self._weights + weight
         ahead = min(self.load.requests, (tenant_requests + 1) * weights / weight)
         wait_s = self.load.seconds(ahead, 0) if ahead >= _MIN_REQUESTS else 0.0
@@ -247,16 +247,16 @@ class ModelLoad:
         self.overloaded_until_s = now_s + _OVERLOAD_S
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
-    def furthest_over(self, tenant_load: TenantLoad, weight: float) -> Admitted | None:
+    def furthest_over(self, tenant_load: TenantLoad, weight: float) -> RequestLoad | None:
         """Returns the newest request of the tenant that has most of the model for its weight, if the given tenant would
         have less even with one more request; otherwise None.
         """
-        own_share = (len(tenant_load.admitted) + 1) / weight
+        own_share = (len(tenant_load.in_flight) + 1) / weight
         return newest_of_largest(self._tenants.values(), lambda load, requests, _: load.share(requests), own_share)
 
     def _new(self, tenant: str) -> TenantLoad:
         if len(self._tenants) >= 2 * _MAX_IDLE_TENANTS:
-            idle = [name for name, tenant_load in self._tenants.items() if not tenant_load.admitted]
+            idle = [name for name, tenant_load in self._tenants.items() if not tenant_load.in_flight]
             for name in idle[: len(idle) - _MAX_IDLE_TENANTS]:
                 del self._tenants[name]
         return self._tenants.setdefault(tenant, TenantLoad())

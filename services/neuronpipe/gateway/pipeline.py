@@ -78,7 +78,9 @@ class Pipeline:
             with self._find(request) as model:
                 timings.identify(model.key, model.meters, model.spec.task)
                 request = with_long_texts(request, self._context.settings.long_texts)
-                running = kind_of(request, model.spec)(self._context, request, call, model, timings, parts)
+                running = kind_of(request, model.spec)(
+                    pipeline=self._context, request=request, call=call, model=model, timings=timings, parts=parts
+                )
                 if self._results and model.digest and running.is_repeatable:
                     # The work of another request, for which this one may wait, has its own deadline.
                     with Timeout(self._context.deadlines, call.deadline_s, running.too_late):
@@ -86,8 +88,7 @@ class Pipeline:
                 else:
                     result, usage = await running.answer()
         except BaseException as error:
-            _fail(timings, call, error)
-            raise
+            raise _recorded(timings, call, error)  # noqa: B904 (it has its cause)
         answered = running.finish(result, usage)
         self.copies.offer(running, answered, self._models.table)
         return answered
@@ -136,12 +137,8 @@ class Pipeline:
         return table.find(request.model, request.version, request.call.route_key or request.call.request_id)
 
 
-def _fail(timings: RequestTimings, call: Call, error: BaseException) -> None:
-    """Records the error of a request. Raises the error that the caller gets instead, if it is another."""
+def _recorded(timings: RequestTimings, call: Call, error: BaseException) -> BaseException:
+    """Records the error of a request. Returns the error that the caller gets: the same, or another with this cause."""
     caller_error = to_caller_error(error, call) if isinstance(error, Exception) else error
     timings.fail(caller_error)
-    try:
-        if caller_error is not error:
-            raise caller_error from error
-    finally:
-        del caller_error  # the error keeps this frame
+    return caller_error

@@ -32,15 +32,14 @@ class RequestTimings:
     `held`: the time for which its items were held; None where nothing is held.
     """
 
-    _encoded: EncodedInput | None = None
-    _prediction: Prediction | None = None
-
     def __init__(self, observer: "RequestObserver", name: Name, call: Call, held: HeldTime | None = None) -> None:
         """Begins the timings of a request that arrives now. `name`: the name of its span."""
         self._tracer = observer.tracer
         self._meters = observer.unknown
         self.marks_ns = [time.monotonic_ns()]
         self.held = held
+        self._encoded: EncodedInput | None = None
+        self._prediction: Prediction | None = None
         self._stage: Name | None = None
         self._stage_span: Span | None = None
         # Recorded when the request has ended, so that recording is in none of its durations.
@@ -79,14 +78,17 @@ class RequestTimings:
         enter_span(self._stage_span)
         return self._stage_span.context
 
-    def note(self, value: EncodedInput | Prediction) -> None:
-        """Records the value of the stage."""
-        if isinstance(value, Prediction):
-            self._prediction = value
-        else:
-            self._encoded = value
+    def note_encoded(self, encoded: EncodedInput) -> None:
+        """Records the value of the first stage."""
+        self._encoded = encoded
         if self._stage_span:
-            self._stage_span.attributes |= attributes_of(value)
+            self._stage_span.attributes |= attributes_of(encoded)
+
+    def note_prediction(self, prediction: Prediction) -> None:
+        """Records the value of the second stage."""
+        self._prediction = prediction
+        if self._stage_span:
+            self._stage_span.attributes |= attributes_of(prediction)
 
     def leave(self) -> None:
         """Ends a stage."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, GenerateStart, StageTimings, Usage
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TokenLogprob
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.items import EncodedInput, ModelKey
@@ -56,6 +56,12 @@ class InferenceResult(NamedTuple):
         """The result of a request with an input."""
         assert isinstance(self.value, Packed)  # noqa: S101 (only a request with tensors has another value)
         return self.value
+
+    @property
+    def texts(self) -> Sequence[GeneratedText]:
+        """The texts of a request that generates."""
+        texts: Sequence[GeneratedText] = self.result.body.sequences
+        return texts
 
     @property
     def outputs(self) -> TensorSets:

@@ -76,10 +76,10 @@ class RunningRequest:
         """Computes the result. The order of the `with` statements is the order in which the request waits."""
         # No field holds the timeout, which refers to the request: a cycle would outlive a request that is refused.
         timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, self._end_error)
-        with self._admitted(timeout.expire) as admission, timeout:
+        with self._admit(timeout.expire) as admission, timeout:
             async with admission.turn(self.model.key.base):
                 encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
-                self.timings.note(encoded)
+                self.timings.note_encoded(encoded)
                 check_tokens(encoded, self.pipeline.settings)
                 self.count(encoded)
 
@@ -87,7 +87,7 @@ class RunningRequest:
                 prediction = NO_PREDICTION  # the tokenizer alone may have answered
                 if encoded.sequences:
                     prediction = await self.execute(work, encoded)
-                self.timings.note(prediction)
+                self.timings.note_prediction(prediction)
 
                 work = self._enter(Spans.POSTPROCESS, encoded.tokens)
                 result = await self.postprocess(work, encoded, prediction)
@@ -161,7 +161,7 @@ class RunningRequest:
         limit_s = self.pipeline.settings.max_request_s
         return DeadlineExceeded(f"the result was not ready after {limit_s:g} s, the gateway's max_request_s")
 
-    def _admitted(self, shed: Callable[[], None]) -> Admission:
+    def _admit(self, shed: Callable[[], None]) -> Admission:
         """Takes the request's place in admission control. `shed`: ends the request to make room for another request.
 
         Raises Overloaded and DeadlineExceeded.

@@ -34,13 +34,16 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
 class Turn:
-    """A request that runs, or waits for its turn to run. `tokens`: the tokens of its input and `REQUEST_TOKENS`, which
-    run at once; generated tokens count for the share of its tenant only. `is_beyond_share`: set when the request begins
-    to run. `is_queued`: whether it waits in the executor for its first token.
+    """A request that runs, or waits for its turn to run.
+
+    - `turns`: the turns of its model.
+    - `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at once; generated tokens count for the share of
+      its tenant only.
+    - `is_beyond_share`: set when the request begins to run.
+    - `is_queued`: whether it waits in the executor for its first token.
     """
 
     __slots__ = (
-        "_turns",
         "began_s",
         "future",
         "is_beyond_share",
@@ -49,11 +52,12 @@ class Turn:
         "is_queued",
         "tenant",
         "tokens",
+        "turns",
         "weight",
     )
 
     def __init__(self, turns: "TenantTurns", tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
-        self._turns = turns
+        self.turns = turns
         self.tenant = tenant
         self.weight = weight
         self.tokens = max(1, tokens)
@@ -62,22 +66,6 @@ class Turn:
         self.is_beyond_share = False
         self.is_paused = self.is_queued = False
         self.future: asyncio.Future[None] | None = None
-
-    def charge(self, tokens: int) -> None:
-        """Adds tokens, which may be negative, to the cost of the request for the share of its tenant."""
-        self._turns.charge(self, tokens)
-
-    def queue(self) -> None:
-        """Lets other tenants run while the request waits in the executor."""
-        self._turns.queue(self)
-
-    def pause(self, *, is_paused: bool) -> None:
-        """Lets other requests run while this request waits for something other than the model, or ends the pause."""
-        self._turns.pause(self, is_paused=is_paused)
-
-    def resize(self, more: int) -> None:
-        """Corrects the tokens of the request's input by `more`, which may be negative."""
-        self._turns.resize(self, more)
 
 
 class _TenantShare:

@@ -69,7 +69,10 @@ class _System:
         timings: Any = None
         running = GenerationRequest(pipeline, request, Call(), model, timings, parts)
         admission: Any = SimpleNamespace(
-            count=lambda *_: None, queue=lambda: None, generated=self.counted.append, wait=self.waits.append
+            count=lambda *_: None,
+            queue=lambda: None,
+            charge=self.counted.append,
+            pause=lambda *, is_paused: self.waits.append(is_paused),
         )
         running.admission = admission
         running.count(encoded)

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 import pytest
 
 from neuronpipe.core.calls import Call
-from neuronpipe.gateway.load_shedding import Admitted, ModelLoad, TenantLoad, newest_of_largest
+from neuronpipe.gateway.load_shedding import ModelLoad, RequestLoad, TenantLoad, newest_of_largest
 
 
 def _load(tokens: Sequence[int]) -> TenantLoad:
     load = TenantLoad()
     for number in tokens:
-        made = Admitted(call=Call(), model=ModelLoad("m"), tenant_load=load, tokens=number, shed=lambda: None)
-        load.admitted[made] = None
+        made = RequestLoad(call=Call(), model=ModelLoad("m"), tenant_load=load, tokens=number, shed=lambda: None)
+        load.in_flight[made] = None
     return load
 
 
 def _share(load: TenantLoad, more_requests: int, more_tokens: int) -> float:
     """As of a limit of 10 requests and of 100 tokens."""
-    tokens = sum(admitted.tokens for admitted in load.admitted) + more_tokens
-    return max((len(load.admitted) + more_requests) / 10, tokens / 100)
+    tokens = sum(request.tokens for request in load.in_flight) + more_tokens
+    return max((len(load.in_flight) + more_requests) / 10, tokens / 100)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_the_newest_request_of_the_largest_tenant_ends_where_the_tenant_keeps_as
     own_share: float, ends: bool
 ) -> None:
     largest, smaller, idle = _load([5, 5, 5]), _load([5, 5]), _load([])
-    newest = [*largest.admitted][-1]
+    newest = [*largest.in_flight][-1]
     assert newest_of_largest([smaller, largest, idle], _share, own_share) is (newest if ends else None)
 
 
 def test_the_tokens_of_the_newest_request_leave_with_it() -> None:
     load = _load([10, 60])
     assert newest_of_largest([load], _share, 0.11) is None  # 70 tokens without 60 are 10
-    assert newest_of_largest([load], _share, 0.1) is [*load.admitted][-1]
+    assert newest_of_largest([load], _share, 0.1) is [*load.in_flight][-1]
 
 
 def test_no_request_ends_where_no_tenant_has_one() -> None:

@@ -12,7 +12,7 @@ from neuronpipe.bulk.jobs.job import Invocation
 from neuronpipe.bulk.jobs.service import Jobs
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import write_body
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route, read_header
 from neuronpipe.doors.http.messages import message_body
 
 _OPERATION = dict[str, Any]
@@ -78,7 +78,7 @@ def job_http_handlers(jobs: Jobs) -> HttpHandlers:
 
     async def invoke(request: HttpRequest) -> HttpResponse:
         def header(name: str) -> str:
-            return request.headers.get(f"{_AMAZON}{name}".encode(), b"").decode("latin-1")
+            return read_header(request.headers, f"{_AMAZON}{name}".encode())
 
         id = header("inferenceid") or secrets.token_hex(16)
         limits = SubmitInferenceRequest(

@@ -17,9 +17,9 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText
-from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText, reader_of_answer
+from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
+from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -152,15 +152,14 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     def new_writer() -> _MessageWriter:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        marks = None if generation.json_schema else facts.reasoning_marks  # the form holds from the first token on
-        is_open = not input.text_generation.continue_final_message and _thinking(body) in facts.opens_reasoning
-        return _MessageWriter(request.call.request_id, model.name, AnswerReader(calls, marks, is_open=is_open))
+        thinking = "" if input.text_generation.continue_final_message else _thinking(body)
+        reader = reader_of_answer(tools, facts, has_form=bool(generation.json_schema), thinking=thinking)
+        return _MessageWriter(request.call.request_id, model.name, reader)
 
     if body.stream:
-        events = await inference.stream(request.call, model, input, fields)
+        events = await inference.stream(ModelCall(request.call, model, fields), input)
         return event_response(new_writer().events(events), ANTHROPIC_ERROR)
-    result = await inference.infer_one(request.call, model, input, fields)
+    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
@@ -169,7 +168,7 @@ async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: CountedMessages = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     input, fields = _input(body, _tool_use(body), GenerationOptions(max_new_tokens=1))
-    result = await inference.infer_one(request.call, model, input, fields)
+    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
     return HttpResponse(write_body({"input_tokens": result.usage.tokens}))
 
 
@@ -182,10 +181,10 @@ def _tool_use(body: CountedMessages) -> ToolUse:
         function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
         present = {name: value for name, value in function.items() if value is not None}
         tools.append({"type": "function", "function": present})
-    choice, has_several = body.tool_choice, not body.tool_choice.disable_parallel_tool_use
-    if choice.type == "tool":
-        return ToolUse.of(tools, None, choice.name or "", "tool_choice.name", has_several)
-    return ToolUse.of(tools, _CHOICES[choice.type], None, "tool_choice", has_several)
+    chosen, choice = body.tool_choice, ToolChoice(_CHOICES.get(body.tool_choice.type))
+    if chosen.type == "tool":
+        choice = ToolChoice(function=chosen.name or "", field="tool_choice.name")
+    return ToolUse.of(tools, choice, has_several=not chosen.disable_parallel_tool_use)
 
 
 def _thinking(body: CountedMessages) -> str:
@@ -261,7 +260,7 @@ class _MessageWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the message with its blocks."""
-        *_, end, _ = self._ended(result, result.result.message.text_generation.sequences[0].text)
+        *_, end, _ = self._end_message(result, result.texts[0].text)
         usage = {"input_tokens": result.usage.tokens, **end["usage"]}
         return self._head | {"content": self._blocks, **end["delta"], "usage": usage}
 
@@ -274,30 +273,30 @@ class _MessageWriter:
                     message: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "usage": usage}
                     yield {"type": "message_start", "message": message}
                     continue
-                written = self._read(event.text) if isinstance(event, GeneratedPart) else self._ended(event, "")
+                written = self._read(event.text) if isinstance(event, GeneratedPart) else self._end_message(event, "")
                 for part in written:
                     yield part
 
     def _read(self, text: str, *, is_last: bool = False) -> Iterator[dict[str, Any]]:
         for part in self._reader.read(text, is_last=is_last):
             if isinstance(part, ReasoningText):
-                yield from self._said("thinking", part, {"thinking": "", "signature": ""})
+                yield from self._add_text("thinking", part, {"thinking": "", "signature": ""})
             elif isinstance(part, str):
-                yield from self._said("text", part, {"text": ""})
+                yield from self._add_text("text", part, {"text": ""})
             elif "id" in part:
-                yield from self._begun(
+                yield from self._begin_block(
                     {"type": "tool_use", "id": part["id"], "name": part["function"]["name"], "input": {}}
                 )
             else:
                 yield self._delta(part["function"]["arguments"])
 
-    def _said(self, kind: str, text: str, empty: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _add_text(self, kind: str, text: str, empty: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not self._blocks or self._blocks[-1]["type"] != kind:
-            yield from self._begun({"type": kind, **empty})
+            yield from self._begin_block({"type": kind, **empty})
         yield self._delta(text)
 
-    def _begun(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._closed()
+    def _begin_block(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close_block()
         self._blocks.append(block)
         yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": block}
 
@@ -306,7 +305,7 @@ class _MessageWriter:
         name, kind = _DELTAS[self._blocks[-1]["type"]]
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": {"type": kind, name: piece}}
 
-    def _closed(self) -> Iterator[dict[str, Any]]:
+    def _close_block(self) -> Iterator[dict[str, Any]]:
         """Yields the event that closes the open block."""
         if not self._blocks:
             return
@@ -319,11 +318,11 @@ class _MessageWriter:
         self._blocks[-1], self._pieces = block | content, []
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
-    def _ended(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
+    def _end_message(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
         """Yields the events of the rest of the text; the `message_delta` has the reason for the end."""
         yield from self._read(rest, is_last=True)
-        yield from self._closed()
-        reason = _REASONS.get(result.result.message.text_generation.sequences[0].finish_reason, "end_turn")
+        yield from self._close_block()
+        reason = _REASONS.get(result.texts[0].finish_reason, "end_turn")
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
         usage = {"output_tokens": result.usage.generated_tokens}

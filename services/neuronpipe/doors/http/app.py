@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,16 @@ from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
 from neuronpipe.doors.http.bodies import STRICT_FIELD, UnknownFields, read_body, write_body
-from neuronpipe.doors.http.exchange import JSON, TEXTS, HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.exchange import (
+    JSON,
+    TEXTS,
+    HttpHandler,
+    HttpHandlers,
+    HttpRequest,
+    HttpResponse,
+    Route,
+    read_header,
+)
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
 from neuronpipe.doors.http.wire import Exchange, too_large
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
@@ -94,6 +103,16 @@ class RouteTable:
         raise RequestRefused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
 
 
+class _RoutedRequest(NamedTuple):
+    """A request whose route is found. `names`: the names in the path."""
+
+    route: Route
+    handler: HttpHandler
+    names: Mapping[str, str]
+    headers: Headers
+    request_id: str
+
+
 class App:
     """The application that a server of HTTP calls for every request."""
 
@@ -148,9 +167,10 @@ class App:
             try:
                 response = self._preflight(head.method, headers)
                 if response is None:
-                    route, handler, names = self._routes.find(head.method, self._without_prefix(head.path))
-                    error_form = route.error_form
-                    response = await self._answer(route, handler, names, headers, request_id, exchange, streaming)
+                    found = self._routes.find(head.method, self._without_prefix(head.path))
+                    routed = _RoutedRequest(*found, headers, request_id)
+                    error_form = routed.route.error_form
+                    response = await self._answer(routed, exchange, streaming)
                 if head.method == "HEAD" and response.stream:
                     response = replace(response, stream=_no_parts())
             except asyncio.CancelledError:
@@ -187,28 +207,21 @@ class App:
         for task in self._streaming:
             task.cancel()
 
-    async def _answer(
-        self,
-        route: Route,
-        handler: HttpHandler,
-        names: Mapping[str, str],
-        headers: Headers,
-        request_id: str,
-        exchange: Exchange,
-        streaming: ExitStack,
-    ) -> HttpResponse:
+    async def _answer(self, routed: _RoutedRequest, exchange: Exchange, streaming: ExitStack) -> HttpResponse:
+        """Answers a request. `streaming`: gets the resources that a stream holds until its end."""
+        route, handler, names, headers, request_id = routed
         if self._guard and route.service not in self._open_services:
-            authorization, on_behalf = (headers.get(name, b"").decode("latin-1") for name in _CREDENTIALS)
+            authorization, on_behalf = (read_header(headers, name) for name in _CREDENTIALS)
             enter_caller(self._guard.identify(Credentials(authorization, on_behalf=on_behalf)))
         elif not self._guard and "*" not in self._hosts and route.service != "health":
             _check_page(headers, exchange.head.method, self._hosts, self._cors_origins)
         query = exchange.head.query.decode("latin-1")
         if not route.is_counted:
-            return await handler(HttpRequest(Call(request_id), names, query, headers, "", b""))
+            return await handler(HttpRequest(Call(request_id), names, query, headers, media_type="", body=b""))
         with ExitStack() as counted:
             counted.enter_context(self._in_flight)
             call = _call(headers, request_id)
-            UnknownFields.enter(headers.get(_STRICT, b"").decode("latin-1"))
+            UnknownFields.enter(read_header(headers, _STRICT))
             media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
             body: Any = b""
             if route.method == "POST":
@@ -221,7 +234,9 @@ class App:
             deadline_s = None if call.deadline_s is None else call.deadline_s + _SLACK_S
             late = partial(DeadlineExceeded, "the deadline passed before the result was ready")
             with Timeout(self._deadlines, deadline_s, late):
-                response = await handler(HttpRequest(call, names, query, headers, media_type, body, make))
+                response = await handler(
+                    HttpRequest(call, names, query, headers, media_type=media_type, body=body, make=make)
+                )
             if response.stream:
                 streaming.enter_context(counted.pop_all())
             return response
@@ -338,7 +353,7 @@ async def _no_parts() -> AsyncGenerator[bytes, None]:
 
 def _is_origin_of(headers: Headers, origins: Collection[str]) -> bool:
     """Returns whether a page of one of these origins sends a request."""
-    origin = headers.get(b"origin", b"").decode("latin-1").lower()
+    origin = read_header(headers, b"origin").lower()
     return bool(origin) and (origin in origins or "*" in origins)
 
 
@@ -348,12 +363,12 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     Without credentials, a request of the page would pass for a request of the browser's user (CSRF). If the site's name
     leads to this gateway, the page would also get the answer (DNS rebinding).
     """
-    host = headers.get(b"host", b"").decode("latin-1").lower()
+    host = read_header(headers, b"host").lower()
     if host and not _is_own(host, hosts):
         raise RequestRefused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
     if _is_origin_of(headers, origins):
         return
-    origin = headers.get(b"origin", b"").decode("latin-1").lower().rpartition("://")[2]
+    origin = read_header(headers, b"origin").lower().rpartition("://")[2]
     is_page_call = headers.get(b"sec-fetch-mode") != b"navigate" or method not in ("GET", "HEAD")
     if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
         b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
@@ -370,7 +385,7 @@ def _is_own(host: str, hosts: Collection[str]) -> bool:
 
 def _request_id(headers: Headers) -> str:
     """Returns the caller's id of the request, or a new id."""
-    request_id = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+    request_id = read_header(headers, REQUEST_ID_HEADER)
     return request_id if request_id and request_id.isascii() and request_id.isprintable() else new_request_id()
 
 
@@ -385,9 +400,9 @@ def _call(headers: Headers, request_id: str) -> Call:
         deadline_s = time.monotonic() + int(timeout) / 1000
     trace = None
     if traceparent := headers.get(_TRACEPARENT):
-        trace = SpanContext.parse(traceparent.decode("latin-1"), headers.get(_TRACESTATE, b"").decode("latin-1"))
-    priority = read_priority(headers.get(_PRIORITY, b"").decode("latin-1"))
-    route_key = headers.get(_ROUTE_KEY, b"").decode("latin-1")
+        trace = SpanContext.parse(traceparent.decode("latin-1"), read_header(headers, _TRACESTATE))
+    priority = read_priority(read_header(headers, _PRIORITY))
+    route_key = read_header(headers, _ROUTE_KEY)
     return Call(request_id, deadline_s, priority, trace, current_caller(), route_key=route_key)
 
 

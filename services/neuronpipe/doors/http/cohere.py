@@ -66,7 +66,7 @@ _VECTORS: Any = dict[str, list[list[float]] | list[list[int]] | list[str]]
 _ANSWER = named(
     "CohereEmbeddings", id=str, embeddings=_VECTORS, texts=list[str], response_type=str, meta=dict[str, Any]
 )
-EMBED = Route("POST", "/v2/embed", "Cohere: vectors of texts and images", CohereEmbed, _ANSWER, COHERE_ERROR)
+EMBED = Route("POST", "/v2/embed", "Cohere: vectors of texts and images", CohereEmbed, _ANSWER, error_form=COHERE_ERROR)
 _FIELDS = {
     "truncation": "truncate",
     "truncation_tokens": "max_tokens",

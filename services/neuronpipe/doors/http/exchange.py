@@ -15,11 +15,17 @@ from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm
 from neuronpipe.doors.inference import MODEL_FIELD, VERSION_FIELD, ModelName
 
 JSON = "application/json"
+_MODEL, _VERSION = MODEL_FIELD.encode(), VERSION_FIELD.encode()
 # Media types of texts; all others are files.
 TEXTS = (JSON, "text/csv", "application/jsonlines", "application/x-ndjson", "application/x-amz-json-1.1")
 
 # Runs a function that makes objects from the body, for a large body in a thread (see InFlight.make).
 Make: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+def read_header(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    """Returns the value of a header; empty if it is missing."""
+    return headers.get(name, b"").decode("latin-1")
 
 
 async def _at_once(work: Callable[[], Any]) -> Any:
@@ -47,11 +53,8 @@ class HttpRequest:
 
     def model(self, name: str | None = None) -> ModelName:
         """Returns the model that the body or the path names, or else the query or a header, and a header's version."""
-        name = name or self.parameter("model") or self._header(MODEL_FIELD)
-        return ModelName(name, self._header(VERSION_FIELD))
-
-    def _header(self, name: str) -> str:
-        return self.headers.get(name.encode(), b"").decode("latin-1")
+        name = name or self.parameter("model") or read_header(self.headers, _MODEL)
+        return ModelName(name, read_header(self.headers, _VERSION))
 
     def parameter(self, name: str) -> str:
         """Returns a parameter of the query; empty if it is missing."""

@@ -22,7 +22,7 @@ from neuronpipe.doors.http import (
     tokens,
     vllm,
 )
-from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route, handlers_for
+from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route, handlers_for, read_header
 from neuronpipe.doors.inference import Inference
 from neuronpipe.doors.oip.service import TensorService
 
@@ -81,7 +81,7 @@ def metrics_handlers(write: Callable[[str], tuple[bytes, str]]) -> HttpHandlers:
         return page
 
     async def metrics(request: HttpRequest) -> HttpResponse:
-        accept = _OPEN_METRICS if _OPEN_METRICS in request.headers.get(b"accept", b"").decode("latin-1") else ""
+        accept = _OPEN_METRICS if _OPEN_METRICS in read_header(request.headers, b"accept") else ""
         if accept not in next_pages:
             next_pages[accept] = asyncio.create_task(write_next(accept))
         page, media_type = await asyncio.shield(next_pages[accept])

@@ -23,7 +23,7 @@ from neuronpipe.doors.http.bodies import (
 
 def _refuse_length(value: Any) -> None:
     if value is not None:
-        raise ValueError("is not supported, since it counts the prompt; use max_new_tokens or min_new_tokens")
+        raise ValueError("is not supported, because it counts the prompt; use max_new_tokens or min_new_tokens")
 
 
 _PromptAndText = Annotated[Any, AfterValidator(_refuse_length), WithJsonSchema({"type": "null"})]

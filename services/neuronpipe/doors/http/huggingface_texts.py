@@ -16,7 +16,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference, kept_tokens, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, truncation_of
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
@@ -98,7 +98,7 @@ def one_text_fields(body: Prompted) -> dict[str, str]:
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
     """Returns the input of a request whose answer has one text. Raises InvalidInput."""
     if (body.parameters.option("num_return_sequences") or 1) > 1:
-        raise InvalidInput("parameters.num_return_sequences", "must be 1, since the answer has one text")
+        raise InvalidInput("parameters.num_return_sequences", "must be 1, because the answer has one text")
     return read_prompt(input, body, model)
 
 
@@ -177,7 +177,8 @@ async def answer_tokens(
     """Answers with one text as events. Raises NeuronpipeError if it fails before the first token."""
     input = read_one_prompt(prompt, body, model)
     input.text_generation.options.top_logprobs = 0  # the log probability of each token
-    events = await inference.stream(request.call, request.model(model.name), input, one_text_fields(body))
+    model_call = ModelCall(request.call, request.model(model.name), one_text_fields(body))
+    events = await inference.stream(model_call, input)
     return event_response(_values(events, prompt, body), TGI_ERROR)
 
 
@@ -202,7 +203,7 @@ async def _values(
                 for value in values:
                     yield value
             elif isinstance(event, InferenceResult):
-                text = event.result.message.text_generation.sequences[0]
+                text = event.texts[0]
                 is_end = text.finish_reason == FinishReason.FINISH_REASON_END
                 last["token"]["special"] = is_end and not last["token"]["text"]
                 whole = write_text(text, prompt, body)["generated_text"]

@@ -43,7 +43,7 @@ _RESULT: Any = named(
     category_applied_input_types=dict[str, list[str]],
 )
 _ANSWER = named("Moderations", id=str, model=str, results=list[_RESULT])
-MODERATIONS = Route("POST", "/v1/moderations", "OpenAI: harm in texts", Moderation, _ANSWER, OPENAI_ERROR)
+MODERATIONS = Route("POST", "/v1/moderations", "OpenAI: harm in texts", Moderation, _ANSWER, error_form=OPENAI_ERROR)
 _FIELDS = {"text": "input…", "truncation": "truncate_prompt_tokens", "truncation_tokens": "truncate_prompt_tokens"}
 
 

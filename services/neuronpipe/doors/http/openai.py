@@ -111,7 +111,9 @@ _EMBEDDINGS = named("EmbeddingsResponse", object=_LIST, data=list[_EMBEDDING], m
 _ROOT = "`root`: the model that an alias stands for."
 _MODEL: Any = named("ModelEntry", _ROOT, id=str, root=str, object=Literal["model"], created=int, owned_by=str)
 _EITHER = either(EmbeddingsRequest, EmbeddedChat, {"messages"}, "OpenAI's with `input`, vLLM's with `messages`")
-EMBEDDINGS = Route("POST", "/v1/embeddings", "OpenAI: vectors of texts and images", _EITHER, _EMBEDDINGS, OPENAI_ERROR)
+EMBEDDINGS = Route(
+    "POST", "/v1/embeddings", "OpenAI: vectors of texts and images", _EITHER, _EMBEDDINGS, error_form=OPENAI_ERROR
+)
 _get = partial(Route, "GET", error_form=OPENAI_ERROR)
 MODELS = _get("/v1/models", "OpenAI: the models", gives=named("ModelList", object=_LIST, data=list[_MODEL]))
 MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)

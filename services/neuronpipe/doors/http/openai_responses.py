@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from neuronpipe.api.v1.inference_pb2 import Usage
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TextGenerationInput
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
@@ -31,9 +31,9 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
-from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
+from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
@@ -183,7 +183,7 @@ _RESPONSE = named(
     usage=dict[str, Any] | None,
 )
 _SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
-RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, OPENAI_ERROR)
+RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, error_form=OPENAI_ERROR)
 
 
 async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -191,7 +191,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
     tools.force(options)
-    said, fields = _said(body)
+    said, fields = _messages_of(body)
     messages = [message.message() for message in said]
     input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
     effort = body.reasoning.effort
@@ -199,21 +199,19 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     variables = switched(effort, {name: word for name, word in words.items() if word})
     if variables:
         input.template_arguments = json.dumps(variables)
-    arguments = request.call, model, TaskInput(text_generation=input), _FIELDS | fields | tools.fields("parameters")
+    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters"))
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        marks = None if form_of(options) else facts.reasoning_marks  # the form holds from the first token on
-        reader = AnswerReader(calls, marks, is_open=thinking_of(variables) in facts.opens_reasoning)
+        reader = reader_of_answer(tools, facts, has_form=bool(form_of(options)), thinking=thinking_of(variables))
         return _ResponseWriter(request.call.request_id, model.name, body, reader)
 
     if body.stream:
-        events = await inference.stream(*arguments)
+        events = await inference.stream(model_call, TaskInput(text_generation=input))
         writer = new_writer()
         return event_response(writer.events(events), replace(OPENAI_ERROR, write=writer.error))
-    result = await inference.infer_one(*arguments)
+    result = await inference.infer_one(model_call, TaskInput(text_generation=input))
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
@@ -223,7 +221,7 @@ ANSWERS: Answers[Inference] = [(RESPONSES, _responses)]
 _ONLY_REASONING = {"role", "reasoning_content"}
 
 
-def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
+def _messages_of(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
     """Returns the messages of a chat, and the request's names of their fields.
 
     The reasoning, the words and the calls of an answer are a message of the assistant.
@@ -261,13 +259,16 @@ def _said(body: ResponsesRequest) -> tuple[list[SaidMessage], dict[str, str]]:
 def _tool_use(body: ResponsesRequest) -> ToolUse:
     functions = [tool.model_dump(exclude_unset=True, exclude={"type"}) for tool in body.tools or ()]
     tools = [{"type": "function", "function": function} for function in functions]
-    choice, several = body.tool_choice, body.parallel_tool_calls is not False
-    if isinstance(choice, NamedFunction):
-        return ToolUse.of(tools, None, choice.name, "tool_choice.name", several)
-    if isinstance(choice, AllowedFunctions):
-        allowed = [tool.name for tool in choice.tools]
-        return ToolUse.of(tools, choice.mode, None, "tool_choice.tools", several, allowed)
-    return ToolUse.of(tools, choice, None, "tool_choice", several)
+    return ToolUse.of(tools, _tool_choice(body.tool_choice), has_several=body.parallel_tool_calls is not False)
+
+
+def _tool_choice(chosen: str | NamedFunction | AllowedFunctions | None) -> ToolChoice:
+    if isinstance(chosen, NamedFunction):
+        return ToolChoice(function=chosen.name, field="tool_choice.name")
+    if isinstance(chosen, AllowedFunctions):
+        names = [tool.name for tool in chosen.tools]
+        return ToolChoice(chosen.mode, field="tool_choice.tools", allowed=names)
+    return ToolChoice(chosen)
 
 
 def _text(content: str | Sequence[SaidPart | RefusalPart | ReasoningPart]) -> str:
@@ -316,7 +317,7 @@ class _ResponseWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the response with its items."""
-        *_, completed = self._ended(result, _text_of(result).text)
+        *_, completed = self._end_response(result, result.texts[0].text)
         response: dict[str, Any] = completed["response"]
         return response
 
@@ -330,7 +331,7 @@ class _ResponseWriter:
                 if isinstance(event, GeneratedPart):
                     written = self._read(event.text)
                 elif isinstance(event, InferenceResult):
-                    written = self._ended(event, "")
+                    written = self._end_response(event, "")
                 else:
                     continue
                 for part in written:
@@ -346,18 +347,18 @@ class _ResponseWriter:
         """Yields the events of a part of the text."""
         for part in self._reader.read(text, is_last=is_last):
             if isinstance(part, str):
-                yield from self._said(part, "reasoning" if isinstance(part, ReasoningText) else "message")
+                yield from self._add_text(part, "reasoning" if isinstance(part, ReasoningText) else "message")
             elif "id" in part:
                 call = {"call_id": part["id"], "name": part["function"]["name"], "arguments": ""}
-                yield from self._begun("fc", {"type": "function_call", **call})
+                yield from self._begin_item("fc", {"type": "function_call", **call})
             else:
                 self._pieces.append(part["function"]["arguments"])
                 yield self._event("function_call_arguments.delta", **self._place(), delta=self._pieces[-1])
 
-    def _said(self, text: str, kind: str = "message") -> Iterator[dict[str, Any]]:
+    def _add_text(self, text: str, kind: str = "message") -> Iterator[dict[str, Any]]:
         if not self._output or self._output[-1]["type"] != kind:
             id, fields = _SAID_ITEMS[kind]
-            yield from self._begun(id, {"type": kind, **fields, "content": []})
+            yield from self._begin_item(id, {"type": kind, **fields, "content": []})
             yield self._event("content_part.added", **self._place(), content_index=0, part=_part(kind, ""))
         if text:
             self._pieces.append(text)
@@ -369,13 +370,13 @@ class _ResponseWriter:
             return self._event(f"reasoning_text.{step}", **place, **fields)
         return self._event(f"output_text.{step}", **place, **fields, logprobs=[])
 
-    def _begun(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._closed("completed")
+    def _begin_item(self, kind: str, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close_item("completed")
         id = f"{kind}_{self._request_id}_{len(self._output)}"
         self._output.append({"id": id, **item, "status": "in_progress"})
         yield self._event("output_item.added", output_index=len(self._output) - 1, item=self._output[-1])
 
-    def _closed(self, status: str) -> Iterator[dict[str, Any]]:
+    def _close_item(self, status: str) -> Iterator[dict[str, Any]]:
         """Yields the events that close the open item."""
         if not self._output:
             return
@@ -391,14 +392,14 @@ class _ResponseWriter:
         self._output[-1], self._pieces = item | content | {"status": status}, []
         yield self._event("output_item.done", output_index=place["output_index"], item=self._output[-1])
 
-    def _ended(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
+    def _end_response(self, result: InferenceResult, rest: str) -> Iterator[dict[str, Any]]:
         """Yields the events of the rest of the text; the last event has the response."""
-        is_cut = _text_of(result).finish_reason == FinishReason.FINISH_REASON_LENGTH
+        is_cut = result.texts[0].finish_reason == FinishReason.FINISH_REASON_LENGTH
         status = "incomplete" if is_cut else "completed"
         yield from self._read(rest, is_last=True)
         if not self._output or (self._output[-1]["type"] == "reasoning" and not is_cut):
-            yield from self._said("")
-        yield from self._closed(status)
+            yield from self._add_text("")
+        yield from self._close_item(status)
         end = {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -413,11 +414,6 @@ class _ResponseWriter:
     def _event(self, name: str, /, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": f"response.{name}", "sequence_number": self._number, **fields}
-
-
-def _text_of(result: InferenceResult) -> GeneratedText:
-    text: GeneratedText = result.result.message.text_generation.sequences[0]
-    return text
 
 
 # Kinds of items with a text → the beginning of their ids, and their further fields.

@@ -3,10 +3,9 @@
 import json
 import time
 from codecs import getincrementaldecoder
-from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NotRequired
 
@@ -20,11 +19,11 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, switched, thinking_of
-from neuronpipe.doors.http.tool_calls import ToolUse
+from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
 from neuronpipe.doors.vectors import listed
-from neuronpipe.gateway.requests import GeneratedPart, TextEvent
+from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 # OpenAI's default for completions.
@@ -140,13 +139,13 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) ->
 
 
 _CHAT = _AnswerWriter(
-    "chatcmpl",
-    "chat.completion",
-    "chat.completion.chunk",
-    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    lambda text: {"delta": {"content": text} if text else {}},
-    _chat_logprobs,
-    {"delta": {"role": "assistant", "content": ""}},
+    id="chatcmpl",
+    whole_object="chat.completion",
+    part_object="chat.completion.chunk",
+    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    part=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=_chat_logprobs,
+    begin={"delta": {"role": "assistant", "content": ""}},
 )
 
 
@@ -154,7 +153,14 @@ def _text(text: str) -> dict[str, Any]:
     return {"text": text}
 
 
-_COMPLETION = _AnswerWriter("cmpl", "text_completion", "text_completion", _text, _text, _completion_logprobs)
+_COMPLETION = _AnswerWriter(
+    id="cmpl",
+    whole_object="text_completion",
+    part_object="text_completion",
+    whole=_text,
+    part=_text,
+    logprobs=_completion_logprobs,
+)
 
 
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -234,21 +240,16 @@ async def _answer_texts(
 
     def new_reader() -> AnswerReader:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        calls = tools.reader(facts.chat_template if tools.tools else "")
-        if not isinstance(body, bodies.ChatRequest) or has_form:  # the form holds from the first token on
-            return AnswerReader(calls)
-        return AnswerReader(calls, facts.reasoning_marks, is_open=_is_reasoning_open(body, facts))
+        if isinstance(body, bodies.ChatRequest):
+            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body))
+        return AnswerReader(tools.reader(""))
 
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
-        chunks = _chunks(events, writer, head, body, begins, new_reader)
+        chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
-    texts = [
-        (begin, text)
-        for begin, result in zip(begins, results, strict=True)
-        for text in result.result.message.text_generation.sequences
-    ]
+    texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
     choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
@@ -281,62 +282,86 @@ def _whole_choice(
     return _choice(index, choice, _reason(text, reader), logprobs)
 
 
-async def _chunks(
-    events: AsyncGenerator[tuple[int, TextEvent], None],
-    writer: _AnswerWriter,
-    head: dict[str, Any],
-    body: bodies.CompletionOptions,
-    begins: Sequence[str],
-    new_reader: Callable[[], AnswerReader],
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields the chunks of a stream. `begins`: the beginning of each input's texts, which comes before the events.
+@dataclass(slots=True)
+class _OpenChoice:
+    """A choice of a stream. `tokens`: the tokens of its text up to now."""
 
-    As in vLLM, the first text of the input number i is the choice of index i * n.
+    reader: AnswerReader
+    offsets: _Offsets = field(default_factory=_Offsets)
+    tokens: int = 0
+
+
+class _ChunkWriter:
+    """Writes the chunks of a stream. As in vLLM, the first text of the input number i is the choice of index i * n.
+
+    `begins`: the beginning of each input's texts, which comes before the events.
     """
-    options, texts = body.stream_options or bodies.StreamOptions(), body.n or 1
-    head |= {"object": writer.part_object} | ({"usage": None} if options.include_usage else {})
-    readers = defaultdict[int, AnswerReader](new_reader)
-    offsets = defaultdict[int, _Offsets](_Offsets)
-    # Tokens of each input's prompt, and of each choice's text up to now.
-    prompt_tokens, text_tokens = Counter[int](), Counter[int]()
-    usages: list[Usage] = []
 
-    def chunk(index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        choices = [_choice(index, text, reason, logprobs)]
-        if not (options.include_usage and options.continuous_usage_stats):
-            return head | {"choices": choices}
-        usage = Usage(tokens=prompt_tokens[index // texts], generated_tokens=text_tokens[index])
-        return head | {"choices": choices, "usage": _usage([usage])}
+    def __init__(
+        self,
+        writer: _AnswerWriter,
+        head: dict[str, Any],
+        body: bodies.CompletionOptions,
+        begins: Sequence[str],
+        new_reader: Callable[[], AnswerReader],
+    ) -> None:
+        self._writer, self._body, self._begins = writer, body, begins
+        self._options, self._texts = body.stream_options or bodies.StreamOptions(), body.n or 1
+        self._head = head | {"object": writer.part_object} | ({"usage": None} if self._options.include_usage else {})
+        self._choices = [_OpenChoice(new_reader()) for _ in range(self._texts * len(begins))]
+        self._prompt_tokens = [0] * len(begins)
+        self._usages: list[Usage] = []
 
-    def written(part: str | dict[str, Any]) -> dict[str, Any]:
-        if isinstance(part, ReasoningText):
-            return {"delta": {"reasoning_content": part}}
-        return writer.part(part) if isinstance(part, str) else {"delta": {"tool_calls": [part]}}
+    async def chunks(self, events: AsyncGenerator[tuple[int, TextEvent], None]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the chunks."""
+        async with aclosing(events):
+            for index in range(len(self._choices)):
+                begin = self._begins[index // self._texts]
+                if first := self._writer.begin or (self._writer.part(begin) if begin else None):
+                    yield self._chunk(index, first)
+            async for number, event in events:
+                if isinstance(event, GenerateStart):
+                    self._prompt_tokens[number] = event.prompt_tokens
+                elif isinstance(event, GeneratedPart):
+                    for chunk in self._write_part(number * self._texts + event.sequence, event):
+                        yield chunk
+                else:
+                    for chunk in self._write_ends(number * self._texts, event):
+                        yield chunk
+            if self._options.include_usage:
+                yield self._head | {"choices": [], "usage": _usage(self._usages)}
 
-    async with aclosing(events):
-        for index in range(texts * len(begins)):
-            begin = begins[index // texts]
-            if first := writer.begin or (writer.part(begin) if begin else None):
-                yield chunk(index, first)
-        async for number, event in events:
-            if isinstance(event, GenerateStart):
-                prompt_tokens[number] = event.prompt_tokens
-            elif isinstance(event, GeneratedPart):
-                index = number * texts + event.sequence
-                text_tokens[index] += len(event.token_ids)
-                logprobs = writer.logprobs(event.logprobs, offsets[index]) if event.logprobs else None
-                ids = {"token_ids": event.token_ids} if body.return_token_ids else {}
-                for part in [*readers[index].read(event.text)] or ([""] if logprobs or ids else []):
-                    yield chunk(index, written(part) | ids, None, logprobs)
-                    logprobs, ids = None, {}
-            else:
-                usages.append(event.usage)
-                for index, text in enumerate(event.result.message.text_generation.sequences, number * texts):
-                    for part in readers[index].read("", is_last=True):
-                        yield chunk(index, written(part))
-                    yield chunk(index, writer.part(""), _reason(text, readers[index]))
-        if options.include_usage:
-            yield head | {"choices": [], "usage": _usage(usages)}
+    def _write_part(self, index: int, part: GeneratedPart) -> Iterator[dict[str, Any]]:
+        choice = self._choices[index]
+        choice.tokens += len(part.token_ids)
+        logprobs = self._writer.logprobs(part.logprobs, choice.offsets) if part.logprobs else None
+        ids = {"token_ids": part.token_ids} if self._body.return_token_ids else {}
+        for piece in [*choice.reader.read(part.text)] or ([""] if logprobs or ids else []):
+            yield self._chunk(index, self._write_piece(piece) | ids, None, logprobs)
+            logprobs, ids = None, {}
+
+    def _write_ends(self, first_index: int, result: InferenceResult) -> Iterator[dict[str, Any]]:
+        """Yields the last chunks of an input's texts."""
+        self._usages.append(result.usage)
+        for index, text in enumerate(result.texts, first_index):
+            reader = self._choices[index].reader
+            for piece in reader.read("", is_last=True):
+                yield self._chunk(index, self._write_piece(piece))
+            yield self._chunk(index, self._writer.part(""), _reason(text, reader))
+
+    def _write_piece(self, piece: str | dict[str, Any]) -> dict[str, Any]:
+        if isinstance(piece, ReasoningText):
+            return {"delta": {"reasoning_content": piece}}
+        return self._writer.part(piece) if isinstance(piece, str) else {"delta": {"tool_calls": [piece]}}
+
+    def _chunk(
+        self, index: int, text: Mapping[str, Any], reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        chunk = self._head | {"choices": [_choice(index, text, reason, logprobs)]}
+        if self._options.include_usage and self._options.continuous_usage_stats:
+            prompt_tokens, tokens = self._prompt_tokens[index // self._texts], self._choices[index].tokens
+            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=tokens)])
+        return chunk
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -349,22 +374,25 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
 
 
-def _is_reasoning_open(body: bodies.ChatRequest, facts: GenerationFacts) -> bool:
-    """Tells whether the prompt ends in the model's reasoning."""
+def _thinking(body: bodies.ChatRequest) -> str:
+    """Returns the setting of the template's thinking; empty for a prompt that ends in the answer."""
     if body.continue_final_message or body.add_generation_prompt is False:
-        return False
-    return thinking_of(switched(body.reasoning_effort, body.chat_template_kwargs or {})) in facts.opens_reasoning
+        return ""
+    return thinking_of(switched(body.reasoning_effort, body.chat_template_kwargs or {}))
 
 
 def _tool_use(body: bodies.ChatRequest) -> ToolUse:
     tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    choice, several = body.tool_choice, body.parallel_tool_calls is not False
-    if isinstance(choice, bodies.ChosenTool):
-        return ToolUse.of(tools, None, choice.function.name, "tool_choice.function.name", several)
-    if isinstance(choice, bodies.AllowedChoice):
-        allowed = [tool.function.name for tool in choice.allowed_tools.tools]
-        return ToolUse.of(tools, choice.allowed_tools.mode, None, "tool_choice.allowed_tools", several, allowed)
-    return ToolUse.of(tools, choice, None, "tool_choice", several)
+    return ToolUse.of(tools, _tool_choice(body.tool_choice), has_several=body.parallel_tool_calls is not False)
+
+
+def _tool_choice(chosen: str | bodies.ChosenTool | bodies.AllowedChoice | None) -> ToolChoice:
+    if isinstance(chosen, bodies.ChosenTool):
+        return ToolChoice(function=chosen.function.name, field="tool_choice.function.name")
+    if isinstance(chosen, bodies.AllowedChoice):
+        names = [tool.function.name for tool in chosen.allowed_tools.tools]
+        return ToolChoice(chosen.allowed_tools.mode, field="tool_choice.allowed_tools", allowed=names)
+    return ToolChoice(chosen)
 
 
 def _usage(usages: list[Usage]) -> dict[str, Any]:
@@ -437,9 +465,9 @@ def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprob
     stops = options.get("stop_strings", ())
     if "" in ([stops] if isinstance(stops, str) else stops):  # OpenAI ignores empty strings
         options["stop_strings"] = [stop for stop in stops if stop]
-    for name, field, value in _forms(body):
+    for name, form_field, value in _forms(body):
         if name in options:
-            raise InvalidInput(field, "is given twice")
+            raise InvalidInput(form_field, "is given twice")
         options[name] = value
     if body.ignore_eos:
         if max_tokens is None:

@@ -84,7 +84,9 @@ def problem_of(error: NeuronpipeError | RequestRefused) -> Problem:
         retry_after_s = _UNAVAILABLE_RETRY_S
     field = error.field if isinstance(error, InvalidInput) else ""
     headers = ((b"www-authenticate", b"Bearer"),) if isinstance(error, Unauthenticated) else ()  # RFC 9110, 11.6.1
-    return Problem(CODES[type(error)], error.reason, error.message, field, retry_after_s, headers)
+    return Problem(
+        CODES[type(error)], error.reason, error.message, field=field, retry_after_s=retry_after_s, headers=headers
+    )
 
 
 def _problem_details(problem: Problem) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from neuronpipe.doors.http.tool_calls import CallReader
+from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.tasks.text_generation import GenerationFacts
 
 # Variables with which templates switch reasoning: `enable_thinking` of Qwen's, `thinking` of DeepSeek's.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -102,3 +103,14 @@ class AnswerReader:
             yield ReasoningText(said[:end])
         if closing or is_last:
             self._is_open, self._skips_space = False, True
+
+
+def reader_of_answer(tools: ToolUse, facts: GenerationFacts, *, has_form: bool, thinking: str) -> AnswerReader:
+    """Returns the reader of a model's answer.
+
+    - `has_form`: the text has a form, which holds from the first token on, so there is no reasoning.
+    - `thinking`: see `thinking_of`; empty for a prompt that ends in the answer.
+    """
+    calls = tools.reader(facts.chat_template if tools.tools else "")
+    marks = None if has_form else facts.reasoning_marks
+    return AnswerReader(calls, marks, is_open=thinking in facts.opens_reasoning)

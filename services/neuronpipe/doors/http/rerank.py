@@ -21,7 +21,7 @@ from neuronpipe.doors.http.bodies import (
 )
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
-from neuronpipe.doors.inference import Inference, kept_tokens, score_function, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, score_function, truncation_of
 
 
 class Document(Body):
@@ -92,7 +92,7 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
         cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
     cuts |= {"max_chunks": body.max_chunks_per_doc or 0, "max_text_tokens": body.max_tokens_per_doc or 0}
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
-    result = await inference.infer_one(request.call, model, input, _FIELDS)
+    result = await inference.infer_one(ModelCall(request.call, model, _FIELDS), input)
     results: list[dict[str, Any]] = [
         {"index": rank.index, "relevance_score": rank.score} for rank in result.result.message.rerank.texts
     ]
@@ -121,7 +121,8 @@ async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
         truncation=truncation_of(body.truncate, body.truncation_direction),
     )
     model = inference.choose(request.model(body.model), "rerank")
-    result = await inference.infer_one(request.call, model, TaskInput(rerank=input), {"truncation": "truncate"})
+    model_call = ModelCall(request.call, model, {"truncation": "truncate"})
+    result = await inference.infer_one(model_call, TaskInput(rerank=input))
     answer: list[dict[str, Any]] = [
         {"index": rank.index, "score": rank.score} for rank in result.result.message.rerank.texts
     ]

@@ -20,7 +20,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.parsing import parse
 from neuronpipe.doors.http.bodies import LINE_BYTES, check_body, check_values, read_json, without_nulls, write_body
-from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse
+from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, read_header
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, answer_request, post
 from neuronpipe.doors.http.native import response_message, to_inference_request
 from neuronpipe.doors.http.openai import EMBEDDINGS, embeddings
@@ -58,7 +58,7 @@ async def _invocations(inference: Inference, request: HttpRequest) -> HttpRespon
         message = await request.make(partial(_read_message, request.body))
         result = await inference.pipeline.infer(to_inference_request(request.call, message), Spans.HTTP_REQUEST)
         return HttpResponse(response_message(result, result.result.message).SerializeToString(), _PROTOBUF)
-    name = request.headers.get(_TARGET_HEADER, b"").decode("latin-1") or request.names.get("name", "")
+    name = read_header(request.headers, _TARGET_HEADER) or request.names.get("name", "")
     if request.media_type in ("", JSON):
         read = partial(_read_other, request.body, name, inference.settings.max_input_bytes)
         if other := await request.make(read):
@@ -73,7 +73,7 @@ async def _invocations(inference: Inference, request: HttpRequest) -> HttpRespon
     if value.get("stream"):
         raise InvalidInput("stream", "is for one text, whose body is JSON")
     answers = await answer_body(inference, request, spec, value)
-    accepted = request.headers.get(b"accept", b"").decode("latin-1")
+    accepted = read_header(request.headers, b"accept")
     if request.media_type in _LINES or any(media in accepted for media in _LINES):
         return HttpResponse(b"".join(write_body(answer) + b"\n" for answer in answers), _LINES[0])
     return HttpResponse(write_body(answers))

@@ -6,14 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from neuronpipe import __version__
 from neuronpipe.api.v1 import tasks_pb2 as tasks
-from neuronpipe.api.v1.models_pb2 import GetModelRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import TEI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, check_second, of_results, score_function, truncation_of
+from neuronpipe.doors.inference import (
+    Inference,
+    Inputs,
+    ModelCall,
+    check_second,
+    of_results,
+    score_function,
+    truncation_of,
+)
+from neuronpipe.doors.tei import read_info
 from neuronpipe.doors.vectors import embedding_input, listed, text_input, token_vectors, vector
 from neuronpipe.gateway.requests import InferenceResult
 
@@ -87,7 +94,7 @@ EMBED = _post("/embed", "TEI: a vector for each text", Embed, list[list[float]])
 EMBED_ALL = _post("/embed_all", "TEI: a vector for each token of each text", EmbedAll, list[list[list[float]]])
 PREDICT = _post("/predict", "TEI: labels with scores, best first", Predict, list[_PREDICTION] | list[list[_PREDICTION]])
 SIMILARITY = _post("/similarity", "TEI: cosines of a sentence and others", Similarity, list[float])
-INFO = Route("GET", "/info", "TEI: the model and the limits", None, _INFO, TEI_ERROR, query=_QUERY)
+INFO = Route("GET", "/info", "TEI: the model and the limits", gives=_INFO, error_form=TEI_ERROR, query=_QUERY)
 EMBED_SPARSE = _post("/embed_sparse", "TEI: a sparse vector for each text", EmbedSparse, list[list[_WEIGHT]])
 
 _FIELDS = {**dict.fromkeys(("text", "text_pair", "token_ids"), "inputs…"), "truncation": "truncate"}
@@ -107,13 +114,13 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
         prompt_name=body.prompt_name or "",
         truncation=body.truncation,
     )
-    return await _each(inference, request, "sentence_embedding", listed(body.inputs)[0], make, vector)
+    return await _each(inference, request, "sentence_embedding", listed(body.inputs)[0], make=make, write=vector)
 
 
 async def _embed_all(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: EmbedAll = request.body
     make = partial(text_input, "feature_extraction", truncation=body.truncation)
-    return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make, token_vectors)
+    return await _each(inference, request, "feature_extraction", texts_of(body.inputs), make=make, write=token_vectors)
 
 
 async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -123,7 +130,7 @@ async def _embed_sparse(inference: Inference, request: HttpRequest) -> HttpRespo
     def write(result: tasks.SparseEmbeddingResult) -> Any:
         return [{"index": weight.token_id, "value": weight.weight} for weight in result.weights]
 
-    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make, write)
+    return await _each(inference, request, "sparse_embedding", texts_of(body.inputs), make=make, write=write)
 
 
 async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -146,12 +153,13 @@ async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
         check_second("text_pair", texts[1:])
         return make_one(texts[0], text_pair="".join(texts[1:]))
 
+    results = await inference.each(request.call, model, Inputs("inputs", several, make, _FIELDS, is_list))
+
     def write() -> Any:
         labels = [result.result.message.text_classification.labels for result in results]
         answers = [[{"score": label.score, "label": label.label} for label in scored] for scored in labels]
         return answers if is_list else answers[0]
 
-    results = await inference.each(request.call, model, Inputs("inputs", several, make, _FIELDS, is_list))
     return await _answer(results, write)
 
 
@@ -161,15 +169,14 @@ async def _similarity(inference: Inference, request: HttpRequest) -> HttpRespons
     input = tasks.SentenceSimilarityInput(
         source=body.inputs.source_sentence, texts=body.inputs.sentences, truncation=body.parameters.truncation
     )
-    result = await inference.infer_one(
-        request.call, model, tasks.TaskInput(sentence_similarity=input), _SIMILARITY_FIELDS
-    )
+    model_call = ModelCall(request.call, model, _SIMILARITY_FIELDS)
+    result = await inference.infer_one(model_call, tasks.TaskInput(sentence_similarity=input))
     return await _answer([result], lambda: list(result.result.message.sentence_similarity.scores))
 
 
 async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers GET /info. The pooling of `model_type` is a guess, because only the graph of a model knows it."""
-    model = inference.catalog.get_model(GetModelRequest(**inference.choose(request.model())._asdict())).model
+    model, info = read_info(inference, request.model())
     labels = {str(index): label for index, label in enumerate(model.labels)}
     classes = {"id2label": labels, "label2id": {label: int(index) for index, label in labels.items()}}
     kinds: dict[str, dict[str, Any]] = {
@@ -178,21 +185,13 @@ async def _info(inference: Inference, request: HttpRequest) -> HttpResponse:
         "text_classification": {"classifier": classes},
         "rerank": {"reranker": classes},
     }
-    settings = inference.settings
-    answer = {
-        "model_id": model.name,
-        "model_sha": model.digest,
-        "model_dtype": model.dtype,
+    info |= {
         "model_type": kinds.get(model.task, {model.task: {}}),
-        "max_concurrent_requests": settings.max_requests_in_flight,
-        "max_input_length": model.max_tokens,
-        "max_batch_tokens": settings.max_tokens_in_flight,
-        "max_client_batch_size": settings.max_http_inputs,
-        "auto_truncate": settings.long_texts != "error",
-        "version": __version__,
+        "max_client_batch_size": inference.settings.max_http_inputs,
+        "auto_truncate": inference.settings.long_texts != "error",
         **dict.fromkeys(_UNKNOWN),
     }
-    return HttpResponse(write_body(answer))
+    return HttpResponse(write_body(info))
 
 
 async def _each(

@@ -12,7 +12,7 @@ from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, R
 from neuronpipe.doors.http.huggingface_bodies import Generate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens, one_text_fields, read_one_prompt, write_text
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference
+from neuronpipe.doors.inference import Inference, ModelCall
 
 _DETAILS = dict[str, Any] | None
 _TEXT = named("Generated", generated_text=str, details=NotRequired[_DETAILS])
@@ -29,9 +29,8 @@ async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
         raise InvalidInput("stream", "is not supported; use /generate_stream")
     model = inference.choose(request.model(body.model), "text_generation")
     input = read_one_prompt(body.inputs, body, inference.catalog.spec(*model))
-    result = await inference.infer_one(request.call, model, input, one_text_fields(body))
-    text = result.result.message.text_generation.sequences[0]
-    return HttpResponse(write_body(write_text(text, body.inputs, body)))
+    result = await inference.infer_one(ModelCall(request.call, model, one_text_fields(body)), input)
+    return HttpResponse(write_body(write_text(result.texts[0], body.inputs, body)))
 
 
 async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:

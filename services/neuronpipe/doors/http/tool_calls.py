@@ -94,6 +94,22 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """A request's choice among its tools.
+
+    - `mode`: none, auto or required; None for the usual mode.
+    - `function`: the name of the function that the request chooses instead; None for no function.
+    - `field`: the field that names functions.
+    - `allowed`: names of the functions that may be called; empty for all functions.
+    """
+
+    mode: str | None = None
+    function: str | None = None
+    field: str = "tool_choice"
+    allowed: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ToolUse:
     """The use of tools by a request. `must_call`: a text consists of calls. `function`: the function that it must call.
 
@@ -108,30 +124,18 @@ class ToolUse:
     allowed: Sequence[str] = ()
 
     @classmethod
-    def of(
-        cls,
-        tools: Sequence[Mapping[str, Any]],
-        choice: str | None,
-        chosen: str | None,
-        field: str,
-        has_several: bool,
-        allowed: Sequence[str] = (),
-    ) -> Self:
-        """Reads how a request uses tools. Raises InvalidInput.
-
-        - `choice`: the request's `tool_choice` if it is none, auto or required.
-        - `chosen`: the name of the function that the request chooses instead.
-        - `field`: the field that names functions.
-        """
-        if not tools and (chosen is not None or choice == "required" or allowed):
+    def of(cls, tools: Sequence[Mapping[str, Any]], choice: ToolChoice, *, has_several: bool) -> Self:
+        """Reads how a request uses tools. Raises InvalidInput."""
+        must_call, function = choice.mode == "required", choice.function
+        if not tools and (function is not None or must_call or choice.allowed):
             raise InvalidInput("tool_choice", "has an effect only with tools")
-        if choice == "none":
+        if choice.mode == "none":
             return cls(())
         names = [tool["function"]["name"] for tool in tools]
-        for name in allowed if chosen is None else (chosen,):
+        for name in choice.allowed if function is None else (function,):
             if name not in names:
-                raise InvalidInput(field, f"{name[:64]!r} is not among the tools")
-        return cls(tools, choice == "required", chosen or "", has_several, allowed)
+                raise InvalidInput(choice.field, f"{name[:64]!r} is not among the tools")
+        return cls(tools, must_call, function or "", has_several, choice.allowed)
 
     @property
     def functions(self) -> Sequence[Mapping[str, Any]]:
@@ -225,7 +229,7 @@ class CallReader:
             yield from [text] if text else []
             return
         self._rest += text
-        for part in self._parts(is_last=is_last):
+        for part in self._divide_rest(is_last=is_last):
             # Words of a text that must call are the beginning of a call that was cut.
             is_shown = not self._must_call if isinstance(part, str) else self._has_several or not part["index"]
             if is_shown:
@@ -243,58 +247,58 @@ class CallReader:
                 calls[-1]["function"]["arguments"] += part["function"]["arguments"]
         return said, calls
 
-    def _parts(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
+    def _divide_rest(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
         if self._function and not self._calls and self._rest:
-            yield self._begun(self._function, base=0)
+            yield self._begin_call(self._function, base=0)
         before = None
         while self._rest and before != (now := (len(self._rest), self._may_begin, self._has_arguments)):
             before = now
             if self._has_arguments:
-                arguments, self._has_arguments = self._taken(self._base, is_last=is_last)
+                arguments, self._has_arguments = self._take_json(self._base, is_last=is_last)
                 if arguments:
                     yield self._delta({"function": {"arguments": arguments}})
             elif self._depth:  # the rest of the JSON of the call
-                self._taken(0, is_last=is_last)
+                self._take_json(0, is_last=is_last)
             elif self._function:
                 self._rest = ""
             elif self._may_begin:
-                yield from self._at_begin(is_last=is_last)
+                yield from self._read_beginning(is_last=is_last)
             else:
-                yield from self._said(is_last=is_last)
+                yield from self._read_words(is_last=is_last)
 
-    def _at_begin(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
+    def _read_beginning(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
         """Divides a rest that may be a call, or text before a call."""
         before = (self._before_next if self._calls else self._before_first).match(self._rest)
         assert before  # noqa: S101 (it also matches an empty text)
         body, begin = self._rest[before.end() :], self._rest[before.end("end") :]
         head = _JSON_HEAD.match(body)
-        if calls := self._marked_calls(begin, is_last=is_last):
+        if calls := self._take_marked_calls(begin, is_last=is_last):
             for name, arguments in calls:
-                yield from self._complete(name, arguments)
+                yield from self._write_call(name, arguments)
         elif calls is None:
             return
         elif head and head[1] in self._names:
             self._rest = body[head.end() :]
-            yield self._begun(head[1], base=1)
+            yield self._begin_call(head[1], base=1)
         elif self._form.has_name_first and (head := self._name_head.match(body)):
             self._rest = body[head.end() :]
-            yield self._begun(head[1], base=0)
+            yield self._begin_call(head[1], base=0)
         elif call := _whole_call(body, self._names):
             name, arguments, end = call
             self._rest = body[end:]
-            yield from self._complete(name, arguments)
+            yield from self._write_call(name, arguments)
         elif is_last or not self._may_become_call(body, begin):
             self._may_begin = False
             said, self._rest = before["begin"] if self._calls else before[0], body
             if said:
                 yield said
 
-    def _complete(self, name: str, arguments: str) -> Iterator[dict[str, Any]]:
-        yield self._begun(name, base=0)
+    def _write_call(self, name: str, arguments: str) -> Iterator[dict[str, Any]]:
+        yield self._begin_call(name, base=0)
         yield self._delta({"function": {"arguments": arguments}})
         self._has_arguments = False
 
-    def _marked_calls(self, begin: str, *, is_last: bool) -> list[tuple[str, str]] | None:
+    def _take_marked_calls(self, begin: str, *, is_last: bool) -> list[tuple[str, str]] | None:
         """Takes the calls in the form of `call` that begin the text: names, arguments. None: the end is to come."""
         opening = next((opening for opening in self._form.openings if begin.startswith(opening)), "")
         if not self._form.call or not opening or begin[len(opening) :].lstrip().startswith(("{", "[")):
@@ -339,7 +343,7 @@ class CallReader:
             return match["value"] in self._names
         return key is None or (key in _CALL_KEYS if is_whole_key else _begins_any(key, _CALL_KEYS))
 
-    def _said(self, *, is_last: bool) -> Iterator[str]:
+    def _read_words(self, *, is_last: bool) -> Iterator[str]:
         """Yields the text up to the next opening, without the white space before it."""
         openings, text = self._form.openings, self._rest
         end = len(text)
@@ -353,7 +357,7 @@ class CallReader:
         if end:
             yield text[:end]
 
-    def _taken(self, depth: int, *, is_last: bool) -> tuple[str, bool]:
+    def _take_json(self, depth: int, *, is_last: bool) -> tuple[str, bool]:
         """Takes the rest up to the brace behind which `depth` are open. Tells whether that brace is still to come."""
         at = 0
         while match := (_MARK_IN_STRING if self._is_quoted else _MARK).search(self._rest, at):
@@ -368,7 +372,7 @@ class CallReader:
         taken, self._rest = self._rest[:at], self._rest[at:]
         return taken, not match
 
-    def _begun(self, name: str, *, base: int) -> dict[str, Any]:
+    def _begin_call(self, name: str, *, base: int) -> dict[str, Any]:
         self._calls += 1
         self._depth = self._base = base
         self._has_arguments = self._may_begin = True

@@ -134,12 +134,12 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
         if _SHARED_MEMORY in output.parameters or _CLASSIFICATION in output.parameters:
             raise InvalidInput("outputs", f"{_SHARED_MEMORY} and {_CLASSIFICATION} are not supported")
     return TensorRequest(
-        message.model_name,
-        message.model_version,
-        message.id,
-        {name: _value(name, parameter) for name, parameter in message.parameters.items()},
-        inputs,
-        [output.name for output in message.outputs],
+        model=message.model_name,
+        version=message.model_version,
+        request_id=message.id,
+        parameters={name: _value(name, parameter) for name, parameter in message.parameters.items()},
+        inputs=inputs,
+        outputs=[output.name for output in message.outputs],
     )
 
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from neuronpipe import __version__
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, StageTimings, Usage
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
-from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText
 from neuronpipe.bundles.registry import Registry, Signed
 from neuronpipe.bundles.served import ServedModel
 from neuronpipe.bundles.sources import Repository
@@ -25,7 +25,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import ModelTable
 from neuronpipe.core.names import Name, Spans
-from neuronpipe.core.packed import pack_result
+from neuronpipe.core.packed import pack_texts
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.oip.models import PLATFORM, NamedModel, named_models, statistics_of
 from neuronpipe.doors.oip.options import Options, read_options
@@ -308,7 +308,9 @@ class TensorService:
     ) -> InferenceResult:
         """Returns the result of a row. `inputs`: the inputs of a request of several rows, whose errors name the row."""
         packed, encoded = input
-        request = InferenceRequest(call, model.spec.name, model.version, packed, options.cache_control, encoded)
+        request = InferenceRequest(
+            call, model.spec.name, model.version, packed, cache_control=options.cache_control, encoded=encoded
+        )
         try:
             return await self._pipeline.infer(request, span)
         except InvalidInput as error:
@@ -334,13 +336,11 @@ def _part(event: GeneratedPart | InferenceResult, call: Call, model: NamedModel)
     if isinstance(event, GeneratedPart):
         text = GeneratedText(text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
     else:
-        last = event.result.body.sequences[0]
+        last = event.texts[0]
         score = last.score if last.HasField("score") else None
         text = GeneratedText(finish_reason=last.finish_reason, score=score)
-    result = TaskResult()
-    getattr(result, model.spec.task).sequences.append(text)
     key = ModelKey(model.spec.name, model.spec.version)
-    return InferenceResult(call.request_id, key, pack_result(result), Usage(), StageTimings())
+    return InferenceResult(call.request_id, key, pack_texts(model.spec.task, [text]), Usage(), StageTimings())
 
 
 def _state_of(model: Model) -> tuple[str, str]:

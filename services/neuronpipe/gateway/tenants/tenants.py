@@ -22,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Admitted, Load, newest_of_largest
+from neuronpipe.gateway.load_shedding import Load, RequestLoad, newest_of_largest
 from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 
 _MINUTE_S = 60.0
@@ -152,24 +152,24 @@ _SEVERAL_S = 2.0
 
 
 class Tenant:
-    """One tenant. `admitted`: its requests in flight, in the order of arrival. `used_s`: the time of its last request.
+    """One tenant. `in_flight`: its requests in flight, in the order of arrival. `used_s`: the time of its last request.
     `gateways`: the number of gateways that share its budget, as far as this gateway knows.
     """
 
     def __init__(self, name: str, meters: Meters) -> None:
         self.name = name
-        self.admitted: dict[Admitted, None] = {}
+        self.in_flight: dict[RequestLoad, None] = {}
         self.load = Load()
         self.bucket: TokenBucket | None = None
         self.used_s = 0.0
         self.waits = meters.histogram(Metrics.TENANT_WAIT, name)
-        meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.admitted), name)
+        meters.gauge(Metrics.TENANT_IN_FLIGHT, lambda: len(self.in_flight), name)
         self.gateways = 1
 
     @property
     def is_idle(self) -> bool:
         """Whether the tenant could be forgotten: it has nothing in flight, and no debt."""
-        return not self.admitted and (not self.bucket or self.bucket.is_full)
+        return not self.in_flight and (not self.bucket or self.bucket.is_full)
 
     def forget(self, meters: Meters) -> None:
         """Removes the metrics of the tenant."""
@@ -250,20 +250,20 @@ class Tenants:
             return call
         return call._replace(priority=Priority.PRIORITY_BULK)
 
-    def check(self, tenant: str, tokens: int = 1, admitted: Admitted | None = None) -> None:
-        """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `admitted`:
+    def check(self, tenant: str, tokens: int = 1, request: RequestLoad | None = None) -> None:
+        """Raises Overloaded where one more request with this many tokens would exceed the tenant's quotas. `request`:
         the request, if it is already in flight and only now its tokens are counted.
         """
         state, rights = self._tenant(tenant), self.rights_of(tenant)
-        max_requests, count = rights.max_requests_in_flight, len(state.admitted)
-        if max_requests and not admitted and count >= max_requests:
+        max_requests, count = rights.max_requests_in_flight, len(state.in_flight)
+        if max_requests and not request and count >= max_requests:
             limit = f"{count} requests in flight, the limit is {max_requests} (the tenant's max_requests_in_flight)"
             raise self._over_quota(state, "requests_in_flight", limit, state.load.seconds(1, 0))
-        own_tokens = admitted.tokens if admitted else 0
+        own_tokens = request.tokens if request else 0
         max_tokens = rights.max_tokens_in_flight
         excess = state.load.tokens - own_tokens + tokens - (max_tokens or math.inf)
         # A request that is larger than the limit is admitted alone, as it would never be admitted otherwise.
-        if excess > 0 and count > bool(admitted):
+        if excess > 0 and count > bool(request):
             about = f"about {state.load.tokens} tokens in flight"
             limit = f"{about}, the limit is {max_tokens} (the tenant's max_tokens_in_flight)"
             raise self._over_quota(state, "tokens_in_flight", limit, state.load.seconds(0, excess))
@@ -271,33 +271,33 @@ class Tenants:
             limit = f"the limit is {rights.tokens_per_minute} tokens a minute (the tenant's tokens_per_minute)"
             raise self._over_quota(state, "tokens_per_minute", limit, wait_s)
 
-    def enter(self, admitted: Admitted) -> None:
+    def enter(self, request: RequestLoad) -> None:
         """Counts a request that is admitted."""
-        tenant = self._tenant(admitted.call.caller.tenant)
-        tenant.admitted[admitted] = None
-        tenant.load.enter(admitted.tokens)
+        tenant = self._tenant(request.call.caller.tenant)
+        tenant.in_flight[request] = None
+        tenant.load.enter(request.tokens)
         if tenant.bucket:
-            tenant.bucket.take(admitted.tokens)
+            tenant.bucket.take(request.tokens)
 
-    def correct(self, admitted: Admitted, more_tokens: int) -> None:
+    def correct(self, request: RequestLoad, more_tokens: int) -> None:
         """Adds the tokens of a request beyond the estimate."""
-        tenant = self._tenant(admitted.call.caller.tenant)
+        tenant = self._tenant(request.call.caller.tenant)
         tenant.load.tokens += more_tokens
         if tenant.bucket:
             tenant.bucket.take(more_tokens)
 
-    def leave(self, admitted: Admitted, *, is_answered: bool) -> None:
+    def leave(self, request: RequestLoad, *, is_answered: bool) -> None:
         """Counts the end of a request; see Load.leave.
 
         The budget pays the cost of the request, which may be more or less than it took.
         """
-        tenant, cost = self._tenant(admitted.call.caller.tenant), admitted.cost
-        del tenant.admitted[admitted]
-        tenant.load.leave(admitted.tokens, is_answered=is_answered)
+        tenant, cost = self._tenant(request.call.caller.tenant), request.cost
+        del tenant.in_flight[request]
+        tenant.load.leave(request.tokens, is_answered=is_answered)
         if cost:
             self._meters.counter(Metrics.TENANT_TOKENS, tenant.name).add(cost)
         if tenant.bucket:
-            tenant.bucket.take(cost - admitted.tokens)
+            tenant.bucket.take(cost - request.tokens)
 
     def with_budgets(self) -> list[tuple[Tenant, TokenBucket]]:
         """Returns the tenants that have called and have a budget, each with its bucket."""
@@ -309,11 +309,11 @@ class Tenants:
         return self._clock() - self._changed_s < _SEVERAL_S
 
     @asynccontextmanager
-    async def turn(self, admitted: Admitted, model: ModelKey) -> AsyncIterator[Turn]:
+    async def turn(self, request: RequestLoad, model: ModelKey) -> AsyncIterator[Turn]:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
-        tenant, tokens = admitted.call.caller.tenant, REQUEST_TOKENS + admitted.tokens - admitted.new_tokens
-        turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=admitted.call.is_bulk)
+        tenant, tokens = request.call.caller.tenant, REQUEST_TOKENS + request.tokens - request.new_tokens
+        turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=request.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:
             self._changed_s = self._changed_s if self._last is None else began_s
@@ -321,14 +321,14 @@ class Tenants:
         await turns.take(turn)
         is_answered = False
         try:
-            admitted.own_turn = turn
+            request.own_turn = turn
             self._tenant(tenant).waits.record((turn.began_s - began_s) * 1e9)
             yield turn
             is_answered = True
         finally:
             turns.give_back(turn, is_answered=is_answered)
 
-    def furthest_over(self, tenant: str, tokens: int = 1) -> Admitted | None:
+    def furthest_over(self, tenant: str, tokens: int = 1) -> RequestLoad | None:
         """Returns the newest request of the tenant that has most of the limits for its weight, if the given tenant
         would have less even with this many tokens more; otherwise None.
         """
@@ -337,7 +337,7 @@ class Tenants:
 
     def _share(self, tenant: Tenant, more_requests: int, more_tokens: int) -> float:
         """Returns the part of the limits that a tenant has, relative to its weight."""
-        requests, tokens = len(tenant.admitted) + more_requests, tenant.load.tokens + more_tokens
+        requests, tokens = len(tenant.in_flight) + more_requests, tenant.load.tokens + more_tokens
         return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight
 
     def _tenant(self, name: str) -> Tenant:

@@ -172,8 +172,12 @@ async def test_an_answer_of_one_text_has_no_room_for_several(browser: Browser, p
         ),
         ("text_generation", {"max_tokens": 5}, "parameters.max_tokens: is not supported"),
         ("text_generation", {"clean_up_tokenization_spaces": True}, "parameters.clean_up_tokenization_spaces: is not"),
-        ("text_generation", {"max_length": 50}, "parameters.max_length: is not supported, since it counts the prompt"),
-        ("text_generation", {"min_length": 5}, "parameters.min_length: is not supported, since it counts the prompt"),
+        (
+            "text_generation",
+            {"max_length": 50},
+            "parameters.max_length: is not supported, because it counts the prompt",
+        ),
+        ("text_generation", {"min_length": 5}, "parameters.min_length: is not supported, because it counts the prompt"),
         ("summarization", {"max_length": 1}, "parameters.max_length: input should be greater than or equal to 2"),
         (
             "summarization",

@@ -20,7 +20,7 @@ from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.exchange import HttpRequest
 from neuronpipe.doors.http.huggingface_bodies import Generate
 from neuronpipe.doors.http.huggingface_texts import answer_tokens
-from neuronpipe.doors.inference import FieldNames, Inference, ModelName
+from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
 
@@ -41,9 +41,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
     result = pack_result(TaskResult(text_generation=TextGenerationResult(sequences=[sequence])))
 
     class Written:
-        async def stream(
-            self, call: Call, model: ModelName, input: TaskInput, fields: FieldNames
-        ) -> AsyncGenerator[TextEvent, None]:
+        async def stream(self, model_call: ModelCall, input: TaskInput) -> AsyncGenerator[TextEvent, None]:
             async def events() -> AsyncGenerator[TextEvent, None]:
                 for part in parts:
                     yield part

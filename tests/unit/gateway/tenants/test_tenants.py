@@ -161,7 +161,7 @@ def test_a_budget_pays_what_was_generated_not_what_was_asked_for(gates: list[_Ga
     async def run() -> None:
         async with admission.turn(_MODEL):
             admission.count(10, 900)
-            admission.generated(70)
+            admission.charge(70)
 
     asyncio.run(run())
     control.leave(admission)
@@ -219,7 +219,7 @@ def test_a_request_larger_than_a_minutes_budget_leaves_its_debt_whole(gates: lis
 
     async def run() -> None:
         async with admission.turn(_MODEL):
-            admission.generated(1000)
+            admission.charge(1000)
 
     asyncio.run(run())
     control.leave(admission)
