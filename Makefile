@@ -23,7 +23,7 @@
 # bench-cache  the caches, written to docs/benchmarks
 # bench-neuron-sim  a simulation of Inferentia2 by AWS's published figures, written to docs/benchmarks/neuron-sim.md
 # verify-deploy  the Kubernetes manifests of deploy/: rendered so that each two parts meet, validated, and asked by rules
-# simulate-cluster  rules of autoscaling under simulated loads, written to docs/autoscaling.md
+# simulate-cluster  rules of autoscaling under simulated loads, written to docs/benchmarks/autoscaling.md
 # pictures  of the console, a terminal and a trace, and the output that pages show, taken from a running system, written
 #           to README.md and docs/; refused where a request took more than 20 ms
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana

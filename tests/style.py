@@ -90,7 +90,6 @@ _GENERATED = {"telemetry.md", "models.md", "attacks.md", "day.md", "interop.md"}
 # Pages with dates and questions.
 _WITH_DATES = {
     "CHANGELOG.md",
-    "autoscaling.md",
     "comparison.md",
     "containers.md",
     "README.md",

@@ -89,7 +89,9 @@ def _results() -> Mapping[str, Mapping[str, Any]]:
         "zero_shot_image_classification": _labels(**{"a cat": 0.91, "a dog": 0.07, "a bicycle": 0.02}),
         "text_generation": _generated(", there was a king.", 11, 612, 373, 257, 5822, 13),
         "summarization": _generated("A tower in Paris.", 83, 7611, 11, 3000, 4),
-        "translation": _generated("Der Turm.", 644, 12057, 5),
+        "translation": _generated(
+            "Der Turm wurde für eine Ausstellung gebaut.", 644, 12057, 1402, 218, 236, 9382, 7719, 5
+        ),
         "sparse_embedding": {
             "weights": [
                 {"token_id": 4937, "weight": 2.5, "token": "cat"},

@@ -138,5 +138,7 @@ def first_request(name: str, task: str, http: str) -> str:
                 for key in outer:
                     place[key] = place = place.get(key) or {}
                 place[last] = sample[our_field]
+        if sample.get("is_query"):
+            body["prompt_name"] = "query"
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"

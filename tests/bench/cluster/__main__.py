@@ -13,7 +13,7 @@ from tests.bench.cluster.check import compared
 from tests.bench.cluster.scenarios import DEVICE, FIXED, LARGE, RULES, SCENARIOS, Run, Scenario, run
 from tests.documentation.dark import with_dark_colours
 
-_DOCS = Path(__file__).parents[3] / "docs"
+_RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks"
 _MARKS = re.compile(
     r"(?<=<!-- simulation: written by make simulate-cluster -->\n).*?(?=<!-- /simulation -->)", re.DOTALL
 )
@@ -75,7 +75,7 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
     axes.fill_between(times, needed, color="0.85", label="load, in executors that compute all the time")
     axes.set(xlabel="minutes", ylabel="executors", title=f"{scenario.name}: {scenario.text}")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    file = _DOCS / _plot_name(scenario)
+    file = _RESULTS / _plot_name(scenario)
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
     file.write_text(with_dark_colours(file.read_text()))
     pyplot.close(figure)
@@ -90,7 +90,7 @@ def _check() -> None:
 
 
 def main() -> None:
-    """Writes the figures into docs/autoscaling.md and the plots beside it, or prints how the model compares."""
+    """Writes figures and plots into docs/benchmarks, or prints how the model compares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare the model with real executors, and write nothing")
     if parser.parse_args().check:
@@ -98,7 +98,7 @@ def main() -> None:
     runs = _runs()
     for scenario in SCENARIOS:
         _plot(scenario, runs[scenario.name])
-    page = _DOCS / "autoscaling.md"
+    page = _RESULTS / "autoscaling.md"
     text, count = _MARKS.subn(lambda found: "\n".join(_page(runs)), page.read_text())
     if count != 1:
         sys.exit(f"{page}: has no place for the simulation")

@@ -25,6 +25,7 @@ def test_thefirst_request_of_each_task_is_one_that_its_door_takes(task: str) -> 
     else:
         assert address == "http://127.0.0.1:8080/models/m"
         CONVERTERS[task].takes.validate_python(body)
+        assert body.get("prompt_name") == ("query" if SAMPLES[task].get("is_query") else None)
 
 
 def test_what_it_has_started_ends_with_it_also_when_it_is_killed() -> None:
