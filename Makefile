@@ -229,7 +229,7 @@ long: setup haproxy
 fuzz: .venv/.dev
 	NEURONPIPE_FUZZ_SEQUENCES=1000000 $(BIN)/python $(PYTEST) tests/unit/stages/neuron_executor/test_scheduler_fuzz.py --timeout 1800
 	NEURONPIPE_FUZZ_MESSAGES=$(FUZZ_MESSAGES) NEURONPIPE_FUZZ_S=$(FUZZ_S) \
-	  $(BIN)/python -m pytest -s --share 1 tests/integration/test_fuzz.py
+	  $(BIN)/python -m pytest -s --share 1 tests/integration/commands/test_fuzz.py
 
 # What the victim measured goes to docs/attacks.md.
 .PHONY: attack
@@ -242,8 +242,8 @@ attack: .venv/.dev redis-server
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
 	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
-	  tests/integration/test_overload.py tests/integration/test_tls.py tests/integration/test_job_faults.py \
-	  tests/integration/test_registry.py tests/integration/test_generation.py tests/integration/test_structured_output.py
+	  tests/integration/limits/test_overload.py tests/integration/processes/test_tls.py tests/integration/bulk/test_job_faults.py \
+	  tests/integration/registry/test_registry.py tests/integration/generation/test_generation.py tests/integration/generation/test_structured_output.py
 
 .PHONY: day
 day: .venv/.dev redis-server haproxy
@@ -275,7 +275,7 @@ simulate-cluster: .venv/.dev
 
 .PHONY: ray
 ray: .venv/.dev .venv-ray/.ready
-	$(BIN)/python -m pytest tests/integration/test_transform_ray.py
+	$(BIN)/python -m pytest tests/integration/bulk/test_transform_ray.py
 
 .PHONY: check
 check: setup

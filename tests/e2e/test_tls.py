@@ -33,7 +33,7 @@ def _files(folder: Path) -> TlsFiles:
 
 
 def test_the_behaviour_suite_passes(stack: Stack, caller: Path) -> None:
-    suite = ["tests/integration/test_behaviour.py", f"--target={stack.target}", f"--target-tls={caller}"]
+    suite = ["tests/integration/doors/test_behaviour.py", f"--target={stack.target}", f"--target-tls={caller}"]
     command = [sys.executable, "-m", "pytest", *suite, "-q", "--timeout", "300"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout

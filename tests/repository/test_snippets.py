@@ -7,7 +7,7 @@
   after `<!-- recorded: STEP -->` run on a real model in test_recordings.py.
 - `python`, `js`: run against a gateway with the models of `_MODELS`. The addresses of `_SHOWN` stand for its own.
   After `<!-- run in .venv-NAME -->`, Python is that of an environment which `make setup` makes.
-- `go`, `java`: parts of the programs of `_EXAMPLES`, which tests/integration/test_examples.py builds and runs.
+- `go`, `java`: parts of the programs of `_EXAMPLES`, which tests/integration/commands/test_examples.py builds and runs.
 - `json`, `toml`, `yaml`: parsed. `mermaid`, `text`: there is nothing to run.
 - What cannot be run here has `<!-- not run here: REASON -->` on the line before it. The commands of such a `console`
   block are checked all the same, but for programs that this test does not know.

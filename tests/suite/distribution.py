@@ -17,7 +17,7 @@ _BY_PARAMETERS = (
     "tests/unit/stages/neuron_executor/test_scheduler_fuzz.py",
 )
 # Files whose tests ask the same servers over the openvino models, which take 4 s of CPU time to start.
-_SAME_SERVERS = {f"tests/integration/test_{name}.py" for name in ("behaviour", "client", "node", "oip", "wire")}
+_SAME_SERVERS = {f"tests/integration/doors/test_{name}.py" for name in ("behaviour", "client", "node", "oip", "wire")}
 
 
 def part_of(nodeid: str) -> str:

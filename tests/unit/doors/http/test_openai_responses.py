@@ -1,6 +1,6 @@
-"""doors/http/openai_responses.py. The real client reads its events in tests/integration/test_generation_http.py.
+"""doors/http/openai_responses.py. The real client reads its events in tests/integration/generation/test_generation_http.py.
 
-Events of calls are read in tests/integration/test_structured_output.py.
+Events of calls are read in tests/integration/generation/test_structured_output.py.
 """
 
 import asyncio

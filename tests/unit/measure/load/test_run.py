@@ -1,4 +1,4 @@
-"""run.py: how a run is split among processes. What they do together is in tests/integration/test_load.py."""
+"""run.py: how a run is split among processes. What they do together is in tests/integration/commands/test_load.py."""
 
 import pytest
 

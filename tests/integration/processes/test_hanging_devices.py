@@ -30,7 +30,7 @@ from neuronpipe.stages.neuron_executor import devices
 from neuronpipe.stages.neuron_executor.backends import fake
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest
 from tests.callers.requests import classify
-from tests.integration.test_lifecycle import INFERENCE_SERVICE, wait_for_health
+from tests.integration.processes.test_lifecycle import INFERENCE_SERVICE, wait_for_health
 from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only]
@@ -66,7 +66,7 @@ class _Hanging(fake.FakeBackend):
 
 @contextmanager
 def _serving(repository: Path, service: str, hangs: str, *options: str) -> Iterator[ServiceProcess]:
-    command = ("tests.integration.test_hanging_devices", hangs, "serve", service)
+    command = ("tests.integration.processes.test_hanging_devices", hangs, "serve", service)
     given = ("--repository", str(repository), "--cores", "2", "--grace-s", "1", *options)
     with ServiceProcess(service, *given, command=command, environment=constants(batch_limit_s=1)) as process:
         yield process

@@ -12,7 +12,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from tests.callers.requests import classify
-from tests.integration.test_lifecycle import wait_for_health
+from tests.integration.processes.test_lifecycle import wait_for_health
 from tests.suite.commands import run
 from tests.systems.pipelines import two_processes
 

@@ -23,8 +23,8 @@ from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.callers.requests import classify
-from tests.integration.test_lifecycle import free_port
-from tests.integration.test_registry import (
+from tests.integration.processes.test_lifecycle import free_port
+from tests.integration.registry.test_registry import (
     Load,
     make_stable,
     one_process,

@@ -7,7 +7,7 @@ from google.rpc import code_pb2
 from neuronpipe.core.status import CODES as GRPC_CODES
 from neuronpipe.doors.http.problems import CODES
 
-_PAGE = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+_PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 
 
 def test_the_table_of_errors_is_the_codes() -> None:

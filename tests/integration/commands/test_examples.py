@@ -31,7 +31,7 @@ from tests.systems.pipelines import UNPREPARED
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
-_EXAMPLES = Path(__file__).parents[2] / "examples"
+_EXAMPLES = Path(__file__).parents[3] / "examples"
 _TEXT = "You are a fool, and this is a very poor article."
 _SIGMOID = ScoreFunction.SCORE_FUNCTION_SIGMOID
 _START_LIMIT_S = 60
@@ -251,7 +251,7 @@ def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
 
 
 def test_node_client_gets_the_same_labels(gateway: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = Path(__file__).parent / "node/node_modules"
+    modules = Path(__file__).parents[1] / "node/node_modules"
     if not shutil.which("node") or not modules.is_dir():
         pytest.skip("Node.js and its packages are not installed: make setup")
     monkeypatch.setenv("NODE_PATH", str(modules))

@@ -17,7 +17,7 @@ import pytest
 from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
 from tests.systems.transform_runs import MODEL, Run, command, make_rows, parts, request_of, transform, write_rows
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _PYTHON = _ROOT / ".venv-ray" / "bin" / "python"
 
 _ATTEMPTS = 6

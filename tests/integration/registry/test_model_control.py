@@ -12,7 +12,7 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.gateway.callers.keys import create_key
-from tests.integration.test_registry import (
+from tests.integration.registry.test_registry import (
     versions,  # noqa: F401 — a fixture
 )
 

@@ -21,10 +21,10 @@ from tests.systems.http_server import HttpServer, running_http_server
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _PYTHON = _ROOT / ".venv-frameworks" / "bin" / "python"
-_PROGRAM = Path(__file__).parent / "frameworks" / "calls.py"
-_NODE_PROGRAM = Path(__file__).parent / "node" / "openai_client.js"
+_PROGRAM = Path(__file__).parents[1] / "frameworks" / "calls.py"
+_NODE_PROGRAM = Path(__file__).parents[1] / "node" / "openai_client.js"
 _LIMIT_S = 280
 # float32 as decimals, and what a batch of another shape changes.
 _TOLERANCE = 1e-6

@@ -10,7 +10,7 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from tests.callers.metrics import metric
 from tests.e2e.load import load
-from tests.integration.test_lifecycle import OPTIONS
+from tests.integration.processes.test_lifecycle import OPTIONS
 from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]

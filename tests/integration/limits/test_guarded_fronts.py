@@ -15,7 +15,7 @@ from neuronpipe.api.v1.models_pb2 import ListModelsRequest
 from neuronpipe.api.v1.models_pb2_grpc import ModelServiceStub
 from neuronpipe.gateway.callers.keys import create_key
 from tests.callers.requests import classify, embed
-from tests.integration.test_tls import _shown
+from tests.integration.processes.test_tls import _shown
 from tests.servers.certificates import replace
 from tests.servers.tls_files import Deployment
 from tests.suite.waiting import happens

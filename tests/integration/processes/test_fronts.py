@@ -25,8 +25,8 @@ from neuronpipe.core.names import Metrics, Spans
 from tests.callers.metrics import metric, series_of
 from tests.callers.requests import classify
 from tests.callers.traced import TREE, ask_sampled
-from tests.integration.test_lifecycle import wait_for_health
-from tests.integration.test_trace import _trace
+from tests.integration.processes.test_lifecycle import wait_for_health
+from tests.integration.processes.test_trace import _trace
 from tests.servers.collector import grpc_collector
 from tests.suite.waiting import happens
 from tests.systems.http_server import Connection, post

@@ -15,8 +15,8 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
-from tests.integration.test_lifecycle import free_port
-from tests.integration.test_registry import (
+from tests.integration.processes.test_lifecycle import free_port
+from tests.integration.registry.test_registry import (
     Load,
     serves_only,
     under_load,
@@ -28,7 +28,7 @@ from tests.suite.commands import output
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _URI = "s3://bucket/models"
 
 

@@ -23,7 +23,7 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.registry import Operation, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.tasks import TASKS
-from tests.integration.test_node import FOLDER as NODE
+from tests.integration.doors.test_node import FOLDER as NODE
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
 from tests.models.images import make_image_text_source

@@ -10,8 +10,8 @@ import pytest
 from neuronpipe.client import AsyncClient
 from tests.callers.requests import answer, classify, embed
 
-FOLDER = Path(__file__).parent / "node"
-PROTOS = Path(__file__).parents[2] / "protos"
+FOLDER = Path(__file__).parents[1] / "node"
+PROTOS = Path(__file__).parents[3] / "protos"
 
 
 async def test_node_client_gets_the_same_answers_for_all_three_tasks(gateway_target: str) -> None:

@@ -1,0 +1,1 @@
+"""Every door, with real clients, on local stages, four processes or any gateway."""

@@ -1,0 +1,1 @@
+"""Generated texts through the doors."""

@@ -1,0 +1,1 @@
+"""Limits, tenants and overload."""

@@ -1,0 +1,1 @@
+"""How the processes start, stop, meet faults and report themselves."""

@@ -1,0 +1,1 @@
+"""Versions of models: the registry, canaries, models on demand."""
