@@ -242,8 +242,8 @@ attack: .venv/.dev redis-server
 soak: .venv/.dev redis-server
 	NEURONPIPE_SOAK_S=$(SOAK_S) NEURONPIPE_ROTATION_S=$(ROTATION_S) NEURONPIPE_JOBS=$(JOBS) \
 	  NEURONPIPE_SWAPS=$(SWAPS) NEURONPIPE_GENERATIONS=$(GENERATIONS) NEURONPIPE_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest --timeout 1800 \
-	  tests/integration/limits/test_overload.py tests/integration/processes/test_tls.py tests/integration/bulk/test_job_faults.py \
-	  tests/integration/registry/test_registry.py tests/integration/generation/test_generation.py tests/integration/generation/test_structured_output.py
+	  $(addprefix tests/integration/,limits/test_overload.py processes/test_tls.py bulk/test_job_faults.py \
+	  registry/test_registry.py generation/test_generation.py generation/test_structured_output.py)
 
 .PHONY: day
 day: .venv/.dev redis-server haproxy

@@ -1,4 +1,4 @@
-"""doors/http/openai_responses.py. The real client reads its events in tests/integration/generation/test_generation_http.py.
+"""doors/http/openai_responses.py. The real client reads its events in integration/generation/test_generation_http.py.
 
 Events of calls are read in tests/integration/generation/test_structured_output.py.
 """
