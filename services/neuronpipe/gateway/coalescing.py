@@ -104,21 +104,21 @@ class Coalescer:
 
     def problem_of(self, key: ModelKey) -> str:
         """Returns the problem of an endpoint that could not load a model; empty if there is none."""
-        problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
+        problems = (endpoint.models.problems.get(key, "") for endpoint in self._endpoints)
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
         """Returns whether an endpoint is loading a model; None if an endpoint has the model in memory, or no endpoint
         has the model.
         """
-        having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
-        if not all(key in endpoint.unloaded for endpoint in having):
+        having = [endpoint for endpoint in self._endpoints if key in (endpoint.models.ready or ())]
+        if not all(key in endpoint.models.unloaded for endpoint in having):
             return None
-        return any(endpoint.unloaded[key] for endpoint in having) if having else None
+        return any(endpoint.models.unloaded[key] for endpoint in having) if having else None
 
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress of all endpoints together in preparing a model."""
-        return sum((endpoint.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
+        return sum((endpoint.models.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of the endpoints' models, until the returned function is called."""
@@ -165,7 +165,7 @@ class Coalescer:
         """Updates which endpoint has which model. Items for a model that no endpoint has any more are held, or fail."""
         self._choose_loaders()
         self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
-        self._accepting_any = sum(endpoint.models is None for endpoint in self._endpoints)
+        self._accepting_any = sum(endpoint.models.ready is None for endpoint in self._endpoints)
         for queued in list(self._queue):
             if self.has(queued.item.model):
                 self._release(queued, is_sent=True)
@@ -199,15 +199,17 @@ class Coalescer:
         single endpoint, which loads it. An endpoint that is loading the model already goes first, then the endpoint
         with the fewest models in memory.
         """
-        in_memory = {endpoint: set(endpoint.in_memory) for endpoint in self._endpoints if endpoint.unloaded}
+        in_memory = {endpoint: set(endpoint.in_memory) for endpoint in self._endpoints if endpoint.models.unloaded}
         for endpoint in self._endpoints:
-            endpoint.accepted = endpoint.models
+            endpoint.accepted = endpoint.models.ready
         if not in_memory:
             return
-        loaded = {model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models or ())}
-        for model in sorted({model for endpoint in in_memory for model in endpoint.unloaded} - loaded):
-            able = [endpoint for endpoint in in_memory if model in endpoint.unloaded]
-            chosen = min(able, key=lambda endpoint: (not endpoint.unloaded[model], len(in_memory[endpoint])))
+        loaded = {
+            model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models.ready or ())
+        }
+        for model in sorted({model for endpoint in in_memory for model in endpoint.models.unloaded} - loaded):
+            able = [endpoint for endpoint in in_memory if model in endpoint.models.unloaded]
+            chosen = min(able, key=lambda endpoint: (not endpoint.models.unloaded[model], len(in_memory[endpoint])))
             in_memory[chosen].add(model)
         for endpoint, models in in_memory.items():
             endpoint.accepted = frozenset(models)
@@ -227,7 +229,9 @@ class Coalescer:
     def _hold(self, queued: QueuedItem) -> None:
         """Holds an item that no endpoint can take now. Raises Overloaded, and Unavailable where none ever may."""
         item = queued.item
-        has_failed = bool(self._endpoints) and all(item.model in endpoint.problems for endpoint in self._endpoints)
+        has_failed = bool(self._endpoints) and all(
+            item.model in endpoint.models.problems for endpoint in self._endpoints
+        )
         if not self._held_items.is_on or has_failed:
             raise self._unavailable(item.model)
         if not queued.held:
@@ -269,6 +273,7 @@ class Coalescer:
 class _StageEndpoint:
     """The stream to one endpoint.
 
+    - `models`: the models that the process announced last.
     - `accepted`: the models for which the endpoint gets items; None: any.
     - `cost_tokens`: the cost of its items in flight.
     - `is_free`: the endpoint waits for items to send, and new items wake it.
@@ -276,10 +281,7 @@ class _StageEndpoint:
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
-        self.problems = stream.problems
-        self.unloaded = stream.unloaded
-        self.prepared = stream.prepared
-        self.accepted = self.models
+        self.accepted = self.models.ready
         # The needed models that the process was last told.
         self._needed: frozenset[ModelKey] | None = None
         self.cost_tokens = 0
@@ -306,7 +308,7 @@ class _StageEndpoint:
     @property
     def in_memory(self) -> frozenset[ModelKey]:
         """The loaded models of the endpoint."""
-        return (self.models or frozenset()) - self.unloaded.keys()
+        return (self.models.ready or frozenset()) - self.models.unloaded.keys()
 
     def wake(self) -> None:
         """Makes the endpoint check for items to send."""
@@ -398,8 +400,7 @@ class _StageEndpoint:
                 elif queued := self._in_flight.get(item_id):
                     queued.put(outcome)
             if response.models is not None:
-                self.models, self.problems = response.models, response.problems
-                self.unloaded, self.prepared = response.unloaded, response.prepared
+                self.models = response.models
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True

@@ -342,7 +342,7 @@ class _ItemStream:
         """Returns a message that is empty, except for an announcement that is due."""
         response = self.rpc.response_class()
         if self._announces and self.models:
-            write_announcement(self.models, self.max_message_bytes, response.announcement)
+            write_announcement(self.models.announced, self.max_message_bytes, response.announcement)
         self._announces = False
         return response
 

@@ -23,7 +23,7 @@ from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Predictio
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
-from neuronpipe.core.streams import Preparation
+from neuronpipe.core.streams import Preparation, ProcessModels
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.coalescing import Coalescer
@@ -80,10 +80,7 @@ class _Models:
     """The models of a process."""
 
     def __init__(self, *keys: ModelKey) -> None:
-        self.keys = frozenset(keys)
-        self.problems: dict[ModelKey, str] = {}
-        self.unloaded: dict[ModelKey, bool] = {}
-        self.prepared: dict[ModelKey, Preparation] = {}
+        self.announced = ProcessModels(frozenset(keys))
         self.needed: list[frozenset[ModelKey] | None] = []
         self.watchers: list[Callable[[], None]] = []
 
@@ -98,7 +95,7 @@ class _Models:
         return lambda: self.watchers.remove(changed)
 
     def replace(self, *keys: ModelKey) -> None:
-        self.keys = frozenset(keys)
+        self.announced = ProcessModels(frozenset(keys))
         for changed in self.watchers:
             changed()
 
@@ -672,8 +669,8 @@ async def test_models_are_announced_again_when_they_change_and_no_longer_when_th
 
 
 async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(stage: _Stage) -> None:
-    models = _Models(_A)
-    models.problems = {_B: "no room"}
+    models = _Models()
+    models.announced = ProcessModels(frozenset({_A}), problems={_B: "no room"})
     gateway = _Gateway(stage, models=models)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
     failed = stages_pb2.FailedModel(name="b", version="12", problem="no room")
@@ -683,8 +680,8 @@ async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(s
 
 
 async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
-    models = _Models(_A, _B)
-    models.prepared = {_B: Preparation(138, 40, 3, 41_000_000)}
+    models = _Models()
+    models.announced = ProcessModels(frozenset({_A, _B}), prepared={_B: Preparation(138, 40, 3, 41_000_000)})
     gateway = _Gateway(stage, models=models)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
     assert list(first.announcement.prepared) == [
