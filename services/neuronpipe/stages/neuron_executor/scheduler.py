@@ -21,7 +21,8 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.batch_observer import BatchRun
 from neuronpipe.stages.neuron_executor.batching import Batch
 from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost, CoreWatchdog
-from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, SharedDevice, fail, stopping, uncomputable
+from neuronpipe.stages.neuron_executor.errors import stopping, uncomputable
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, SharedDevice, fail
 from neuronpipe.stages.neuron_executor.sequence_queue import QueuedSequence
 
 # A sequence fails when this number of cores was lost while they computed it, because it may be the reason. After the
