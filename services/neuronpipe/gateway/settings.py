@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.platform.process.settings import Listen, ServerTlsSettings, optional_listen_field
 from neuronpipe.platform.tls import TlsFiles
@@ -18,7 +19,7 @@ _MAX_CONCURRENCY = 1_000_000
 def parse_limits(written: str) -> dict[str, int]:
     """Parses the limits of models, such as "minilm=10,other=200". Raises ValueError."""
     limits: dict[str, int] = {}
-    for part in filter(None, map(str.strip, written.split(","))):
+    for part in words_of(written):
         name, _, number = part.rpartition("=")
         if not name or name in limits:
             raise ValueError(f"{part!r}: must be MODEL=NUMBER, once for a model")
@@ -31,7 +32,7 @@ def parse_limits(written: str) -> dict[str, int]:
 def parse_aliases(written: str) -> dict[str, str]:
     """Parses other names of models, such as "gpt-4o=llama,BAAI/bge-m3=bge". Raises ValueError."""
     aliases: dict[str, str] = {}
-    for part in filter(None, map(str.strip, written.split(","))):
+    for part in words_of(written):
         alias, _, model = map(str.strip, part.partition("="))
         if not alias or not model or alias in aliases:
             raise ValueError(f"{part!r}: must be ALIAS=MODEL, once for an alias")
@@ -217,7 +218,7 @@ class GatewaySettings(Settings):
     @field_validator("tokenizer_target", "executor_target", "postprocessor_target")
     @classmethod
     def _check_target(cls, target: str) -> str:
-        addresses = [address.strip() for address in target.split(",")]
+        addresses = words_of(target)
         for address in addresses:
             unix_path(address)
         if NEAR in addresses and target != NEAR:
