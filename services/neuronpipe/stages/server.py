@@ -13,7 +13,7 @@ from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.process.settings import StageSettings
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
 from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 from neuronpipe.stages.settings import NeuronExecutorSettings, TokenizerSettings
 
@@ -38,7 +38,7 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
             running([], **arguments) as stage,
             running_live_models(repository, [stage.models], telemetry.meters),
         ):
-            method = stage_method(
+            method = StageMethod(
                 rpc,
                 getattr(stage, name),
                 telemetry,

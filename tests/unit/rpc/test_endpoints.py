@@ -36,12 +36,13 @@ from neuronpipe.core import items
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import Outcome, Preparation, ProcessModels
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
-from neuronpipe.rpc.items import TOKENIZE, stage_method
+from neuronpipe.rpc.items import TOKENIZE, StageMethod
 from tests.interop import frames
 from tests.suite.waiting import happens
 from tests.unit.every_error import EVERY_ERROR
@@ -839,7 +840,7 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
         need=lambda user, keys: None,
         forget=lambda user: None,
     )
-    method = stage_method(TOKENIZE, stage, models=models, max_message_bytes=10_000)
+    method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, max_message_bytes=10_000)
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[bytes]:
         async for response in method(requests, context):

@@ -20,6 +20,7 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
@@ -33,7 +34,7 @@ from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
-from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
 from tests.suite.waiting import happens, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
@@ -105,9 +106,9 @@ class _Gateway:
     `received`.
     """
 
-    def __init__(self, stage: Any, **options: Any) -> None:
+    def __init__(self, stage: Any, telemetry: Telemetry | None = None, **options: Any) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
-        self.answers = stage_method(TOKENIZE, stage, **options)(self._requests(), None)
+        self.answers = StageMethod(TOKENIZE, stage, telemetry or Telemetry(), **options)(self._requests(), None)
         self.received: asyncio.Queue[TokenizeResponse] = asyncio.Queue()
         # How many messages the service has begun to read.
         self.asked = 0
@@ -246,7 +247,7 @@ async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(1, 2, 3)
 
-    answers = stage_method(TOKENIZE, stage)(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -364,7 +365,7 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
         yield _request(1, 2)
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(TOKENIZE, stage)(requests(), None)
+    answers: Any = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
     await anext(answers)
     stage.finish(1)
     await anext(answers)
@@ -534,7 +535,7 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(*range(1, 7))
 
-    answers = stage_method(TOKENIZE, stage)(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -722,7 +723,7 @@ async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry())(requests(), None)
     await anext(answers)
     outcomes = {outcome.item_id: outcome for outcome in (await anext(answers)).outcomes}
     await answers.aclose()
@@ -745,7 +746,7 @@ async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value()
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry())(requests(), None)
     await anext(answers)
     *tokens, last = (await anext(answers)).outcomes
     await answers.aclose()
@@ -814,7 +815,8 @@ async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, v
         yield rpc.decode(request.SerializeToString())
 
     answers = [
-        rpc.response_class.FromString(rpc.encode(part)) async for part in stage_method(rpc, stage)(requests(), None)
+        rpc.response_class.FromString(rpc.encode(part))
+        async for part in StageMethod(rpc, stage, Telemetry())(requests(), None)
     ]
     assert [returned for answer in answers for returned in answer.outcomes] == [outcome]
 
@@ -825,7 +827,7 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     door = GrpcDoor(settings, [TOKENIZE.service])
     life = Life("tokenizer", settings, [door])
     await life.listen()
-    life.open(partial(door.open, [(TOKENIZE, stage_method(TOKENIZE, stage, in_flight=life.in_flight))]))
+    life.open(partial(door.open, [(TOKENIZE, StageMethod(TOKENIZE, stage, Telemetry(), in_flight=life.in_flight))]))
     reports: list[bool] = []
 
     async def report(is_reached: bool) -> None:
