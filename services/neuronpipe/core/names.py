@@ -6,6 +6,8 @@ A span, an attribute or an event is a `Name`: a string with a description. A met
 from dataclasses import dataclass
 from typing import Literal
 
+# The services of the stages.
+TOKENIZER, EXECUTOR, POSTPROCESSOR = STAGES = "tokenizer", "neuron-executor", "postprocessor"
 # Keys of gRPC's metadata for W3C Trace Context, https://www.w3.org/TR/trace-context/.
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"

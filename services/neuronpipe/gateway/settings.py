@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from neuronpipe.core.addresses import is_loopback, unix_path
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.core.settings import Settings
 from neuronpipe.core.units import words_of
 from neuronpipe.gateway.callers.settings import CallerSettings
@@ -202,9 +203,9 @@ class GatewaySettings(Settings):
         description="let callers load and unload models over the Open Inference Protocol, which changes the "
         "repository's registry; tenants need the right manages_registry",
     )
-    tokenizer_target: str = _target_field("tokenizer", "127.0.0.1:50051")
-    executor_target: str = _target_field("neuron-executor", "127.0.0.1:50052")
-    postprocessor_target: str = _target_field("postprocessor", "127.0.0.1:50053")
+    tokenizer_target: str = _target_field(TOKENIZER, "127.0.0.1:50051")
+    executor_target: str = _target_field(EXECUTOR, "127.0.0.1:50052")
+    postprocessor_target: str = _target_field(POSTPROCESSOR, "127.0.0.1:50053")
 
     max_held_requests: int = Field(
         0,
@@ -229,8 +230,8 @@ class GatewaySettings(Settings):
     def far_targets(self) -> dict[str, str]:
         """The targets of the stages that are not in this process, by the names of their services."""
         targets = {
-            "tokenizer": self.tokenizer_target,
-            "neuron-executor": self.executor_target,
-            "postprocessor": self.postprocessor_target,
+            TOKENIZER: self.tokenizer_target,
+            EXECUTOR: self.executor_target,
+            POSTPROCESSOR: self.postprocessor_target,
         }
         return {service: target for service, target in targets.items() if target != NEAR}

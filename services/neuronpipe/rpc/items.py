@@ -18,7 +18,7 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, StageItem
 from neuronpipe.core.metrics import Histogram, Telemetry
-from neuronpipe.core.names import Attributes, Metrics
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER, Attributes, Metrics
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import Span, enter_span, status_name
@@ -58,9 +58,9 @@ def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> Stage
     return StageRpc.of(method, wire.DESCRIPTOR, is_trusted=True, service_name=service_name, codec=codec)
 
 
-TOKENIZE = _stage_rpc("tokenizer", "TokenizerService", TokenizeCodec())
-EXECUTE = _stage_rpc("neuron-executor", "NeuronExecutorService", ExecuteCodec())
-POSTPROCESS = _stage_rpc("postprocessor", "PostprocessorService", PostprocessCodec())
+TOKENIZE = _stage_rpc(TOKENIZER, "TokenizerService", TokenizeCodec())
+EXECUTE = _stage_rpc(EXECUTOR, "NeuronExecutorService", ExecuteCodec())
+POSTPROCESS = _stage_rpc(POSTPROCESSOR, "PostprocessorService", PostprocessCodec())
 
 
 class ItemObserver:
