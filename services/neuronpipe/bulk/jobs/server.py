@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
+from neuronpipe.bulk.jobs.gateway import BulkGateway
+from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import EndState, JobProgress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
-from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
+from neuronpipe.bulk.jobs.runner import Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.calls import Call, to_caller_error
