@@ -195,7 +195,7 @@ def _gauge(name: str, unit: str, text: str, *labels: Name) -> Instrument:
 
 
 def _histogram(name: str, unit: str, text: str, bounds: tuple[float, ...], *labels: Name) -> Instrument:
-    return Instrument(_PREFIX + name, "histogram", unit, text, labels, bounds)
+    return Instrument(name=_PREFIX + name, kind="histogram", unit=unit, text=text, labels=labels, bounds=bounds)
 
 
 def _durations(name: str, text: str, *labels: Name) -> Instrument:

@@ -144,13 +144,13 @@ class ExecuteCodec:
             return NewTokens(list(tokens.token_ids), tokens.figures, logprobs, tokens.is_waiting)
         prediction = outcome.prediction
         return Prediction(
-            TensorSets(data=prediction.outputs[:]),
-            prediction.queue_ns,
-            prediction.compute_ns,
-            prediction.batch_size,
-            prediction.bucket_tokens,
-            prediction.padded_tokens,
-            prediction.generation if prediction.HasField("generation") else None,
+            outputs=TensorSets(data=prediction.outputs[:]),
+            queue_ns=prediction.queue_ns,
+            compute_ns=prediction.compute_ns,
+            batch_size=prediction.batch_size,
+            bucket_tokens=prediction.bucket_tokens,
+            padded_tokens=prediction.padded_tokens,
+            generation=prediction.generation if prediction.HasField("generation") else None,
         )
 
     def pack(self, value: Prediction) -> int:
@@ -170,7 +170,14 @@ class PostprocessCodec:
     def read_item(self, message: wire.PostprocessItem) -> PostprocessItem:
         call, model, work = _read_head(message)
         annotations, outputs = TensorSets(data=message.annotations[:]), TensorSets(data=message.outputs[:])
-        return PostprocessItem(call, model, Packed(TaskInput, data=message.input), annotations, outputs, work)
+        return PostprocessItem(
+            call=call,
+            model=model,
+            input=Packed(TaskInput, data=message.input),
+            annotations=annotations,
+            outputs=outputs,
+            work=work,
+        )
 
     def write_value(self, value: Packed[TaskResult], outcome: wire.PostprocessOutcome) -> None:
         outcome.result = value.data

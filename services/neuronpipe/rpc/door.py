@@ -114,7 +114,14 @@ class GrpcDoor:
         return None if self.guard and service in self.guard.open_services else self.guard
 
     def _service_method(self, rpc: Rpc, handler: RpcHandler) -> "_DoorMethod":
-        return _DoorMethod(self, rpc, handler, self._in_flight, self.guard, self._check_service_call)
+        return _DoorMethod(
+            _door=self,
+            _rpc=rpc,
+            _handler=handler,
+            _calls=self._in_flight,
+            _guard=self.guard,
+            _check=self._check_service_call,
+        )
 
     def _check_service_call(self, rpc: Rpc, call: ServerCall) -> None:
         """Raises Unavailable while the door starts, CallEnd for other peers, and Overloaded if there is no room."""

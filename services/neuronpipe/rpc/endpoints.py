@@ -183,7 +183,15 @@ async def follow_endpoints(
                 before = endpoints.get(address)
                 if before is None or before.is_leaving or (tls and before.tls is not tls.value):
                     files = tls.value if tls else None
-                    endpoint = _FollowedEndpoint(rpc, address, server_name, serve, files, before, leaving)
+                    endpoint = _FollowedEndpoint(
+                        rpc=rpc,
+                        address=address,
+                        server_name=server_name,
+                        serve=serve,
+                        tls=files,
+                        before=before,
+                        leaving=leaving,
+                    )
                     endpoints[address] = endpoint
                     endpoint.following = group.create_task(endpoint.follow())
             is_served = any(endpoint.is_served for endpoint in endpoints.values())

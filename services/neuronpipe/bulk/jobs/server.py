@@ -292,7 +292,14 @@ def job_load(store: JobStore) -> ScaledLoad:
     async def is_active() -> bool:
         return bool(await count())
 
-    return ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _COUNT_EVERY_S)
+    return ScaledLoad(
+        metric=_METRIC,
+        target=_TARGET,
+        default_target=_DEFAULT_TARGET,
+        count=count,
+        is_active=is_active,
+        look_every_s=_COUNT_EVERY_S,
+    )
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:
@@ -329,7 +336,9 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
             bounds = (settings.max_input_bytes, settings.max_result_bytes, settings.max_input_lines)
             runner = Runner(gateway, invoker, storage, bounds)
             limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
-            worker = JobWorker(store, gateway, runner, limits, telemetry, secret)
+            worker = JobWorker(
+                store=store, gateway=gateway, runner=runner, limits=limits, telemetry=telemetry, secret=secret
+            )
             life.on_draining(worker.drain)
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]

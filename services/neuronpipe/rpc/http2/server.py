@@ -345,12 +345,12 @@ class Http2Server:
         self.options = options
         self.connections: set[_ServerConnection] = set()
         self.listener = Listener(
-            options.settings.listen,
-            options.settings,
-            self.connections,
-            partial(_ServerConnection, self),
-            partial(self.count_ended, "max_connections"),
-            self.note_leaving,
+            address=options.settings.listen,
+            limits=options.settings,
+            connections=self.connections,
+            begin=partial(_ServerConnection, self),
+            refused=partial(self.count_ended, "max_connections"),
+            ended=self.note_leaving,
             tls=options.tls.h2_context if options.tls else None,
             shares_port=options.shares_port,
         )

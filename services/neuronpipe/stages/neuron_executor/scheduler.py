@@ -204,7 +204,14 @@ class DeviceScheduler:
             fault = error
         finally:
             started_ns, ended_ns = self._end(core, model)
-        run = BatchRun(core, is_alone, batch.padded_tokens, batch.computed_tokens, started_ns, ended_ns)
+        run = BatchRun(
+            core=core,
+            is_alone=is_alone,
+            padded_tokens=batch.padded_tokens,
+            computed_tokens=batch.computed_tokens,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+        )
         model.observer.batch(run, batch.members, fault)
         if fault is None:
             model.answer(batch, rows, run)

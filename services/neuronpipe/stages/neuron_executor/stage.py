@@ -92,7 +92,14 @@ def prediction_of(
         if sequence.bucket_tokens > bucket_tokens:
             bucket_tokens = sequence.bucket_tokens
         padded_tokens += sequence.bucket_tokens
-    return Prediction(outputs, queue_ns, until_ns - arrived_ns - queue_ns, batch_size, bucket_tokens, padded_tokens)
+    return Prediction(
+        outputs=outputs,
+        queue_ns=queue_ns,
+        compute_ns=until_ns - arrived_ns - queue_ns,
+        batch_size=batch_size,
+        bucket_tokens=bucket_tokens,
+        padded_tokens=padded_tokens,
+    )
 
 
 @asynccontextmanager

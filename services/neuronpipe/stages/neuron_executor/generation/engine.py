@@ -251,17 +251,17 @@ class Generator:
         deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
         has_drafts = self._draft_tokens and not searches
         return GeneratedSequence(
-            Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
-            [TextRow(token_ids)],
-            options,
-            BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
-            ends,
-            SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
-            SourceText(source_ids),
-            SharedPrefix(call.caller.cache_scope + source),
-            Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
-            PromptScores(self._most_scored) if options.prompt_logprobs else None,
-            record,
+            rank=Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
+            rows=[TextRow(token_ids)],
+            options=options,
+            chooser=BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
+            end_token_ids=ends,
+            caller=SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
+            source=SourceText(source_ids),
+            prefix=SharedPrefix(call.caller.cache_scope + source),
+            drafts=Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
+            prompt_scores=PromptScores(self._most_scored) if options.prompt_logprobs else None,
+            record=record,
         )
 
     def _refuse_too_long(self, sequence: GeneratedSequence) -> None:

@@ -222,7 +222,14 @@ class StepLoop:
                 self._planner.end(sequence)
                 self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
-            yield SequenceProgress(sequence, reason, now_ns - before_ns, is_first, tokens, count)
+            yield SequenceProgress(
+                sequence=sequence,
+                ends_by=reason,
+                gap_ns=now_ns - before_ns,
+                is_first=is_first,
+                tokens=tokens,
+                count=count,
+            )
 
     def _advance_text(self, sequence: GeneratedSequence, choice: tuple[int, ...] | list[BeamStep]) -> int | None:
         """Adds the next token to all texts of a search. Returns the reason why the text ends there, or None."""
