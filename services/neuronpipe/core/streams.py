@@ -29,13 +29,13 @@ class Preparation:
 class ProcessModels:
     """The models of a stage's process.
 
-    - `ready`: the models that the process serves; None from a process of an older release, which gets every item.
+    - `ready`: the models that the process serves, and gets items for.
     - `problems`: reasons why other models that should be ready are not.
     - `unloaded`: ready models that are loaded when an item for them arrives, and whether they are being loaded.
     - `prepared`: the progress of preparing each model.
     """
 
-    ready: frozenset[ModelKey] | None = None
+    ready: frozenset[ModelKey] = frozenset()
     problems: Mapping[ModelKey, str] = field(default_factory=dict)
     unloaded: Mapping[ModelKey, bool] = field(default_factory=dict)
     prepared: Mapping[ModelKey, Preparation] = field(default_factory=dict)

@@ -58,9 +58,8 @@ class Coalescer:
         self._held_items.watch_stop(self.recount)
         self._queue = StageQueue()
         self._endpoints: set[_StageEndpoint] = set()
-        # The number of endpoints that accept items for a model, and the number that accept all items.
+        # The number of endpoints that accept items for a model.
         self._accepting: Counter[ModelKey] = Counter()
-        self._accepting_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
         # The models that items may be sent for; None until `need` says so.
@@ -79,7 +78,7 @@ class Coalescer:
         Raises the errors of the stage, Unavailable, and Overloaded where too many items are held.
         """
         queued = QueuedItem(next(self._item_ids), item, stream)
-        if not self._count_accepting(item.model):
+        if not self._accepting[item.model]:
             self._hold(queued)
         self._queue.append(queued)
         self._wake_one()
@@ -100,7 +99,7 @@ class Coalescer:
 
     def has(self, key: ModelKey) -> bool:
         """Returns whether an endpoint accepts items for a model."""
-        return bool(self._count_accepting(key))
+        return bool(self._accepting[key])
 
     def problem_of(self, key: ModelKey) -> str:
         """Returns the problem of an endpoint that could not load a model; empty if there is none."""
@@ -111,7 +110,7 @@ class Coalescer:
         """Returns whether an endpoint is loading a model; None if an endpoint has the model in memory, or no endpoint
         has the model.
         """
-        having = [endpoint for endpoint in self._endpoints if key in (endpoint.models.ready or ())]
+        having = [endpoint for endpoint in self._endpoints if key in endpoint.models.ready]
         if not all(key in endpoint.models.unloaded for endpoint in having):
             return None
         return any(endpoint.models.unloaded[key] for endpoint in having) if having else None
@@ -164,8 +163,7 @@ class Coalescer:
     def recount(self) -> None:
         """Updates which endpoint has which model. Items for a model that no endpoint has any more are held, or fail."""
         self._choose_loaders()
-        self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
-        self._accepting_any = sum(endpoint.models.ready is None for endpoint in self._endpoints)
+        self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted)
         for queued in list(self._queue):
             if self.has(queued.item.model):
                 self._release(queued, is_sent=True)
@@ -183,7 +181,7 @@ class Coalescer:
         """Takes an endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
         waiting = self._queue.cost_tokens.items()
         share_tokens = sum(
-            -(-tokens // self._count_accepting(model)) for model, tokens in waiting if endpoint.has_model(model)
+            -(-tokens // self._accepting[model]) for model, tokens in waiting if endpoint.has_model(model)
         )
         taken = self._queue.take(endpoint.has_model, share_tokens, takes_suspects=self._takes_suspects(endpoint))
         for queued in taken:
@@ -204,9 +202,7 @@ class Coalescer:
             endpoint.accepted = endpoint.models.ready
         if not in_memory:
             return
-        loaded = {
-            model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models.ready or ())
-        }
+        loaded = {model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models.ready)}
         for model in sorted({model for endpoint in in_memory for model in endpoint.models.unloaded} - loaded):
             able = [endpoint for endpoint in in_memory if model in endpoint.models.unloaded]
             chosen = min(able, key=lambda endpoint: (not endpoint.models.unloaded[model], len(in_memory[endpoint])))
@@ -222,9 +218,6 @@ class Coalescer:
         if self._is_reported != bool(self._endpoints):
             self._is_reported = bool(self._endpoints)
             await self._report(self._is_reported)
-
-    def _count_accepting(self, model: ModelKey) -> int:
-        return self._accepting_any + self._accepting[model]
 
     def _hold(self, queued: QueuedItem) -> None:
         """Holds an item that no endpoint can take now. Raises Overloaded, and Unavailable where none ever may."""
@@ -274,7 +267,7 @@ class _StageEndpoint:
     """The stream to one endpoint.
 
     - `models`: the models that the process announced last.
-    - `accepted`: the models for which the endpoint gets items; None: any.
+    - `accepted`: the models for which the endpoint gets items.
     - `cost_tokens`: the cost of its items in flight.
     - `is_free`: the endpoint waits for items to send, and new items wake it.
     """
@@ -303,12 +296,12 @@ class _StageEndpoint:
 
     def has_model(self, model: ModelKey) -> bool:
         """Returns whether the endpoint accepts items for a model."""
-        return self.accepted is None or model in self.accepted
+        return model in self.accepted
 
     @property
     def in_memory(self) -> frozenset[ModelKey]:
         """The loaded models of the endpoint."""
-        return (self.models.ready or frozenset()) - self.models.unloaded.keys()
+        return self.models.ready - self.models.unloaded.keys()
 
     def wake(self) -> None:
         """Makes the endpoint check for items to send."""

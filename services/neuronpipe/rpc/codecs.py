@@ -192,7 +192,7 @@ class PostprocessCodec:
 def write_announcement(models: ProcessModels, max_message_bytes: int, announcement: Announcement) -> None:
     """Fills an empty announcement with the models and the message limit of a process."""
     announcement.max_message_bytes = max_message_bytes
-    write_models(models.ready or (), announcement)
+    write_models(models.ready, announcement)
     for (name, version), problem in sorted(models.problems.items()):
         announcement.failed.add(name=name, version=str(version), problem=problem)
     for (name, version), is_loading in sorted(models.unloaded.items()):

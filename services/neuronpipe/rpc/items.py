@@ -136,7 +136,7 @@ class StageMethod:
 
     - `at_once`: returns an item's value without waiting where it can, otherwise None. Such an item needs no task, which
       would take longer than decoding a token.
-    - `models`: the models for which gateways send items; None announces nothing, and gateways send all items.
+    - `models`: the models for which gateways send items.
     - `max_message_bytes`: the largest message that the server accepts.
     - `leaves_unavailable`: whether items that raise Unavailable get no outcome, because the process is about to end.
       When the stream ends, the gateway sends such items to another process, or ends them with an error if there is
@@ -149,8 +149,8 @@ class StageMethod:
     stage: StageFunction
     telemetry: Telemetry
     _: KW_ONLY
+    models: AnnouncedModels
     at_once: Callable[[Any], Any] | None = None
-    models: AnnouncedModels | None = None
     max_message_bytes: int = 0
     leaves_unavailable: bool = False
     in_flight: InFlight | None = None
@@ -197,7 +197,7 @@ class _ItemStream:
         self._unsent = self._unsent_bytes = 0
         self._has_sent, self._is_due = asyncio.Event(), asyncio.Event()
         self._answer_at: asyncio.TimerHandle | None = None
-        self._announces = self.method.models is not None
+        self._announces = True
         self._loop = asyncio.get_running_loop()
         # Done when the process drains.
         self._stopping: asyncio.Future[Any] = self._loop.create_future()
@@ -208,9 +208,8 @@ class _ItemStream:
         Items that were read before an error, or before the process drains, are still answered.
         """
         models, in_flight = self.method.models, self.method.in_flight
-        unwatch = models.watch(self._announce) if models else None
-        if models:
-            models.need(self, None)  # until the gateway says which models it needs
+        unwatch = models.watch(self._announce)
+        models.need(self, None)  # until the gateway says which models it needs
         reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
@@ -245,9 +244,8 @@ class _ItemStream:
                 raise in_flight.stopping()
             await reading
         finally:
-            if models and unwatch:
-                unwatch()
-                models.forget(self)
+            unwatch()
+            models.forget(self)
             tasks = [*([reading] if reading else ()), self._stopping, *self._running.values()]
             for task in tasks:
                 task.cancel()
@@ -255,7 +253,7 @@ class _ItemStream:
 
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         async for request in requests:
-            if self.method.models and request.HasField("needed"):
+            if request.HasField("needed"):
                 self.method.models.need(self, read_models(request.needed))
             # Slices, because in upb iterating over a repeated field takes a microsecond more.
             for item_id in request.abandoned_item_ids[:]:
@@ -336,7 +334,7 @@ class _ItemStream:
     def _new_response(self) -> _Message:
         """Returns a message that is empty, except for an announcement that is due."""
         response = self.method.rpc.response_class()
-        if self._announces and self.method.models:
+        if self._announces:
             write_announcement(self.method.models.announced, self.method.max_message_bytes, response.announcement)
         self._announces = False
         return response

@@ -41,7 +41,7 @@ class Wire:
 
     serving: "asyncio.Task[None]"
 
-    def __init__(self, models: frozenset[ModelKey] | None = None) -> None:
+    def __init__(self, models: frozenset[ModelKey] = frozenset({MODEL})) -> None:
         self.models = ProcessModels(models)
         self.needed: list[frozenset[ModelKey]] = []
         self.retired = asyncio.Event()
@@ -156,8 +156,8 @@ class System:
         self.reports.append(is_serving)
 
     async def connect(self, *models: ModelKey) -> Wire:
-        """A new endpoint, which says nothing of its models unless they are given."""
-        wire = Wire(frozenset(models) if models else None)
+        """A new endpoint with these models, or with the model of most items."""
+        wire = Wire(frozenset(models or (MODEL,)))
         wire.serving = asyncio.create_task(self.coalescer.serve(wire))
         self.tasks.append(wire.serving)
         await settled()

@@ -747,9 +747,9 @@ async def _conversation(*said: bytes) -> AsyncIterator[tuple[StageStream, "async
         yield await unread.stream(), received
 
 
-async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
+async def test_a_process_that_announces_nothing_has_no_model() -> None:
     async with _conversation(_READY, _READY) as (stream, _):
-        assert stream.models.ready is None
+        assert stream.models == ProcessModels()
         assert (await stream.receive()).models is None
 
 

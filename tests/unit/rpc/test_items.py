@@ -106,9 +106,13 @@ class _Gateway:
     `received`.
     """
 
-    def __init__(self, stage: Any, telemetry: Telemetry | None = None, **options: Any) -> None:
+    def __init__(
+        self, stage: Any, telemetry: Telemetry | None = None, models: "_Models | None" = None, **options: Any
+    ) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
-        self.answers = StageMethod(TOKENIZE, stage, telemetry or Telemetry(), **options)(self._requests(), None)
+        self.answers = StageMethod(TOKENIZE, stage, telemetry or Telemetry(), models=models or _Models(), **options)(
+            self._requests(), None
+        )
         self.received: asyncio.Queue[TokenizeResponse] = asyncio.Queue()
         # How many messages the service has begun to read.
         self.asked = 0
@@ -247,7 +251,7 @@ async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(1, 2, 3)
 
-    answers = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -365,7 +369,7 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
         yield _request(1, 2)
         await asyncio.Event().wait()
 
-    answers: Any = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
+    answers: Any = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     await anext(answers)
@@ -535,7 +539,7 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(*range(1, 7))
 
-    answers = StageMethod(TOKENIZE, stage, Telemetry())(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -723,7 +727,7 @@ async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = StageMethod(EXECUTE, stage, Telemetry())(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     outcomes = {outcome.item_id: outcome for outcome in (await anext(answers)).outcomes}
     await answers.aclose()
@@ -746,7 +750,7 @@ async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value()
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = StageMethod(EXECUTE, stage, Telemetry())(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     *tokens, last = (await anext(answers)).outcomes
     await answers.aclose()
@@ -816,7 +820,7 @@ async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, v
 
     answers = [
         rpc.response_class.FromString(rpc.encode(part))
-        async for part in StageMethod(rpc, stage, Telemetry())(requests(), None)
+        async for part in StageMethod(rpc, stage, Telemetry(), models=_Models())(requests(), None)
     ]
     assert [returned for answer in answers for returned in answer.outcomes] == [outcome]
 
@@ -827,7 +831,9 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     door = GrpcDoor(settings, [TOKENIZE.service])
     life = Life("tokenizer", settings, [door])
     await life.listen()
-    life.open(partial(door.open, [(TOKENIZE, StageMethod(TOKENIZE, stage, Telemetry(), in_flight=life.in_flight))]))
+    models = _Models(ModelKey("m", 1))
+    method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, in_flight=life.in_flight)
+    life.open(partial(door.open, [(TOKENIZE, method)]))
     reports: list[bool] = []
 
     async def report(is_reached: bool) -> None:
