@@ -106,7 +106,7 @@ def prediction_of(
 async def running_executor(
     bundles: list[Bundle],
     settings: EngineSettings,
-    telemetry: Telemetry | None = None,
+    telemetry: Telemetry,
     known: Sequence[Bundle] = (),
     report: Callable[[bool], None] = lambda is_well: None,
     model_class: type[ExecutorModel] = ExecutorModel,
@@ -117,7 +117,6 @@ async def running_executor(
     Impairment. `model_class`: runs the models that do not generate. Raises SetupError for a bundle that cannot run
     here, and CoresLost if a device has no core left.
     """
-    telemetry = telemetry or Telemetry()
     if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
         log_warning("the container's memory may not be enough", problem=shortage)
     async with running_devices(settings, telemetry, model_class) as devices, AsyncExitStack() as stack:
