@@ -51,6 +51,7 @@ PROTOS := $(wildcard protos/neuronpipe/*/v[0-9]/*.proto)
 # What they generate, and the protocols there besides our own.
 MESSAGES := services/neuronpipe/api
 PROTOCOLS := $(filter-out api,$(sort $(foreach file,$(PROTOS),$(word 3,$(subst /, ,$(file))))))
+WITHOUT_STUBS := %/stages.proto %/open_inference.proto %/tei.proto
 # How many processes share the tests: one more than there are cores, as some tests mostly wait.
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
 # Of the oracle suites' cases, of other large matrices and of long suites; see pytest --help. Continuous integration runs a
@@ -314,14 +315,14 @@ verify-imports: .venv/.dev
 
 # $(1): the folder to generate into, as it is below services/neuronpipe/api: api/v1 is v1 there, keda/v1 is keda/v1. protoc
 # derives Python modules from the files' paths; the names of files and messages in the descriptors stay as they are.
-# Files without a service have no gRPC part.
+# Files without a service have no gRPC part. The files in WITHOUT_STUBS have none, because no code calls through them.
 define generate_protos
 	export PATH="$$PWD/$(BIN):$$PATH"
 	raw=$$(mktemp -d)
 	trap 'rm -rf "$$raw"' EXIT
 	python -m grpc_tools.protoc -Iprotos --python_out="$$raw" --mypy_out=quiet:"$$raw" $(PROTOS)
 	python -m grpc_tools.protoc -Iprotos --grpc_python_out="$$raw" --mypy_grpc_out=quiet:"$$raw" \
-	  $$(grep -l '^service ' $(PROTOS))
+	  $$(grep -l '^service ' $(filter-out $(WITHOUT_STUBS),$(PROTOS)))
 	mv "$$raw"/neuronpipe/api/* "$$raw/neuronpipe"
 	rmdir "$$raw/neuronpipe/api"
 	find "$$raw" -name '*_pb2*' -exec sed -i -E $(foreach protocol,$(PROTOCOLS), \

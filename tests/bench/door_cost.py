@@ -13,7 +13,6 @@ import grpc
 from demo.processes import ServiceProcess
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest
 from neuronpipe.api.tei.v1.tei_pb2 import EmbedRequest
-from neuronpipe.api.tei.v1.tei_pb2_grpc import EmbedStub
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import AsyncClient
@@ -28,7 +27,7 @@ class _Doors:
 
     def __init__(self, model: str, client: AsyncClient, channel: grpc.aio.Channel, http: HttpSender) -> None:
         self._model, self._client, self._http = model, client, http
-        self._tei = EmbedStub(channel)
+        self._tei: Any = channel.unary_unary("/tei.v1.Embed/Embed")
         self._oip: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
     async def grpc(self, number: int) -> None:
@@ -46,7 +45,8 @@ class _Doors:
 
     async def tei(self, number: int) -> None:
         """text-embeddings-inference's gRPC."""
-        await self._tei.Embed(EmbedRequest(inputs=_text(number)), metadata=[(MODEL_FIELD, self._model)])
+        request = EmbedRequest(inputs=_text(number))
+        await self._tei(request.SerializeToString(), metadata=[(MODEL_FIELD, self._model)])
 
     async def http(self, number: int) -> None:
         """OpenAI's API, of whose answer nothing is read, so that the machine works for the server."""

@@ -27,6 +27,7 @@ from neuronpipe.bundles.writing import write_manifest
 from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine
@@ -76,7 +77,7 @@ def _executor_alone(repository: Path, cores: int, callers: int, seconds: float) 
 
     async def measure() -> _Rate:
         async with running_executor(
-            read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT)
+            read_repository(repository), EngineSettings(cores=cores, in_flight=_IN_FLIGHT), Telemetry()
         ) as stage:
             cpu_began_s = time.process_time()
             found = await send_all(stage.execute, repeat(item), callers=callers, seconds=seconds)

@@ -11,7 +11,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import ModelRoute, ModelSpec, ModelTable
-from neuronpipe.core.streams import Preparation
+from neuronpipe.core.streams import Preparation, ProcessModels
 
 ResourceT = TypeVar("ResourceT")
 _NO_ROUTE = ModelRoute({}, ())
@@ -152,6 +152,11 @@ class ServedModels(Generic[ResourceT]):
     def bases(self) -> list[ModelKey]:
         """The models without their adapters, sorted."""
         return sorted(model.key for model in self._models)
+
+    @property
+    def announced(self) -> ProcessModels:
+        """The models as the process announces them to gateways."""
+        return ProcessModels(self.keys, self.problems, self.unloaded, self.prepared)
 
     def has(self, key: ModelKey) -> bool:
         return key in self.keys

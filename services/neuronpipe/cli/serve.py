@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.terminal import CommandParser, explain, option
 from neuronpipe.core.errors import RefusedBundle, SetupError
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 
 if TYPE_CHECKING:
     from neuronpipe.core.metrics import Telemetry
@@ -26,9 +27,9 @@ EXTRA = "server"
 SERVICES = {
     "all": ("neuronpipe.serve", "AllSettings", "all"),
     "gateway": ("neuronpipe.serve", "PipelineProcessSettings", "gateway"),
-    "tokenizer": ("neuronpipe.stages", "TokenizerSettings", "tokenizer"),
-    "neuron-executor": ("neuronpipe.stages", "NeuronExecutorSettings", "executor-openvino"),
-    "postprocessor": ("neuronpipe.stages", "PostprocessorSettings", "postprocessor"),
+    TOKENIZER: ("neuronpipe.stages", "TokenizerSettings", "tokenizer"),
+    EXECUTOR: ("neuronpipe.stages", "NeuronExecutorSettings", "executor-openvino"),
+    POSTPROCESSOR: ("neuronpipe.stages", "PostprocessorSettings", "postprocessor"),
     "worker": ("neuronpipe.bulk.jobs", "WorkerSettings", "worker"),
 }
 # The package of a stage in a gateway's process, and the extra that installs it. Back ends name their own extras.
@@ -42,9 +43,9 @@ _STAGE = (*_ALL, *_LAST, "tls_client_ca", "allowed_peers", "trusted_keys")
 _FIRST = {
     "all": (*_ALL, *_GATEWAY, "backend", "cores", *_LAST),
     "gateway": (*_ALL, *_GATEWAY, *_TARGETS, *_LAST[:-1]),
-    "tokenizer": (*_STAGE, "redis_url", "token_cache_bytes"),
-    "neuron-executor": (*_STAGE, "backend", "cores", "max_model_memory_bytes"),
-    "postprocessor": _STAGE,
+    TOKENIZER: (*_STAGE, "redis_url", "token_cache_bytes"),
+    EXECUTOR: (*_STAGE, "backend", "cores", "max_model_memory_bytes"),
+    POSTPROCESSOR: _STAGE,
     "worker": ("listen", "target", "jobs_redis_url", "jobs_secret", "max_jobs", "max_requests_in_flight", *_LAST),
 }
 # kind of value in the help → the ends of the names of such settings

@@ -15,7 +15,7 @@ from neuronpipe.cli.examples import example_command
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.removed_settings import why_removed
-from neuronpipe.core.units import in_unit
+from neuronpipe.core.units import in_unit, words_of
 
 KindT = TypeVar("KindT")
 
@@ -153,7 +153,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def _list_of(kind: Callable[[str], Any], text: str) -> tuple[Any, ...]:
     try:
-        values = tuple(dict.fromkeys(kind(word.strip()) for word in text.split(",") if word.strip()))
+        values = tuple(dict.fromkeys(map(kind, words_of(text))))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers with commas") from None
     if not values:

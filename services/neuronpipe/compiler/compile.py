@@ -171,7 +171,9 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     if buckets := _choose_buckets(request, module, report):
         module = module.within(BucketPlan(buckets))
     steps[-1] = "run the model in PyTorch on samples"
-    loaded = _Loaded(request, source, module, buckets, version, step, report)
+    loaded = _Loaded(
+        request=request, source=source, module=module, buckets=buckets, version=version, step=step, report=report
+    )
     return _compile_decoder(loaded) if TASKS[request.task].generates else _compile_graph(loaded, calibration)
 
 
@@ -209,15 +211,15 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
         if pipeline := cut_module(module, batches[0], request.pipeline):
             report(pipeline.describe())
         conversion = Conversion(
-            module,
-            loaded.source,
-            batches[0],
-            folder,
-            request.dtype,
-            loaded.buckets,
-            request.neuronx,
-            pipeline,
-            request.adapters,
+            module=module,
+            source=loaded.source,
+            example=batches[0],
+            folder=folder,
+            dtype=request.dtype,
+            buckets=loaded.buckets,
+            neuronx=request.neuronx,
+            pipeline=pipeline,
+            adapters=request.adapters,
         )
         artifact = COMPILERS[request.backend].convert(conversion)
         measure = partial(
@@ -281,9 +283,23 @@ def _compile_decoder(loaded: _Loaded) -> Compiled:
     with new_bundle(request.repository, request.name, loaded.version) as folder:
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, loaded.version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
-        conversion = Conversion(module, loaded.source, {}, folder, request.dtype, loaded.buckets, request.neuronx)
+        conversion = Conversion(
+            module=module,
+            source=loaded.source,
+            example={},
+            folder=folder,
+            dtype=request.dtype,
+            buckets=loaded.buckets,
+            neuronx=request.neuronx,
+        )
         artifact, measured = decoders.compile_decoder(
-            request.backend, conversion, spec, texts, request.min_agreement, loaded.step, loaded.report
+            backend=request.backend,
+            conversion=conversion,
+            spec=spec,
+            texts=texts,
+            min_agreement=request.min_agreement,
+            step=loaded.step,
+            report=loaded.report,
         )
         loaded.report(accuracy.describe(measured, request.dtype, request.task))
         accuracy.check(measured, request.max_divergence, request.min_agreement)

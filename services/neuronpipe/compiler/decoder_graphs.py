@@ -72,7 +72,15 @@ class _PagedStep(torch.nn.Module):
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
         choose = partial(torch.index_select, dim=0, index=scored_rows)
-        logits = decode(self.model, input_ids, mask, position_ids, cache, choose, of_source)
+        logits = decode(
+            model=self.model,
+            input_ids=input_ids,
+            mask=mask,
+            positions=position_ids,
+            cache=cache,
+            choose=choose,
+            of_source=of_source,
+        )
         caches = (cache.self_attention_cache, cache.cross_attention_cache) if has_source else (cache,)
         return (logits[:, -1], *(array for part in caches for array in arrays_of(part)))
 
@@ -203,7 +211,15 @@ class _GatheredStep(torch.nn.Module):
             of_source = added_to_scores((read[None] < source_tokens[:, None])[:, None, None], cache.dtype)
             held = caches_of(list(arrays_of(self_cache)), self._gathered(cache, source_blocks))
             self_cache = held.self_attention_cache
-        logits = decode(self.model, input_ids, mask, new, held, lambda vectors: vectors[:, -1:], of_source)
+        logits = decode(
+            model=self.model,
+            input_ids=input_ids,
+            mask=mask,
+            positions=new,
+            cache=held,
+            choose=lambda vectors: vectors[:, -1:],
+            of_source=of_source,
+        )
         added = [array[:, :, before:].transpose(1, 2) for array in arrays_of(self_cache)]
         return logits[:, -1], torch.stack(added, 2)
 

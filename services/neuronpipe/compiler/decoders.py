@@ -92,7 +92,14 @@ def compile_decoder(
             if problem is None:
                 step("compare with generate on samples")
             load, computed_dtype = partial(_load, artifact, spec, folder), _computed_dtype(artifact, folder)
-            measured = compare(module, texts, artifact, computed_dtype, load, min_agreement)
+            measured = compare(
+                module=module,
+                texts=texts,
+                artifact=artifact,
+                computed_dtype=computed_dtype,
+                load=load,
+                min_agreement=min_agreement,
+            )
             break
         except Exception as error:  # a graph may not load or run, or may compute something else
             reason = cause_of(error)
@@ -151,7 +158,14 @@ def _compile_slots(
     step("compare with generate on samples")
     described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())
     emulated = slots.emulated(module, bucket, conversion.dtype)
-    measured = compare(module, texts, described, conversion.dtype, lambda _: emulated, min_agreement)
+    measured = compare(
+        module=module,
+        texts=texts,
+        artifact=described,
+        computed_dtype=conversion.dtype,
+        load=lambda _: emulated,
+        min_agreement=min_agreement,
+    )
     step(f"convert for neuronx, {conversion.dtype}")
     return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch instead of a Neuron device"})
 

@@ -60,7 +60,7 @@ _INPUTS = ("input_ids", MASK, "token_type_ids")
 # A model of images has the first of these inputs; a model of texts and images has both (tasks/inputs/).
 PIXELS, PLACES = "pixels", "places"
 # The limit of a model for which neither configuration nor tokenizer sets a limit.
-_NO_LIMIT_TOKENS = 512
+NO_LIMIT_TOKENS = 512
 # A token between two special tokens.
 _FEWEST_TOKENS = 3
 
@@ -268,7 +268,7 @@ def source_module(
             f"{model.config.name_or_path}: {architecture} takes no {MASK}, so it reads the padding of a batch as text, "
             "which is not supported"
         )
-    most = min((limit for limit in limits if limit is not None), default=_NO_LIMIT_TOKENS)
+    most = min((limit for limit in limits if limit is not None), default=NO_LIMIT_TOKENS)
     if most < _FEWEST_TOKENS:
         raise SetupError(
             f"{model.config.name_or_path}: takes {most} tokens by model_max_length of its tokenizer, max_seq_length or "

@@ -102,7 +102,15 @@ def convert(conversion: Conversion) -> Artifact:
     if missing:
         with tempfile.TemporaryDirectory(prefix="neuronx-") as folder:
             source, task = str(conversion.source.folder), conversion.module.task
-            job = TraceJob(source, task, options.attention, list(flags), firsts, {}, conversion.adapters)
+            job = TraceJob(
+                source_folder=source,
+                task=task,
+                attention=options.attention,
+                flags=list(flags),
+                firsts=firsts,
+                outputs={},
+                adapters=conversion.adapters,
+            )
             outputs = {name: Path(folder) / f"{name}.pt" for name in missing}
             neuronx_processes.trace_all(
                 job, outputs, options.workers, lambda name: cache.add(stamps[name], outputs[name])

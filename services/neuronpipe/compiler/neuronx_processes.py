@@ -150,7 +150,9 @@ def _trace_part(source: SourceModule, bucket: Bucket, number: int, job: TraceJob
     model = PipelinedModel(source, _example(source, bucket), job.firsts)
     with model.part(number, has_fixed_shapes=True) as (part, example):
         module = Positional(part.module, part.inputs, part.outputs).eval()
-        _trace_module(module, tuple(example.values()), {}, job, path, part.inputs)
+        _trace_module(
+            module=module, example=tuple(example.values()), aliases={}, job=job, path=path, inputs=part.inputs
+        )
 
 
 def _trace_module(

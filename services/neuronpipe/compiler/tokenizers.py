@@ -162,7 +162,9 @@ class SourceTokenizer:
 
 
 # The tokenizer of a model without texts.
-NO_TOKENIZER = SourceTokenizer(None, "", (), None, 0, None)
+NO_TOKENIZER = SourceTokenizer(
+    transformers_tokenizer=None, json="", input_names=(), max_tokens=None, pad_token_id=0, cls_token_id=None
+)
 
 
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:

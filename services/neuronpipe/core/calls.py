@@ -41,10 +41,24 @@ class Call(NamedTuple):
 
     def for_request(self, request_id: str, priority: "Priority.ValueType") -> "Call":
         """Makes the call of one of this call's requests."""
-        return Call(request_id, self.deadline_s, priority, self.trace, self.caller, self.route_key)
+        return Call(
+            request_id=request_id,
+            deadline_s=self.deadline_s,
+            priority=priority,
+            trace=self.trace,
+            caller=self.caller,
+            route_key=self.route_key,
+        )
 
     def until(self, deadline_s: float) -> "Call":
-        return Call(self.request_id, deadline_s, self.priority, self.trace, self.caller, self.route_key)
+        return Call(
+            request_id=self.request_id,
+            deadline_s=deadline_s,
+            priority=self.priority,
+            trace=self.trace,
+            caller=self.caller,
+            route_key=self.route_key,
+        )
 
     def check_deadline(self) -> None:
         """Raises DeadlineExceeded if no time is left, so that no work is done for a caller who has left."""

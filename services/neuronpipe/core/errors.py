@@ -21,9 +21,12 @@
 A message names the thing and the limit. It holds no text of the caller and no text of other libraries' exceptions.
 """
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+# The shortest retry delay of a refused caller. Servers seldom have room sooner.
+_SHORTEST_RETRY_S = 0.05
 # The advice of every error that a shorter input mends. A protocol that cannot cut an input gives another advice.
 CUT = "set truncation to cut"
 
@@ -93,6 +96,11 @@ class Overloaded(NeuronpipeError, reason="OVERLOADED"):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+def retry_delay_s(wait_s: float, longest_s: float = math.inf) -> float:
+    """Returns the retry delay of a caller who is refused because of a wait."""
+    return min(longest_s, max(_SHORTEST_RETRY_S, wait_s))
 
 
 class DeadlineExceeded(NeuronpipeError, reason="DEADLINE_EXCEEDED"):

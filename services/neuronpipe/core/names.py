@@ -6,6 +6,8 @@ A span, an attribute or an event is a `Name`: a string with a description. A met
 from dataclasses import dataclass
 from typing import Literal
 
+# The services of the stages.
+TOKENIZER, EXECUTOR, POSTPROCESSOR = STAGES = "tokenizer", "neuron-executor", "postprocessor"
 # Keys of gRPC's metadata for W3C Trace Context, https://www.w3.org/TR/trace-context/.
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -193,7 +195,7 @@ def _gauge(name: str, unit: str, text: str, *labels: Name) -> Instrument:
 
 
 def _histogram(name: str, unit: str, text: str, bounds: tuple[float, ...], *labels: Name) -> Instrument:
-    return Instrument(_PREFIX + name, "histogram", unit, text, labels, bounds)
+    return Instrument(name=_PREFIX + name, kind="histogram", unit=unit, text=text, labels=labels, bounds=bounds)
 
 
 def _durations(name: str, text: str, *labels: Name) -> Instrument:

@@ -36,7 +36,7 @@ _MAX_DEPTH = 128
 _STEPS = np.zeros(256, np.int8)
 _STEPS[[*b"[{"]], _STEPS[[*b"]}"]] = 1, -1
 # Bytes that are counted at once, in less than a millisecond.
-PIECE_BYTES = 128 << 10
+_PIECE_BYTES = 128 << 10
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 _GROUPS = (3, 4)
 # The bytes of a number in a packed list; numbers of other types have at least one byte.
@@ -164,20 +164,32 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
-# The memory of a value of JSON, by the byte that begins or separates it.
+# A mark in the bytes of JSON → memory of the value that is made for it. Rows become plain values, which take less than
+# the checked values of bodies (doors/http/bodies.py).
 _VALUE_BYTES = {b",": 64, b"[": 128, b"{": 256}
+TOO_MANY_VALUES = f"holds too many values: they would take more than {MAX_OBJECT_BYTES >> 20} MiB, the limit"
 
 
 def too_much(row: bytes) -> str:
     """Returns the problem of a row of a file in JSON that exceeds the memory of one message; empty for none."""
+    return TOO_MANY_VALUES if takes_too_much(row, _VALUE_BYTES) else ""
 
-    def is_within(pieces: Iterable[bytes]) -> bool:
-        made = (piece.count(mark) * value_bytes for piece in pieces for mark, value_bytes in _VALUE_BYTES.items())
-        return sum(made) <= MAX_OBJECT_BYTES
 
-    if is_within([row]) or is_within(outside_of_strings(row)):
-        return ""
-    return f"holds too many values: they would take more than {MAX_OBJECT_BYTES >> 20} MiB, the limit"
+def takes_too_much(data: bytes, bytes_by_mark: Mapping[bytes, int]) -> bool:
+    """Returns whether the values of JSON, each with its mark, exceed the memory of one message. Marks in strings do not
+    count.
+    """
+    pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
+    return not (_is_within(pieces, bytes_by_mark) or _is_within(_outside_of_strings(data), bytes_by_mark))
+
+
+def _is_within(pieces: Iterable[bytes], bytes_by_mark: Mapping[bytes, int]) -> bool:
+    size_bytes = 0
+    for piece in pieces:
+        size_bytes += sum(piece.count(mark) * value_bytes for mark, value_bytes in bytes_by_mark.items())
+        if size_bytes > MAX_OBJECT_BYTES:
+            return False
+    return True
 
 
 def too_long(field: str, max_bytes: int) -> InvalidInput:
@@ -190,7 +202,7 @@ def check_depth(field: str, data: bytes) -> None:
     if data.count(b"[") + data.count(b"{") <= _MAX_DEPTH:
         return
     depth = 0
-    for piece in outside_of_strings(data):
+    for piece in _outside_of_strings(data):
         marks = np.frombuffer(piece, np.uint8)
         depths = depth + np.cumsum(_STEPS[marks], dtype=np.int32)
         if depths.size:
@@ -199,11 +211,11 @@ def check_depth(field: str, data: bytes) -> None:
             depth = int(depths[-1])
 
 
-def outside_of_strings(data: bytes) -> Iterator[bytes]:
+def _outside_of_strings(data: bytes) -> Iterator[bytes]:
     """Yields the pieces of a text in JSON without its strings."""
     is_quoted, end = False, 0
     while end < len(data):
-        begin, end = end, min(end + PIECE_BYTES, len(data))
+        begin, end = end, min(end + _PIECE_BYTES, len(data))
         while end < len(data) and data[end - 1 : end] == b"\\":  # no cut behind a backslash
             end += 1
         text = data[begin:end].replace(b"\\\\", b"").replace(b'\\"', b"")

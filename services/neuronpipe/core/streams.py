@@ -26,46 +26,40 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True)
-class StageResponse:
-    """A message of a stage's process.
+class ProcessModels:
+    """The models of a stage's process.
 
-    - `kept_item_ids`: the items that a draining process still works on.
-    - `models`: the models of the process, if they have changed. The fields below are set with it.
-    - `problems`: why the process could not load other models.
-    - `unloaded`: models that are not in memory, and whether they are being loaded.
+    - `ready`: the models that the process serves, and gets items for.
+    - `problems`: reasons why other models that should be ready are not.
+    - `unloaded`: ready models that are loaded when an item for them arrives, and whether they are being loaded.
     - `prepared`: the progress of preparing each model.
     """
 
-    outcomes: Sequence[Outcome] = ()
-    kept_item_ids: Sequence[int] | None = None
-    models: frozenset[ModelKey] | None = None
+    ready: frozenset[ModelKey] = frozenset()
     problems: Mapping[ModelKey, str] = field(default_factory=dict)
     unloaded: Mapping[ModelKey, bool] = field(default_factory=dict)
     prepared: Mapping[ModelKey, Preparation] = field(default_factory=dict)
 
 
-class ModelNews(Protocol):
-    """The state of the models of a stage's process, beside the list of models that are ready."""
+@dataclass(frozen=True, slots=True)
+class StageResponse:
+    """A message of a stage's process.
 
-    @property
-    def problems(self) -> Mapping[ModelKey, str]:
-        """Reasons why other models that should be ready are not."""
+    - `kept_item_ids`: the items that a draining process still works on.
+    - `models`: the models of the process, if they have changed.
+    """
 
-    @property
-    def unloaded(self) -> Mapping[ModelKey, bool]:
-        """Models that are loaded when an item for them arrives, and whether they are being loaded."""
-
-    @property
-    def prepared(self) -> Mapping[ModelKey, Preparation]:
-        """The progress of preparing each model."""
+    outcomes: Sequence[Outcome] = ()
+    kept_item_ids: Sequence[int] | None = None
+    models: ProcessModels | None = None
 
 
-class Stream(ModelNews, Protocol):
+class Stream(Protocol):
     """An open stream to a process of a stage. Its methods raise Unavailable after the stream is lost."""
 
     @property
-    def models(self) -> frozenset[ModelKey] | None:
-        """The models that the process announced; None from a process of an older release, which gets every item."""
+    def models(self) -> ProcessModels:
+        """The models that the process announced first."""
 
     @property
     def retired(self) -> asyncio.Event:
@@ -83,12 +77,12 @@ class Stream(ModelNews, Protocol):
         """Returns the next message."""
 
 
-class AnnouncedModels(ModelNews, Protocol):
+class AnnouncedModels(Protocol):
     """The models that a stage's process announces to gateways; see bundles/served.py."""
 
     @property
-    def keys(self) -> frozenset[ModelKey]:
-        """The models that are ready."""
+    def announced(self) -> ProcessModels:
+        """The models as they are now."""
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
         """Declares the models for which a gateway may send items from now on; None: any."""

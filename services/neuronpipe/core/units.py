@@ -1,4 +1,4 @@
-"""Times and sizes as people write them: 250ms, 10m, 256MiB."""
+"""Times, sizes and lists as people write them: 250ms, 10m, 256MiB; a,b."""
 
 import re
 from collections.abc import Mapping
@@ -15,6 +15,11 @@ _FACTORS: Mapping[str, Mapping[str, Decimal | int]] = {
     "bytes": {"": 1, **_SIZES},
 }
 _WORDS = {"s": "seconds", "ms": "milliseconds", "bytes": "bytes"}
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words between commas, without spaces around them. Empty words do not count."""
+    return [word for part in text.split(",") if (word := part.strip())]
 
 
 def unit_of(name: str) -> str:

@@ -14,6 +14,7 @@ from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.units import words_of
 from neuronpipe.gateway.settings import NEAR
 from neuronpipe.platform.process.settings import ServerSettings, ServiceSettings, StageSettings
 from neuronpipe.serve.settings import PipelineProcessSettings
@@ -62,7 +63,7 @@ def check_deployment(
     bundles = _read_bundles(settings, findings)
     findings.models = [ModelKey(*bundle.key) for bundle in bundles]
     defaults = settings.gateway.http.default_models if isinstance(settings, PipelineProcessSettings) else ""
-    for name in (*wanted, *filter(None, map(str.strip, defaults.split(",")))):
+    for name in (*wanted, *words_of(defaults)):
         with findings.recorded():
             _check_model(name, findings.models, settings.models.repository)
     if bundles and (engine := _engine_of(settings)):

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from neuronpipe.core.errors import SetupError, Unavailable
+from neuronpipe.core.names import STAGES
 from neuronpipe.deploy.endpoint import DeployStep, Endpoint, command, given_bundle, model_name, run_program, shipped
 
-_SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor", "redis")
+_SERVICES = ("gateway", *STAGES, "redis")
 _POLL_S = 0.5
 _LAYERS = {"neuronx": "docker/compose.neuron.yaml", "torch": "docker/compose.gpu.yaml"}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.core.errors import SetupError
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, STAGES, TOKENIZER
 from neuronpipe.deploy.endpoint import (
     DeployStep,
     Endpoint,
@@ -26,8 +27,8 @@ from neuronpipe.deploy.endpoint import (
 # The namespace of the base: policies, certificates and scalers have it in their names.
 NAMESPACE = "neuronpipe"
 # back end → the component, and the image of its executors
-_EXECUTORS = {"openvino": ("cpu", "neuron-executor"), "neuronx": ("neuron", "neuron"), "torch": ("gpu", "gpu")}
-_SERVICES = ("gateway", "tokenizer", "neuron-executor", "postprocessor")
+_EXECUTORS = {"openvino": ("cpu", EXECUTOR), "neuronx": ("neuron", "neuron"), "torch": ("gpu", "gpu")}
+_SERVICES = ("gateway", *STAGES)
 _IMAGE_PREFIX = "neuronpipe"
 _API = "kustomize.config.k8s.io"
 _SECRET = "neuronpipe-callers"  # noqa: S105 (its name)
@@ -120,14 +121,14 @@ class KubernetesTarget:
         ]
         for component in components[:-2]:
             shipped(component)
-        replicas = {"name": "neuron-executor", "count": self._endpoint.max_executors}
+        replicas = {"name": EXECUTOR, "count": self._endpoint.max_executors}
         files: dict[str, Mapping[str, Any]] = {
             "kustomization.yaml": {
                 "apiVersion": f"{_API}/v1beta1",
                 "kind": "Kustomization",
                 "resources": ["deploy/base"],
                 "components": components,
-                "images": self._images("gateway", "tokenizer", _EXECUTORS[backend][1], "postprocessor"),
+                "images": self._images("gateway", TOKENIZER, _EXECUTORS[backend][1], POSTPROCESSOR),
                 "patches": [
                     _replacing(
                         "Deployment",
@@ -160,7 +161,7 @@ class KubernetesTarget:
         if serverless:
             memory = f"{serverless.memory_mb}Mi"
             resources = {"requests": {"memory": memory}, "limits": {"memory": memory}}
-            yield _patch("neuron-executor", containers=[{"name": "neuron-executor", "resources": resources}])
+            yield _patch(EXECUTOR, containers=[{"name": EXECUTOR, "resources": resources}])
             limit = {"name": "NEURONPIPE_GATEWAY_MAX_REQUESTS_IN_FLIGHT", "value": str(serverless.max_concurrency)}
             yield _patch("gateway", containers=[{"name": "gateway", "env": [limit]}])
         if self._model_image:
@@ -170,7 +171,7 @@ class KubernetesTarget:
         if scales:
             counts = {"min": self._endpoint.min_executors, "max": self._endpoint.max_executors}
             values = {f"/spec/{bound}ReplicaCount": count for bound, count in counts.items()}
-            yield _replacing("ScaledObject", "neuron-executor", values)
+            yield _replacing("ScaledObject", EXECUTOR, values)
 
     def _images(self, *names: str) -> list[Mapping[str, str]]:
         prefix, version = self._endpoint.image_prefix, self._endpoint.version

@@ -19,6 +19,7 @@ from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeE
 from neuronpipe.core.model import base_name
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
+from neuronpipe.core.units import words_of
 from neuronpipe.doors.text_stream import begun, side_by_side
 from neuronpipe.doors.vectors import joined_texts, lists_of_texts, results_of_texts
 from neuronpipe.gateway.catalog import Catalog
@@ -110,7 +111,7 @@ class Inference:
         """`default_models`: names with commas, the preferred model first. Raises SetupError if a name is unknown."""
         self.pipeline, self.catalog, self.settings = pipeline, catalog, settings
         self.aliases = parse_aliases(settings.model_aliases)
-        self._defaults = [name for name in map(str.strip, default_models.split(",")) if name]
+        self._defaults = words_of(default_models)
         for name in self._defaults:
             if name not in catalog.names():
                 raise SetupError(f"default_models: {name} is not served; served are: {', '.join(catalog.names())}")

@@ -58,9 +58,8 @@ class Coalescer:
         self._held_items.watch_stop(self.recount)
         self._queue = StageQueue()
         self._endpoints: set[_StageEndpoint] = set()
-        # The number of endpoints that accept items for a model, and the number that accept all items.
+        # The number of endpoints that accept items for a model.
         self._accepting: Counter[ModelKey] = Counter()
-        self._accepting_any = 0
         self._item_ids = itertools.count(1)
         self._is_reported = False
         # The models that items may be sent for; None until `need` says so.
@@ -79,7 +78,7 @@ class Coalescer:
         Raises the errors of the stage, Unavailable, and Overloaded where too many items are held.
         """
         queued = QueuedItem(next(self._item_ids), item, stream)
-        if not self._count_accepting(item.model):
+        if not self._accepting[item.model]:
             self._hold(queued)
         self._queue.append(queued)
         self._wake_one()
@@ -100,25 +99,25 @@ class Coalescer:
 
     def has(self, key: ModelKey) -> bool:
         """Returns whether an endpoint accepts items for a model."""
-        return bool(self._count_accepting(key))
+        return bool(self._accepting[key])
 
     def problem_of(self, key: ModelKey) -> str:
         """Returns the problem of an endpoint that could not load a model; empty if there is none."""
-        problems = (endpoint.problems.get(key, "") for endpoint in self._endpoints)
+        problems = (endpoint.models.problems.get(key, "") for endpoint in self._endpoints)
         return next((f"{self.service}: {problem}" for problem in problems if problem), "")
 
     def is_loading(self, key: ModelKey) -> bool | None:
         """Returns whether an endpoint is loading a model; None if an endpoint has the model in memory, or no endpoint
         has the model.
         """
-        having = [endpoint for endpoint in self._endpoints if key in (endpoint.models or ())]
-        if not all(key in endpoint.unloaded for endpoint in having):
+        having = [endpoint for endpoint in self._endpoints if key in endpoint.models.ready]
+        if not all(key in endpoint.models.unloaded for endpoint in having):
             return None
-        return any(endpoint.unloaded[key] for endpoint in having) if having else None
+        return any(endpoint.models.unloaded[key] for endpoint in having) if having else None
 
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress of all endpoints together in preparing a model."""
-        return sum((endpoint.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
+        return sum((endpoint.models.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Calls `changed` after each change of the endpoints' models, until the returned function is called."""
@@ -164,8 +163,7 @@ class Coalescer:
     def recount(self) -> None:
         """Updates which endpoint has which model. Items for a model that no endpoint has any more are held, or fail."""
         self._choose_loaders()
-        self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted or ())
-        self._accepting_any = sum(endpoint.models is None for endpoint in self._endpoints)
+        self._accepting = Counter(model for endpoint in self._endpoints for model in endpoint.accepted)
         for queued in list(self._queue):
             if self.has(queued.item.model):
                 self._release(queued, is_sent=True)
@@ -183,7 +181,7 @@ class Coalescer:
         """Takes an endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
         waiting = self._queue.cost_tokens.items()
         share_tokens = sum(
-            -(-tokens // self._count_accepting(model)) for model, tokens in waiting if endpoint.has_model(model)
+            -(-tokens // self._accepting[model]) for model, tokens in waiting if endpoint.has_model(model)
         )
         taken = self._queue.take(endpoint.has_model, share_tokens, takes_suspects=self._takes_suspects(endpoint))
         for queued in taken:
@@ -199,15 +197,15 @@ class Coalescer:
         single endpoint, which loads it. An endpoint that is loading the model already goes first, then the endpoint
         with the fewest models in memory.
         """
-        in_memory = {endpoint: set(endpoint.in_memory) for endpoint in self._endpoints if endpoint.unloaded}
+        in_memory = {endpoint: set(endpoint.in_memory) for endpoint in self._endpoints if endpoint.models.unloaded}
         for endpoint in self._endpoints:
-            endpoint.accepted = endpoint.models
+            endpoint.accepted = endpoint.models.ready
         if not in_memory:
             return
-        loaded = {model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models or ())}
-        for model in sorted({model for endpoint in in_memory for model in endpoint.unloaded} - loaded):
-            able = [endpoint for endpoint in in_memory if model in endpoint.unloaded]
-            chosen = min(able, key=lambda endpoint: (not endpoint.unloaded[model], len(in_memory[endpoint])))
+        loaded = {model for endpoint in self._endpoints for model in in_memory.get(endpoint, endpoint.models.ready)}
+        for model in sorted({model for endpoint in in_memory for model in endpoint.models.unloaded} - loaded):
+            able = [endpoint for endpoint in in_memory if model in endpoint.models.unloaded]
+            chosen = min(able, key=lambda endpoint: (not endpoint.models.unloaded[model], len(in_memory[endpoint])))
             in_memory[chosen].add(model)
         for endpoint, models in in_memory.items():
             endpoint.accepted = frozenset(models)
@@ -221,13 +219,12 @@ class Coalescer:
             self._is_reported = bool(self._endpoints)
             await self._report(self._is_reported)
 
-    def _count_accepting(self, model: ModelKey) -> int:
-        return self._accepting_any + self._accepting[model]
-
     def _hold(self, queued: QueuedItem) -> None:
         """Holds an item that no endpoint can take now. Raises Overloaded, and Unavailable where none ever may."""
         item = queued.item
-        has_failed = bool(self._endpoints) and all(item.model in endpoint.problems for endpoint in self._endpoints)
+        has_failed = bool(self._endpoints) and all(
+            item.model in endpoint.models.problems for endpoint in self._endpoints
+        )
         if not self._held_items.is_on or has_failed:
             raise self._unavailable(item.model)
         if not queued.held:
@@ -269,17 +266,15 @@ class Coalescer:
 class _StageEndpoint:
     """The stream to one endpoint.
 
-    - `accepted`: the models for which the endpoint gets items; None: any.
+    - `models`: the models that the process announced last.
+    - `accepted`: the models for which the endpoint gets items.
     - `cost_tokens`: the cost of its items in flight.
     - `is_free`: the endpoint waits for items to send, and new items wake it.
     """
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
         self.models = stream.models
-        self.problems = stream.problems
-        self.unloaded = stream.unloaded
-        self.prepared = stream.prepared
-        self.accepted = self.models
+        self.accepted = self.models.ready
         # The needed models that the process was last told.
         self._needed: frozenset[ModelKey] | None = None
         self.cost_tokens = 0
@@ -301,12 +296,12 @@ class _StageEndpoint:
 
     def has_model(self, model: ModelKey) -> bool:
         """Returns whether the endpoint accepts items for a model."""
-        return self.accepted is None or model in self.accepted
+        return model in self.accepted
 
     @property
     def in_memory(self) -> frozenset[ModelKey]:
         """The loaded models of the endpoint."""
-        return (self.models or frozenset()) - self.unloaded.keys()
+        return self.models.ready - self.models.unloaded.keys()
 
     def wake(self) -> None:
         """Makes the endpoint check for items to send."""
@@ -398,8 +393,7 @@ class _StageEndpoint:
                 elif queued := self._in_flight.get(item_id):
                     queued.put(outcome)
             if response.models is not None:
-                self.models, self.problems = response.models, response.problems
-                self.unloaded, self.prepared = response.unloaded, response.prepared
+                self.models = response.models
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True

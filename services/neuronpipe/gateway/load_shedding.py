@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from neuronpipe.core.calls import Call
+from neuronpipe.core.errors import retry_delay_s
 from neuronpipe.gateway.tenant_turns import Turn
 
-# Bounds of the seconds that a refused caller is told to wait. Sooner there is seldom room; later is no forecast.
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 10.0
+# The longest retry delay of a refused caller. Later is no forecast.
+_LONGEST_RETRY_S = 10.0
 # The time over which the drain rate is an average, in seconds.
 _RATE_WINDOW_S = 2.0
 # An overload ends when no request was late or refused for this time.
@@ -107,7 +108,7 @@ class Load:
 
     def retry_after_s(self, requests: int, tokens: int) -> float:
         """Returns the time that a refused caller is told to wait, until this many requests and tokens have drained."""
-        return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, self.seconds(requests, tokens)))
+        return retry_delay_s(self.seconds(requests, tokens), _LONGEST_RETRY_S)
 
     def _fade(self) -> None:
         now_s = time.monotonic()

@@ -14,6 +14,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import Packed
+from neuronpipe.core.units import words_of
 from neuronpipe.gateway.requests import Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.gateway.settings import ResultCacheSettings
@@ -104,7 +105,7 @@ def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callab
 
     Raises SetupError for an unknown model in the setting.
     """
-    asked = {name.strip() for name in settings.result_cache_models.split(",")} - {""}
+    asked = set(words_of(settings.result_cache_models))
     served = {bundle.spec.name for bundle in bundles}
     if unknown := asked - served - {_EVERY_MODEL}:
         raise SetupError(

@@ -5,7 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from neuronpipe.core.addresses import is_loopback, unix_path
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 from neuronpipe.gateway.callers.settings import CallerSettings
 from neuronpipe.platform.process.settings import Listen, ServerTlsSettings, optional_listen_field
 from neuronpipe.platform.tls import TlsFiles
@@ -18,7 +20,7 @@ _MAX_CONCURRENCY = 1_000_000
 def parse_limits(written: str) -> dict[str, int]:
     """Parses the limits of models, such as "minilm=10,other=200". Raises ValueError."""
     limits: dict[str, int] = {}
-    for part in filter(None, map(str.strip, written.split(","))):
+    for part in words_of(written):
         name, _, number = part.rpartition("=")
         if not name or name in limits:
             raise ValueError(f"{part!r}: must be MODEL=NUMBER, once for a model")
@@ -31,7 +33,7 @@ def parse_limits(written: str) -> dict[str, int]:
 def parse_aliases(written: str) -> dict[str, str]:
     """Parses other names of models, such as "gpt-4o=llama,BAAI/bge-m3=bge". Raises ValueError."""
     aliases: dict[str, str] = {}
-    for part in filter(None, map(str.strip, written.split(","))):
+    for part in words_of(written):
         alias, _, model = map(str.strip, part.partition("="))
         if not alias or not model or alias in aliases:
             raise ValueError(f"{part!r}: must be ALIAS=MODEL, once for an alias")
@@ -201,9 +203,9 @@ class GatewaySettings(Settings):
         description="let callers load and unload models over the Open Inference Protocol, which changes the "
         "repository's registry; tenants need the right manages_registry",
     )
-    tokenizer_target: str = _target_field("tokenizer", "127.0.0.1:50051")
-    executor_target: str = _target_field("neuron-executor", "127.0.0.1:50052")
-    postprocessor_target: str = _target_field("postprocessor", "127.0.0.1:50053")
+    tokenizer_target: str = _target_field(TOKENIZER, "127.0.0.1:50051")
+    executor_target: str = _target_field(EXECUTOR, "127.0.0.1:50052")
+    postprocessor_target: str = _target_field(POSTPROCESSOR, "127.0.0.1:50053")
 
     max_held_requests: int = Field(
         0,
@@ -217,7 +219,7 @@ class GatewaySettings(Settings):
     @field_validator("tokenizer_target", "executor_target", "postprocessor_target")
     @classmethod
     def _check_target(cls, target: str) -> str:
-        addresses = [address.strip() for address in target.split(",")]
+        addresses = words_of(target)
         for address in addresses:
             unix_path(address)
         if NEAR in addresses and target != NEAR:
@@ -228,8 +230,8 @@ class GatewaySettings(Settings):
     def far_targets(self) -> dict[str, str]:
         """The targets of the stages that are not in this process, by the names of their services."""
         targets = {
-            "tokenizer": self.tokenizer_target,
-            "neuron-executor": self.executor_target,
-            "postprocessor": self.postprocessor_target,
+            TOKENIZER: self.tokenizer_target,
+            EXECUTOR: self.executor_target,
+            POSTPROCESSOR: self.postprocessor_target,
         }
         return {service: target for service, target in targets.items() if target != NEAR}

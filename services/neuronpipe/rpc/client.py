@@ -15,6 +15,7 @@ from google.rpc.status_pb2 import Status
 from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
+from neuronpipe.core.names import STAGES
 from neuronpipe.core.status import from_status
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.platform.watched import LOOK_EVERY_S
@@ -178,8 +179,6 @@ def _is_local(target: str) -> bool:
 
 
 _INFERENCE_SERVICE = "neuronpipe.api.v1.InferenceService"
-# Stages whose health a gateway reports: whether the gateway reaches them.
-_STAGES = ("tokenizer", "neuron-executor", "postprocessor")
 
 # https://github.com/grpc/grpc/blob/master/doc/health-checking.md. The protocol's own messages would need another
 # package. The request has one field, the name of the service, and the response has one field, the status. So on the
@@ -216,7 +215,7 @@ def check_health(target: str, service: str | None, timeout_s: float, tls: TlsFil
         if status == "NOT_FOUND":
             raise Unavailable(f"{target} does not report its health: NOT_FOUND")
         if status != "SERVING":
-            missing = [stage for stage in _STAGES if ask(stage) == "NOT_SERVING"] if name == _INFERENCE_SERVICE else []
+            missing = [stage for stage in STAGES if ask(stage) == "NOT_SERVING"] if name == _INFERENCE_SERVICE else []
             raise Unavailable(
                 f"{name or target}: {status}" + (f"; it does not reach: {', '.join(missing)}" if missing else "")
             )

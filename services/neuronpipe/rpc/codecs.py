@@ -5,9 +5,9 @@ parsed again. They copy repeated fields by a slice: in upb, iterating over one t
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1.stages_pb2 import Announcement, ItemContext, NeededModels
@@ -27,7 +27,7 @@ from neuronpipe.core.items import (
     Work,
 )
 from neuronpipe.core.packed import Packed, TensorSets
-from neuronpipe.core.streams import AnnouncedModels, Preparation
+from neuronpipe.core.streams import Preparation, ProcessModels
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.tasks import ANSWERED_TASKS
 
@@ -182,10 +182,10 @@ class PostprocessCodec:
         return len(value.data)
 
 
-def write_announcement(models: AnnouncedModels, max_message_bytes: int, announcement: Announcement) -> None:
+def write_announcement(models: ProcessModels, max_message_bytes: int, announcement: Announcement) -> None:
     """Fills an empty announcement with the models and the message limit of a process."""
     announcement.max_message_bytes = max_message_bytes
-    write_models(models.keys, announcement)
+    write_models(models.ready, announcement)
     for (name, version), problem in sorted(models.problems.items()):
         announcement.failed.add(name=name, version=str(version), problem=problem)
     for (name, version), is_loading in sorted(models.unloaded.items()):
@@ -203,20 +203,13 @@ def read_models(message: Announcement | NeededModels) -> frozenset[ModelKey]:
     return frozenset(key for key, _ in _versions(message.models))
 
 
-class AnnouncedState(NamedTuple):
-    """The state of a process's models; see core/streams.py."""
-
-    problems: Mapping[ModelKey, str]
-    unloaded: Mapping[ModelKey, bool]
-    prepared: Mapping[ModelKey, Preparation]
-
-
-def read_state(announcement: Announcement) -> AnnouncedState:
-    """Returns the state of a process's models in its announcement."""
-    return AnnouncedState(
-        {key: model.problem for key, model in _versions(announcement.failed)},
-        {key: model.is_loading for key, model in _versions(announcement.unloaded)},
-        {
+def read_announcement(announcement: Announcement) -> ProcessModels:
+    """Returns the models of a process in its announcement."""
+    return ProcessModels(
+        ready=read_models(announcement),
+        problems={key: model.problem for key, model in _versions(announcement.failed)},
+        unloaded={key: model.is_loading for key, model in _versions(announcement.unloaded)},
+        prepared={
             key: Preparation(model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes)
             for key, model in _versions(announcement.prepared)
         },

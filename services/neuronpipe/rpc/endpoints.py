@@ -14,10 +14,10 @@ from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
 from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
-from neuronpipe.core.streams import Outcome, StageResponse
+from neuronpipe.core.streams import Outcome, ProcessModels, StageResponse
 from neuronpipe.platform.process.background import run_beside, wait_for_event
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
-from neuronpipe.rpc.codecs import read_models, read_state, write_models
+from neuronpipe.rpc.codecs import read_announcement, write_models
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
 from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
 from neuronpipe.rpc.transport import CallEnd
@@ -53,8 +53,7 @@ class StageStream:
         # `is_draining`: the process stops, and refuses new streams.
         self.has_ended = self.is_draining = False
         self._max_message_bytes = 0
-        self.models = self._announced(first)
-        self.problems, self.unloaded, self.prepared = read_state(first.announcement)
+        self.models = self._announced(first) or ProcessModels()
 
     async def send(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int], size_bytes: int
@@ -99,9 +98,7 @@ class StageStream:
         outcomes = [(outcome.item_id, self._outcome(outcome)) for outcome in response.outcomes[:]]
         kept_item_ids = response.draining.item_ids if response.HasField("draining") else None
         self.is_draining |= kept_item_ids is not None
-        if (models := self._announced(response)) is None:  # the usual case
-            return StageResponse(outcomes, kept_item_ids)
-        return StageResponse(outcomes, kept_item_ids, models, *read_state(response.announcement))
+        return StageResponse(outcomes, kept_item_ids, self._announced(response))
 
     def _serialize(
         self, items: Sequence[tuple[int, StageItem]], abandoned_item_ids: Sequence[int]
@@ -143,11 +140,11 @@ class StageStream:
             return self._rpc.codec.read_value(outcome)
         return InternalError(f"the {self._rpc.service_name} service answered with nothing")
 
-    def _announced(self, response: Any) -> frozenset[ModelKey] | None:
+    def _announced(self, response: Any) -> ProcessModels | None:
         if not response.HasField("announcement"):
-            return None
+            return None  # the usual case
         self._max_message_bytes = response.announcement.max_message_bytes
-        return read_models(response.announcement)
+        return read_announcement(response.announcement)
 
 
 async def follow_endpoints(

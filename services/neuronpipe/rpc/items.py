@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from neuronpipe.api.forward.v1 import stages_pb2 as wire
@@ -18,7 +18,7 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem, StageItem
 from neuronpipe.core.metrics import Histogram, Telemetry
-from neuronpipe.core.names import Attributes, Metrics
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER, Attributes, Metrics
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import Span, enter_span, status_name
@@ -30,8 +30,6 @@ from neuronpipe.rpc.rpcs import Rpc
 _Message: TypeAlias = Any
 # For an item that generates, a function also takes a TokenSink.
 StageFunction: TypeAlias = Callable[..., Awaitable[Any]]
-# The rpc of a stage: (messages, context) -> messages.
-StageMethod: TypeAlias = Callable[[AsyncIterator[_Message], object], AsyncIterator[_Message]]
 
 # A message is answered after this long even if nothing is ready, because the gateway holds new items back until then.
 _ANSWER_AFTER_S = 0.001
@@ -60,9 +58,9 @@ def _stage_rpc(service_name: str, service: str, codec: Codec[Any, Any]) -> Stage
     return StageRpc.of(method, wire.DESCRIPTOR, is_trusted=True, service_name=service_name, codec=codec)
 
 
-TOKENIZE = _stage_rpc("tokenizer", "TokenizerService", TokenizeCodec())
-EXECUTE = _stage_rpc("neuron-executor", "NeuronExecutorService", ExecuteCodec())
-POSTPROCESS = _stage_rpc("postprocessor", "PostprocessorService", PostprocessCodec())
+TOKENIZE = _stage_rpc(TOKENIZER, "TokenizerService", TokenizeCodec())
+EXECUTE = _stage_rpc(EXECUTOR, "NeuronExecutorService", ExecuteCodec())
+POSTPROCESS = _stage_rpc(POSTPROCESSOR, "PostprocessorService", PostprocessCodec())
 
 
 class ItemObserver:
@@ -132,22 +130,13 @@ class ItemObservation:
             observer.tracer.record(span)
 
 
-def stage_method(
-    rpc: StageRpc,
-    stage: StageFunction,
-    telemetry: Telemetry | None = None,
-    *,
-    at_once: Callable[[Any], Any] | None = None,
-    models: AnnouncedModels | None = None,
-    max_message_bytes: int = 0,
-    leaves_unavailable: bool = False,
-    in_flight: InFlight | None = None,
-) -> StageMethod:
-    """Makes the method of a gRPC service from a stage function.
+@dataclass(eq=False)
+class StageMethod:
+    """The method of a gRPC service, made from a stage function: (requests, context) -> answers.
 
     - `at_once`: returns an item's value without waiting where it can, otherwise None. Such an item needs no task, which
       would take longer than decoding a token.
-    - `models`: the models for which gateways send items; None announces nothing, and gateways send all items.
+    - `models`: the models for which gateways send items.
     - `max_message_bytes`: the largest message that the server accepts.
     - `leaves_unavailable`: whether items that raise Unavailable get no outcome, because the process is about to end.
       When the stream ends, the gateway sends such items to another process, or ends them with an error if there is
@@ -155,9 +144,22 @@ def stage_method(
     - `in_flight`: the process's requests in flight. When the process drains, the stream begins no more items and ends
       after its last item; until then gateways still say which items they abandon.
     """
-    observer = ItemObserver(rpc.path.removeprefix("/"), telemetry or Telemetry())
-    parts = rpc, stage, at_once, observer, models, max_message_bytes, leaves_unavailable, in_flight
-    return lambda requests, context: _ItemStream(*parts).answer(requests)
+
+    rpc: StageRpc
+    stage: StageFunction
+    telemetry: Telemetry
+    _: KW_ONLY
+    models: AnnouncedModels
+    at_once: Callable[[Any], Any] | None = None
+    max_message_bytes: int = 0
+    leaves_unavailable: bool = False
+    in_flight: InFlight | None = None
+
+    def __post_init__(self) -> None:
+        self.observer = ItemObserver(self.rpc.path.removeprefix("/"), self.telemetry)
+
+    def __call__(self, requests: AsyncIterator[_Message], context: object) -> AsyncIterator[_Message]:
+        return _ItemStream(self).answer(requests)
 
 
 class _FinishedItem(NamedTuple):
@@ -185,24 +187,17 @@ class _OutcomesOfItem:
 class _ItemStream:
     """The stream of one gateway."""
 
-    rpc: StageRpc
-    stage: StageFunction
-    at_once: Callable[[Any], Any] | None
-    observer: ItemObserver
-    models: AnnouncedModels | None
-    max_message_bytes: int
-    leaves_unavailable: bool
-    in_flight: InFlight | None
+    method: StageMethod
 
     def __post_init__(self) -> None:
-        self._codec = self.rpc.codec
+        self._codec = self.method.rpc.codec
         self._running: dict[int, asyncio.Task[None]] = {}
         # Outcomes that wait for a message, and the number of outcomes that wait or are being sent.
         self._finished: deque[_FinishedItem] = deque()
         self._unsent = self._unsent_bytes = 0
         self._has_sent, self._is_due = asyncio.Event(), asyncio.Event()
         self._answer_at: asyncio.TimerHandle | None = None
-        self._announces = self.models is not None
+        self._announces = True
         self._loop = asyncio.get_running_loop()
         # Done when the process drains.
         self._stopping: asyncio.Future[Any] = self._loop.create_future()
@@ -212,10 +207,9 @@ class _ItemStream:
 
         Items that were read before an error, or before the process drains, are still answered.
         """
-        models, in_flight = self.models, self.in_flight
-        unwatch = models.watch(self._announce) if models else None
-        if models:
-            models.need(self, None)  # until the gateway says which models it needs
+        models, in_flight = self.method.models, self.method.in_flight
+        unwatch = models.watch(self._announce)
+        models.need(self, None)  # until the gateway says which models it needs
         reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
@@ -250,9 +244,8 @@ class _ItemStream:
                 raise in_flight.stopping()
             await reading
         finally:
-            if models and unwatch:
-                unwatch()
-                models.forget(self)
+            unwatch()
+            models.forget(self)
             tasks = [*([reading] if reading else ()), self._stopping, *self._running.values()]
             for task in tasks:
                 task.cancel()
@@ -260,8 +253,8 @@ class _ItemStream:
 
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         async for request in requests:
-            if self.models and request.HasField("needed"):
-                self.models.need(self, read_models(request.needed))
+            if request.HasField("needed"):
+                self.method.models.need(self, read_models(request.needed))
             # Slices, because in upb iterating over a repeated field takes a microsecond more.
             for item_id in request.abandoned_item_ids[:]:
                 if task := self._running.pop(item_id, None):
@@ -292,35 +285,35 @@ class _ItemStream:
 
     def _ran_at_once(self, item_id: int, item: Any) -> bool:
         """Runs an item without a task, if it can. Items with spans of their own have tasks, which have contexts."""
-        if not self.at_once or (item.work.trace and item.work.trace.is_sampled):
+        if not self.method.at_once or (item.work.trace and item.work.trace.is_sampled):
             return False
         started_ns, error = time.monotonic_ns(), None
         try:
-            if (value := self.at_once(item)) is None:
+            if (value := self.method.at_once(item)) is None:
                 return False
             self.finish(item_id, value, value.size_bytes)
         except Exception as fault:
             error = fault
             self.finish(item_id, to_caller_error(fault, item.call))
-        self.observer.durations(status_name(error)).record(time.monotonic_ns() - started_ns, None)
+        self.method.observer.durations(status_name(error)).record(time.monotonic_ns() - started_ns, None)
         return True
 
     async def _run(self, item_id: int, item: Any) -> None:
         try:
-            with ItemObservation(self.observer, item) as observation:
+            with ItemObservation(self.method.observer, item) as observation:
                 if observation.trace is not item.work.trace:
                     item = item._replace(work=item.work._replace(trace=observation.trace))
                 if isinstance(item, ExecuteItem) and item.options:
-                    value = await self.stage(item, _OutcomesOfItem(self, item_id))
+                    value = await self.method.stage(item, _OutcomesOfItem(self, item_id))
                 else:
-                    value = await self.stage(item)
+                    value = await self.method.stage(item)
                 observation.value = value
                 size_bytes = value.size_bytes
                 if size_bytes >= LARGE_BYTES:
                     size_bytes = await asyncio.to_thread(self._codec.pack, value)
             self.finish(item_id, value, size_bytes)
         except Exception as error:
-            if self.leaves_unavailable and isinstance(error, Unavailable):
+            if self.method.leaves_unavailable and isinstance(error, Unavailable):
                 self._is_due.set()  # the item may have been the last item, so that the stream can end
             else:
                 self.finish(item_id, to_caller_error(error, item.call._replace(trace=item.work.trace)))
@@ -340,9 +333,9 @@ class _ItemStream:
 
     def _new_response(self) -> _Message:
         """Returns a message that is empty, except for an announcement that is due."""
-        response = self.rpc.response_class()
-        if self._announces and self.models:
-            write_announcement(self.models, self.max_message_bytes, response.announcement)
+        response = self.method.rpc.response_class()
+        if self._announces:
+            write_announcement(self.method.models.announced, self.method.max_message_bytes, response.announcement)
         self._announces = False
         return response
 

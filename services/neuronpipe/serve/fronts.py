@@ -27,7 +27,7 @@ from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.process.listener import bind_port, telling_bind_problems
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.items import EXECUTE, stage_method
+from neuronpipe.rpc.items import EXECUTE, StageMethod
 from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 from neuronpipe.serve.metric_sums import FrontMetrics
 from neuronpipe.serve.settings import AllSettings
@@ -274,7 +274,7 @@ async def _executor_door(
     services = [EXECUTE.service, *trace_services(telemetry.traces)]
     door = GrpcDoor(private, services, event="listening for front processes")
     limit_bytes = settings.max_message_bytes
-    method = stage_method(EXECUTE, stage.execute, telemetry, models=stage.models, max_message_bytes=limit_bytes)
+    method = StageMethod(EXECUTE, stage.execute, telemetry, models=stage.models, max_message_bytes=limit_bytes)
     try:
         await door.listen(life.health, life.in_flight)
         door.open([(EXECUTE, method), *trace_handlers(telemetry.traces)])

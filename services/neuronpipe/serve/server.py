@@ -67,7 +67,17 @@ async def running_gateway(
 
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        stages = await enter(running_stages([], settings, telemetry, report, stage_tls, bundles, held_items))
+        stages = await enter(
+            running_stages(
+                bundles=[],
+                settings=settings,
+                telemetry=telemetry,
+                report=report,
+                tls=stage_tls,
+                later_bundles=bundles,
+                held_items=held_items,
+            )
+        )
         await enter(access.kept_up_to_date())
         setup = PipelineSetup(
             settings=gateway_settings.pipeline,
@@ -82,7 +92,14 @@ async def running_gateway(
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
         gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
         jobs = await enter(
-            running_jobs(settings.jobs, gateway_settings.pipeline, gateway_settings.http, gateway, tenants, life)
+            running_jobs(
+                settings=settings.jobs,
+                pipeline=gateway_settings.pipeline,
+                http=gateway_settings.http,
+                gateway=gateway,
+                tenants=tenants,
+                life=life,
+            )
         )
         life.on_draining(held_items.stop)
         life.in_flight.add_check(pipeline.check_room)

@@ -8,8 +8,9 @@ from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.items import Stages
+from neuronpipe.core.items import Execute, Generate, Postprocess, Stages, Tokenize
 from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.far_stages import running_far_stages
 from neuronpipe.gateway.held_items import HeldItems
@@ -44,35 +45,40 @@ async def running_stages(
     A stage in another process is not even imported, so that its libraries need not be installed.
     """
     far = settings.gateway.far_targets
-    functions: dict[str, Any] = {}
     near: list[ServedModels[Any]] = []
     far_stages: Mapping[str, Coalescer] = {}
+    tokenize: Tokenize
+    execute: Execute
+    generate: Generate
+    postprocess: Postprocess
     async with AsyncExitStack() as stack:
-        if "neuron-executor" not in far:
+        if EXECUTOR not in far:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
             running = running_executor(bundles, settings.executor, telemetry, later_bundles, partial(report, ""))
             executor = await stack.enter_async_context(running)
-            functions["neuron-executor"], generate = executor.execute, executor.generate
+            execute, generate = executor.execute, executor.generate
             near.append(executor.models)
-        if "tokenizer" not in far:
+        if TOKENIZER not in far:
             from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
             running_texts = running_tokenizer(bundles, settings.tokenizer, telemetry, settings.redis)
             tokenizer = await stack.enter_async_context(running_texts)
-            functions["tokenizer"] = tokenizer.tokenize
+            tokenize = tokenizer.tokenize
             near.append(tokenizer.models)
-        if "postprocessor" not in far:
+        if POSTPROCESSOR not in far:
             from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
             postprocessor = await stack.enter_async_context(running_postprocessor(bundles))
-            functions["postprocessor"] = postprocessor.postprocess
+            postprocess = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:
             running_far = running_far_stages(far, telemetry.meters, report, tls, held_items)
             far_stages = await stack.enter_async_context(running_far)
-            functions |= {name: stage.send for name, stage in far_stages.items()}
-        if "neuron-executor" in far_stages:
-            generate = far_stages["neuron-executor"].generate
-        stages = Stages(functions["tokenizer"], functions["neuron-executor"], functions["postprocessor"], generate)
-        yield RunningStages(stages, near, far_stages)
+        if stage := far_stages.get(TOKENIZER):
+            tokenize = stage.send
+        if stage := far_stages.get(EXECUTOR):
+            execute, generate = stage.send, stage.generate
+        if stage := far_stages.get(POSTPROCESSOR):
+            postprocess = stage.send
+        yield RunningStages(Stages(tokenize, execute, postprocess, generate), near, far_stages)

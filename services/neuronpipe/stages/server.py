@@ -1,11 +1,14 @@
 """A stage as a process of its own."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+from neuronpipe.bundles.folder_repository import LiveRepository
 from neuronpipe.bundles.live import running_live_models
+from neuronpipe.bundles.served import ServedModels
 from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry, all_may_read
 from neuronpipe.platform.process.background import run_apart
@@ -13,9 +16,22 @@ from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.process.settings import StageSettings
 from neuronpipe.platform.tls import ServerTls
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
 from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 from neuronpipe.stages.settings import NeuronExecutorSettings, TokenizerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStage:
+    """A stage without models yet: the table of its models, and its functions; see StageMethod."""
+
+    models: ServedModels[Any]
+    run: Callable[..., Awaitable[Any]]
+    run_at_once: Callable[[Any], Any] | None = None
+
+
+# Runs a stage, which may get the models of the repository. The function gets whether the process is well.
+_Running: TypeAlias = Callable[[LiveRepository, Callable[[bool], None]], AbstractAsyncContextManager[RunningStage]]
 
 
 async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | None = None) -> None:
@@ -23,7 +39,7 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
 
     Raises SetupError.
     """
-    rpc, running, name = _stage_of(settings, telemetry)
+    rpc, running = _stage_of(settings, telemetry)
     is_executor = rpc is EXECUTE
     services = [rpc.service, *trace_services(telemetry.traces)]
     door = GrpcDoor(settings.process, services, tls, allowed_peers=settings.allowed_names)
@@ -31,18 +47,15 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         repository = await run_apart(live_repository, settings.models, with_artifacts=is_executor)
-        arguments: dict[str, Any] = {}
-        if is_executor:
-            arguments = {"known": await run_apart(repository.bundles), "report": partial(life.health.set, "")}
         async with (
-            running([], **arguments) as stage,
+            running(repository, partial(life.health.set, "")) as stage,
             running_live_models(repository, [stage.models], telemetry.meters),
         ):
-            method = stage_method(
+            method = StageMethod(
                 rpc,
-                getattr(stage, name),
+                stage.run,
                 telemetry,
-                at_once=getattr(stage, f"{name}_at_once", None),
+                at_once=stage.run_at_once,
                 models=stage.models,
                 max_message_bytes=settings.process.max_message_bytes,
                 leaves_unavailable=is_executor,
@@ -54,22 +67,32 @@ async def run(settings: StageSettings, telemetry: Telemetry, tls: ServerTls | No
         await serve(rpc.service_name, settings.process, [door], assemble, telemetry.meters)
 
 
-def _stage_of(
-    settings: StageSettings, telemetry: Telemetry
-) -> tuple[StageRpc, Callable[..., AbstractAsyncContextManager[Any]], str]:
-    """Returns the rpc of a stage, its context manager, and the name of its function.
-
-    Imports only this stage's libraries.
-    """
+def _stage_of(settings: StageSettings, telemetry: Telemetry) -> tuple[StageRpc, _Running]:
+    """Returns the rpc of a stage, and the function that runs it. Imports only this stage's libraries."""
     if isinstance(settings, TokenizerSettings):
         from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
-        running = partial(running_tokenizer, settings=settings.tokenizer, telemetry=telemetry, redis=settings.redis)
-        return TOKENIZE, running, "tokenize"
+        @asynccontextmanager
+        async def tokenizer(repository: LiveRepository, report: Callable[[bool], None]) -> AsyncIterator[RunningStage]:
+            async with running_tokenizer([], settings.tokenizer, telemetry, settings.redis) as stage:
+                yield RunningStage(stage.models, stage.tokenize)
+
+        return TOKENIZE, tokenizer
     if isinstance(settings, NeuronExecutorSettings):
         from neuronpipe.stages.neuron_executor.stage import running_executor
 
-        return EXECUTE, partial(running_executor, settings=settings.executor, telemetry=telemetry), "execute"
+        @asynccontextmanager
+        async def executor(repository: LiveRepository, report: Callable[[bool], None]) -> AsyncIterator[RunningStage]:
+            known = await run_apart(repository.bundles)
+            async with running_executor([], settings.executor, telemetry, known, report) as stage:
+                yield RunningStage(stage.models, stage.execute)
+
+        return EXECUTE, executor
     from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
-    return POSTPROCESS, running_postprocessor, "postprocess"
+    @asynccontextmanager
+    async def postprocessor(repository: LiveRepository, report: Callable[[bool], None]) -> AsyncIterator[RunningStage]:
+        async with running_postprocessor([]) as stage:
+            yield RunningStage(stage.models, stage.postprocess, stage.postprocess_at_once)
+
+    return POSTPROCESS, postprocessor

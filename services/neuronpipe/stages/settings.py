@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 from neuronpipe.platform.cache.settings import CachePolicy, RedisSettings
 from neuronpipe.platform.process.settings import StageSettings
 
@@ -152,7 +153,7 @@ class EncodingSettings(Settings):
 
     def reads_special_tokens(self, model: str) -> bool:
         """Returns whether special tokens that a caller's text spells are special for a model."""
-        return not {model, "*"}.isdisjoint(map(str.strip, self.special_tokens_in_texts.split(",")))
+        return not {model, "*"}.isdisjoint(words_of(self.special_tokens_in_texts))
 
 
 class TokenizerSettings(StageSettings):

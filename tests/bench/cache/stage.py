@@ -57,7 +57,7 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[Figures]:
     """Off, memory hit, Redis hit, and a miss in both."""
     for (tokens, count), batch in itertools.product(LENGTHS.items(), BATCHES):
         known = list(itertools.islice(texts(tokens, seed=tokens + batch), count))
-        async with running_tokenizer([bundle], EncodingSettings(token_cache_bytes=0)) as stage:
+        async with running_tokenizer([bundle], EncodingSettings(token_cache_bytes=0), Telemetry()) as stage:
             await _run(stage, known[:64], batch)
             yield await _run(stage, known, batch, "off", tokens)
         async with running_tokenizer([bundle], *_redis(url, "always", memory_bytes=256 << 20)) as stage:
@@ -68,7 +68,7 @@ async def measure_ways(bundle: Bundle, url: str) -> AsyncIterator[Figures]:
         async with running_tokenizer([bundle], *_redis(url, "always")) as stage:
             await _connect(stage)
             yield await _run(stage, known, batch, "hit in Redis", tokens)
-        async with running_tokenizer([bundle], EncodingSettings()) as stage:
+        async with running_tokenizer([bundle], EncodingSettings(), Telemetry()) as stage:
             await _run(stage, ["warm"], 1)
             yield await _run(stage, known, batch, "miss in memory, no Redis", tokens)
 
@@ -83,7 +83,7 @@ async def measure_hit_rates(bundle: Bundle, url: str) -> AsyncIterator[Figures]:
             await _run(stage, known, 32)
             await asyncio.sleep(_REDIS_SETTLES_S)
         for policy in ("off", "always", "auto"):
-            settings = (EncodingSettings(token_cache_bytes=0),) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
+            settings = (EncodingSettings(token_cache_bytes=0), Telemetry()) if policy == "off" else _redis(url, policy)  # type: ignore[arg-type]
             async with running_tokenizer([bundle], *settings) as stage:
                 if policy != "off":
                     await _connect(stage)

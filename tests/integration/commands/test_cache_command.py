@@ -12,6 +12,7 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.cli import main
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey, TokenizeItem
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import pack_input
 from neuronpipe.platform.cache.settings import RedisSettings
 from neuronpipe.stages.settings import EncodingSettings
@@ -57,7 +58,7 @@ async def test_a_tokenizer_finds_what_was_stored_ahead(
     await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
     settings = EncodingSettings(token_cache_redis="always", token_cache_bytes=0)
     shared = with_constants(RedisSettings, redis_url=redis.url, redis_timeout_ms=1000)
-    running = running_tokenizer(read_repository(fake_repository), settings, redis=shared)
+    running = running_tokenizer(read_repository(fake_repository), settings, Telemetry(), redis=shared)
     async with running as stage, asyncio.timeout(10):
         while True:
             item = TokenizeItem(Call(), ModelKey("classifier", 1), pack_input(classify("a text that is known").input))

@@ -16,7 +16,7 @@ from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.core.items import EncodedInput, ModelKey, StageItem, TokenizeItem, Work
 from neuronpipe.core.packed import NO_TENSORS, Packed
-from neuronpipe.core.streams import Outcome, Preparation, StageResponse
+from neuronpipe.core.streams import Outcome, Preparation, ProcessModels, StageResponse
 from neuronpipe.gateway.coalescing import Coalescer
 from tests.suite.waiting import settled
 
@@ -41,11 +41,8 @@ class Wire:
 
     serving: "asyncio.Task[None]"
 
-    def __init__(self, models: frozenset[ModelKey] | None = None) -> None:
-        self.models = models
-        self.problems: dict[ModelKey, str] = {}
-        self.unloaded: dict[ModelKey, bool] = {}
-        self.prepared: dict[ModelKey, Preparation] = {}
+    def __init__(self, models: frozenset[ModelKey] = frozenset({MODEL})) -> None:
+        self.models = ProcessModels(models)
         self.needed: list[frozenset[ModelKey]] = []
         self.retired = asyncio.Event()
         self.messages: list[Message] = []
@@ -108,23 +105,23 @@ class Wire:
 
     async def announce(self, *models: ModelKey) -> None:
         """Has these models from now on."""
-        self._said.put_nowait(StageResponse(models=frozenset(models)))
+        self._said.put_nowait(StageResponse(models=ProcessModels(frozenset(models))))
         await settled()
 
     async def fail_to_load(self, model: ModelKey, problem: str, *models: ModelKey) -> None:
         """Has these models from now on, and could not load another."""
-        self._said.put_nowait(StageResponse(models=frozenset(models), problems={model: problem}))
+        self._said.put_nowait(StageResponse(models=ProcessModels(frozenset(models), problems={model: problem})))
         await settled()
 
     async def has_in_memory(self, *loaded: ModelKey, unloaded: Mapping[ModelKey, bool]) -> None:
         """Has these models in memory, and others not: whether they are being loaded."""
-        models = frozenset((*loaded, *unloaded))
-        self._said.put_nowait(StageResponse(models=models, unloaded=unloaded))
+        models = ProcessModels(frozenset((*loaded, *unloaded)), unloaded=unloaded)
+        self._said.put_nowait(StageResponse(models=models))
         await settled()
 
     async def prepares(self, prepared: Mapping[ModelKey, Preparation]) -> None:
         """Has these models, prepared so far."""
-        self._said.put_nowait(StageResponse(models=frozenset(prepared), prepared=prepared))
+        self._said.put_nowait(StageResponse(models=ProcessModels(frozenset(prepared), prepared=prepared)))
         await settled()
 
     async def retire(self) -> None:
@@ -159,8 +156,8 @@ class System:
         self.reports.append(is_serving)
 
     async def connect(self, *models: ModelKey) -> Wire:
-        """A new endpoint, which says nothing of its models unless they are given."""
-        wire = Wire(frozenset(models) if models else None)
+        """A new endpoint with these models, or with the model of most items."""
+        wire = Wire(frozenset(models or (MODEL,)))
         wire.serving = asyncio.create_task(self.coalescer.serve(wire))
         self.tasks.append(wire.serving)
         await settled()

@@ -244,10 +244,12 @@ async def test_items_of_unknown_cost_count_as_one_token_each(system: System) -> 
 
 
 async def test_the_oldest_items_of_all_models_travel_first(system: System, wire: Wire) -> None:
+    one, two, newer = ModelKey("one", 1), ModelKey("two", 1), ModelKey("one", 2)
+    await wire.announce(MODEL, one, two, newer)
     await system.ask("occupies the endpoint")
-    await system.ask_for(ModelKey("one", 1), "a")
-    await system.ask_for(ModelKey("two", 1), "b")
-    await system.ask_for(ModelKey("one", 2), "bulk", priority=BULK)
-    await system.ask_for(ModelKey("one", 1), "c")
+    await system.ask_for(one, "a")
+    await system.ask_for(two, "b")
+    await system.ask_for(newer, "bulk", priority=BULK)
+    await system.ask_for(one, "c")
     await wire.say()
     assert wire.names[1:] == [["a", "b", "c", "bulk"]]

@@ -473,12 +473,6 @@ async def test_an_endpoint_takes_its_share_only_of_models_that_it_has(system: Sy
     assert both.names[1:] == [["c", "d", "e"]]
 
 
-async def test_an_endpoint_that_announces_nothing_gets_items_of_every_model(system: System) -> None:
-    old = await system.connect()
-    await system.ask_for(_TWO, "a")
-    assert old.names == [["a"]]
-
-
 async def test_a_model_that_no_endpoint_has_fails_at_once_by_its_name_and_version(system: System) -> None:
     await system.connect(_ONE)
     with pytest.raises(Unavailable, match=_NO_TWO):

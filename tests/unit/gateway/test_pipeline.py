@@ -38,6 +38,7 @@ from neuronpipe.core.items import (
     EncodedInput,
     Execute,
     ExecuteItem,
+    ModelKey,
     Postprocess,
     PostprocessItem,
     Prediction,
@@ -705,7 +706,7 @@ async def test_deadlines_that_pass_while_requests_are_held_are_no_overload(is_th
     async def report(is_reached: bool) -> None:
         """Nobody asks."""
 
-    held_items, wire = HeldItems(100, 1 << 20), Wire()
+    held_items, wire = HeldItems(100, 1 << 20), Wire(frozenset({ModelKey("small", 1)}))
     execute = Coalescer("neuron-executor", report, held_items=held_items)
     models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()
     pipeline = Pipeline(models, Stages(_tokenize, execute.send, _postprocess), settings, held_items=held_items)

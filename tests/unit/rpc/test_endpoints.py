@@ -36,12 +36,13 @@ from neuronpipe.core import items
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.items import ModelKey
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
-from neuronpipe.core.streams import Outcome, Preparation
+from neuronpipe.core.streams import Outcome, Preparation, ProcessModels
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
-from neuronpipe.rpc.items import TOKENIZE, stage_method
+from neuronpipe.rpc.items import TOKENIZE, StageMethod
 from tests.interop import frames
 from tests.suite.waiting import happens
 from tests.unit.every_error import EVERY_ERROR
@@ -746,9 +747,9 @@ async def _conversation(*said: bytes) -> AsyncIterator[tuple[StageStream, "async
         yield await unread.stream(), received
 
 
-async def test_a_process_that_announces_nothing_may_have_any_model() -> None:
+async def test_a_process_that_announces_nothing_has_no_model() -> None:
     async with _conversation(_READY, _READY) as (stream, _):
-        assert stream.models is None
+        assert stream.models == ProcessModels()
         assert (await stream.receive()).models is None
 
 
@@ -757,9 +758,9 @@ async def test_the_models_of_the_first_message_and_of_later_ones_are_told() -> N
     async with _conversation(
         _announcement(("one", "1"), ("odd", "?")), _announcement(("one", "1"), ("two", "12")), _announcement()
     ) as (stream, _):
-        assert stream.models == frozenset({first})
-        assert (await stream.receive()).models == frozenset({first, second})
-        assert (await stream.receive()).models == frozenset()
+        assert stream.models == ProcessModels(frozenset({first}))
+        assert (await stream.receive()).models == ProcessModels(frozenset({first, second}))
+        assert (await stream.receive()).models == ProcessModels(frozenset())
 
 
 async def test_connections_that_are_all_to_end_at_once_get_few_successors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,8 +789,10 @@ async def test_how_far_models_are_prepared_is_told_in_the_first_message_and_in_l
             )
         said.append(TokenizeResponse(announcement=announcement).SerializeToString())
     async with _conversation(*said) as (stream, _):
-        assert stream.prepared == {ModelKey("one", 12): Preparation(138, 40, 3, 1 << 33)}
-        assert (await stream.receive()).prepared == {ModelKey("one", 12): Preparation(138, 41, 3, 1 << 33)}
+        prepared = {ModelKey("one", 12): Preparation(138, 40, 3, 1 << 33)}
+        assert stream.models == ProcessModels(frozenset(), prepared=prepared)
+        prepared = {ModelKey("one", 12): Preparation(138, 41, 3, 1 << 33)}
+        assert (await stream.receive()).models == ProcessModels(frozenset(), prepared=prepared)
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
@@ -832,15 +835,12 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
         await asyncio.Event().wait()
 
     models = SimpleNamespace(
-        keys=frozenset(),
-        problems={},
-        unloaded={},
-        prepared={},
+        announced=ProcessModels(frozenset()),
         watch=lambda changed: lambda: None,
         need=lambda user, keys: None,
         forget=lambda user: None,
     )
-    method = stage_method(TOKENIZE, stage, models=models, max_message_bytes=10_000)
+    method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, max_message_bytes=10_000)
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[bytes]:
         async for response in method(requests, context):

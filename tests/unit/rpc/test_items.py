@@ -20,10 +20,11 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
-from neuronpipe.core.streams import Preparation
+from neuronpipe.core.streams import Preparation, ProcessModels
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.coalescing import Coalescer
@@ -33,7 +34,7 @@ from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
-from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageRpc, stage_method
+from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
 from tests.suite.waiting import happens, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
@@ -80,10 +81,7 @@ class _Models:
     """The models of a process."""
 
     def __init__(self, *keys: ModelKey) -> None:
-        self.keys = frozenset(keys)
-        self.problems: dict[ModelKey, str] = {}
-        self.unloaded: dict[ModelKey, bool] = {}
-        self.prepared: dict[ModelKey, Preparation] = {}
+        self.announced = ProcessModels(frozenset(keys))
         self.needed: list[frozenset[ModelKey] | None] = []
         self.watchers: list[Callable[[], None]] = []
 
@@ -98,7 +96,7 @@ class _Models:
         return lambda: self.watchers.remove(changed)
 
     def replace(self, *keys: ModelKey) -> None:
-        self.keys = frozenset(keys)
+        self.announced = ProcessModels(frozenset(keys))
         for changed in self.watchers:
             changed()
 
@@ -108,9 +106,13 @@ class _Gateway:
     `received`.
     """
 
-    def __init__(self, stage: Any, **options: Any) -> None:
+    def __init__(
+        self, stage: Any, telemetry: Telemetry | None = None, models: "_Models | None" = None, **options: Any
+    ) -> None:
         self._messages: asyncio.Queue[TokenizeRequest | Exception | None] = asyncio.Queue()
-        self.answers = stage_method(TOKENIZE, stage, **options)(self._requests(), None)
+        self.answers = StageMethod(TOKENIZE, stage, telemetry or Telemetry(), models=models or _Models(), **options)(
+            self._requests(), None
+        )
         self.received: asyncio.Queue[TokenizeResponse] = asyncio.Queue()
         # How many messages the service has begun to read.
         self.asked = 0
@@ -249,7 +251,7 @@ async def test_outcomes_that_become_ready_while_the_gateway_does_not_read_share_
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(1, 2, 3)
 
-    answers = stage_method(TOKENIZE, stage)(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -367,7 +369,7 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
         yield _request(1, 2)
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(TOKENIZE, stage)(requests(), None)
+    answers: Any = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     await anext(answers)
@@ -537,7 +539,7 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     async def requests() -> AsyncIterator[TokenizeRequest]:
         yield _request(*range(1, 7))
 
-    answers = stage_method(TOKENIZE, stage)(requests(), None)
+    answers = StageMethod(TOKENIZE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     stage.finish(1)
     assert (await anext(answers)).outcomes == [_outcome(1)]
@@ -672,8 +674,8 @@ async def test_models_are_announced_again_when_they_change_and_no_longer_when_th
 
 
 async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(stage: _Stage) -> None:
-    models = _Models(_A)
-    models.problems = {_B: "no room"}
+    models = _Models()
+    models.announced = ProcessModels(frozenset({_A}), problems={_B: "no room"})
     gateway = _Gateway(stage, models=models)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
     failed = stages_pb2.FailedModel(name="b", version="12", problem="no room")
@@ -683,8 +685,8 @@ async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(s
 
 
 async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
-    models = _Models(_A, _B)
-    models.prepared = {_B: Preparation(138, 40, 3, 41_000_000)}
+    models = _Models()
+    models.announced = ProcessModels(frozenset({_A, _B}), prepared={_B: Preparation(138, 40, 3, 41_000_000)})
     gateway = _Gateway(stage, models=models)
     first = await asyncio.wait_for(gateway.received.get(), _LIMIT_S)
     assert list(first.announcement.prepared) == [
@@ -725,7 +727,7 @@ async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     outcomes = {outcome.item_id: outcome for outcome in (await anext(answers)).outcomes}
     await answers.aclose()
@@ -748,7 +750,7 @@ async def test_the_tokens_of_a_text_are_outcomes_of_their_own_before_its_value()
         yield request
         await asyncio.Event().wait()
 
-    answers: Any = stage_method(EXECUTE, stage)(requests(), None)
+    answers: Any = StageMethod(EXECUTE, stage, Telemetry(), models=_Models())(requests(), None)
     await anext(answers)
     *tokens, last = (await anext(answers)).outcomes
     await answers.aclose()
@@ -817,7 +819,8 @@ async def test_every_stage_answers_with_its_own_kind_of_outcome(rpc: StageRpc, v
         yield rpc.decode(request.SerializeToString())
 
     answers = [
-        rpc.response_class.FromString(rpc.encode(part)) async for part in stage_method(rpc, stage)(requests(), None)
+        rpc.response_class.FromString(rpc.encode(part))
+        async for part in StageMethod(rpc, stage, Telemetry(), models=_Models())(requests(), None)
     ]
     assert [returned for answer in answers for returned in answer.outcomes] == [outcome]
 
@@ -828,7 +831,9 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     door = GrpcDoor(settings, [TOKENIZE.service])
     life = Life("tokenizer", settings, [door])
     await life.listen()
-    life.open(partial(door.open, [(TOKENIZE, stage_method(TOKENIZE, stage, in_flight=life.in_flight))]))
+    models = _Models(ModelKey("m", 1))
+    method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, in_flight=life.in_flight)
+    life.open(partial(door.open, [(TOKENIZE, method)]))
     reports: list[bool] = []
 
     async def report(is_reached: bool) -> None:

@@ -421,9 +421,7 @@ class TokenizeResponse(_message.Message):
 
     @_builtins.property
     def announcement(self) -> Global___Announcement:
-        """Set in the first message, and again when it has changed. A service of an older release never sets it; the gateway
-        then sends it items for all models.
-        """
+        """Set in the first message, and again when it has changed. The gateway sends items for these models only."""
 
     def __init__(
         self,
@@ -624,9 +622,7 @@ class ExecuteResponse(_message.Message):
 
     @_builtins.property
     def announcement(self) -> Global___Announcement:
-        """Set in the first message, and again when it has changed. A service of an older release never sets it; the gateway
-        then sends it items for all models.
-        """
+        """Set in the first message, and again when it has changed. The gateway sends items for these models only."""
 
     def __init__(
         self,
@@ -958,9 +954,7 @@ class PostprocessResponse(_message.Message):
 
     @_builtins.property
     def announcement(self) -> Global___Announcement:
-        """Set in the first message, and again when it has changed. A service of an older release never sets it; the gateway
-        then sends it items for all models.
-        """
+        """Set in the first message, and again when it has changed. The gateway sends items for these models only."""
 
     def __init__(
         self,

@@ -76,7 +76,14 @@ async def running_jobs(
         from neuronpipe.bulk.jobs.store import JobStore  # redis-py takes 0.1 s to import
 
         store = JobStore(settings)
-    jobs = Jobs(store, settings, pipeline, gateway.catalog, tenants, life.in_flight.set_aside)
+    jobs = Jobs(
+        store=store,
+        settings=settings,
+        pipeline=pipeline,
+        catalog=gateway.catalog,
+        tenants=tenants,
+        set_aside=life.in_flight.set_aside,
+    )
     async with jobs.running():
         life.on_draining(jobs.drain)
         protocols = Protocols(job_rpc_handlers(jobs))

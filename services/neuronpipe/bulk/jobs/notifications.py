@@ -29,6 +29,7 @@ from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
+from neuronpipe.core.units import words_of
 from neuronpipe.platform.process.background import wait_for_event
 
 _SECRET_PREFIX = "whsec_"  # noqa: S105 (what secrets begin with)
@@ -91,10 +92,7 @@ class Notifier:
     def of(cls, settings: WorkerSettings, store: JobStore, meters: Meters, jobs_secret: bytes) -> Self:
         """Makes the notifier of a worker from its settings. Raises SetupError."""
         try:
-            networks = [
-                ipaddress.ip_network(text)
-                for text in filter(None, map(str.strip, settings.notification_networks.split(",")))
-            ]
+            networks = [*map(ipaddress.ip_network, words_of(settings.notification_networks))]
         except ValueError as error:
             raise SetupError(f"--notification-networks: {error}") from error
         return cls(store, read_secret(Path(settings.notification_secret)), networks, meters, jobs_secret)

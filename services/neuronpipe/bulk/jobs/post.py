@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from neuronpipe.core.units import words_of
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PORTS = {"http": 80, "https": 443}
 _MAX_HEAD_BYTES = 64 << 10
@@ -167,7 +169,7 @@ async def _read(reader: asyncio.StreamReader, size: int, most: int) -> bytes:
 
 def check_host(url: str, hosts: str) -> None:
     """Raises ValueError if the URL's host is not allowed. `hosts`: the allowed hosts, with commas."""
-    allowed = [host.lower() for host in map(str.strip, hosts.split(",")) if host]
+    allowed = words_of(hosts.lower())
     if not allowed:
         raise ValueError("this gateway sends no notifications of jobs: set jobs_notification_hosts")
     host = Destination.of(url).host.lower()

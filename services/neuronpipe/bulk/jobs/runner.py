@@ -1,229 +1,30 @@
-"""Runs a job: reads its inputs, sends them to the gateway with bulk priority, and writes the outcomes, in pieces.
-
-An asynchronous invocation of a SageMaker client is sent as the body of a request to /endpoints/NAME/invocations, and
-the answer is written as an object.
-"""
+"""Runs a job: reads its inputs, sends them to the gateway with bulk priority, and writes the outcomes, in pieces."""
 
 import asyncio
 import codecs
-import json
-import random
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from functools import partial
 from itertools import islice
-from typing import BinaryIO, TypeAlias, TypeVar, cast
+from typing import BinaryIO, TypeAlias, cast
 
-import grpc
 from google.protobuf import json_format
 from google.rpc import code_pb2
 from google.rpc.status_pb2 import Status
 
-from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, Priority
-from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
+from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.bulk.jobs.job import Invocation, JobProgress, StoredJob
-from neuronpipe.bulk.jobs.post import Destination, HttpAnswer, PostFailed, post, resolve
-from neuronpipe.core.errors import (
-    Cancelled,
-    InvalidInput,
-    NeuronpipeError,
-    NotConfigured,
-    Overloaded,
-    SetupError,
-    Unauthenticated,
-    Unavailable,
-)
+from neuronpipe.bulk.jobs.gateway import BulkGateway
+from neuronpipe.bulk.jobs.invocation import Invoker
+from neuronpipe.bulk.jobs.job import JobProgress, StoredJob
+from neuronpipe.bulk.jobs.objects import object_failed, write_object
+from neuronpipe.core.errors import InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.files import lines_of
-from neuronpipe.core.logs import log_warning
-from neuronpipe.core.names import ON_BEHALF, TRACEPARENT
 from neuronpipe.core.parsing import too_much
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.platform.process.background import Places, run_apart
+from neuronpipe.platform.process.background import run_apart
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
-from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
-
-ResultT = TypeVar("ResultT")
-
-# The longest time between the limit of the work and an answer over HTTP.
-_ANSWER_S = 5.0
-# Pauses between attempts while the gateway cannot be reached, doubled each time; and the longest pause between writes.
-_FIRST_PAUSE_S, _LAST_PAUSE_S, _LAST_WRITE_PAUSE_S = 0.1, 5.0, 30.0
-# Maximum number of reasons in the log why the gateway does not answer.
-_MAX_REASONS = 8
-
-
-class BulkGateway:
-    """Calls a gateway as fast as it admits bulk work.
-
-    If the gateway refuses a tenant's call, or cannot answer it, no other call of this tenant is sent for the time that
-    the gateway asks for.
-    """
-
-    def __init__(self, target: str, tls: TlsFiles | None, max_in_flight: int) -> None:
-        """Raises SetupError if the TLS files cannot be used."""
-        self._connection = ServiceConnection(target, InferenceServiceStub, None, tls)
-        self._key = key_metadata(target=target, is_encrypted=tls is not None)
-        self._places = Places(max_in_flight)
-        self._closed_until_s: dict[str, float] = {}
-        # Reasons why calls are not answered that the log has already; cleared by an answer.
-        self._logged_reasons: set[str] = set()
-
-    def closed_s(self) -> dict[str, float]:
-        """Returns the tenants of which the gateway admits no more work now, with the seconds until it may."""
-        now_s = time.monotonic()
-        self._closed_until_s = {tenant: until_s for tenant, until_s in self._closed_until_s.items() if until_s > now_s}
-        return {tenant: until_s - now_s for tenant, until_s in self._closed_until_s.items()}
-
-    async def outcome(
-        self, request: InferRequest, tenant: str, trace: SpanContext | None, limit_s: float, sent: Callable[[], None]
-    ) -> InferOutcome:
-        """Returns the outcome of a request, which is sent until the gateway has processed it, in at most `limit_s`
-        seconds.
-
-        Calls `sent` at each attempt.
-        """
-        request.priority = Priority.PRIORITY_BULK
-        metadata = self.metadata(tenant, trace)
-        try:
-            return await self.admitted(lambda: self._infer(request, metadata, limit_s), tenant, sent)
-        except NeuronpipeError as error:
-            return InferOutcome(error=to_status(error))
-
-    def metadata(self, tenant: str, trace: SpanContext | None) -> list[tuple[str, str]]:
-        metadata = [*self._key, *([(ON_BEHALF, tenant)] if tenant else [])]
-        return [*metadata, (TRACEPARENT, trace.traceparent)] if trace else metadata
-
-    async def admitted(self, call: Callable[[], Awaitable[ResultT]], tenant: str, sent: Callable[[], None]) -> ResultT:
-        """Makes a call until the gateway admits it, and returns its result. Raises the call's other errors."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            if closed_s := self._closed_until_s.get(tenant, 0.0) - time.monotonic():
-                await asyncio.sleep(max(0.0, closed_s))
-            async with self._places.taken(tenant):
-                if self._closed_until_s.get(tenant, 0.0) > time.monotonic():
-                    continue  # another call of the tenant was refused meanwhile
-                sent()
-                try:
-                    result = await call()
-                except Overloaded as error:
-                    self._close(tenant, error.retry_after_s)
-                except (Unavailable, Cancelled, Unauthenticated) as error:
-                    if isinstance(error, Unauthenticated):
-                        log_warning("the gateway does not let this worker call for the tenant of a job", tenant=tenant)
-                    elif error.message not in self._logged_reasons and len(self._logged_reasons) < _MAX_REASONS:
-                        self._logged_reasons.add(error.message)
-                        log_warning("the gateway does not answer for jobs; they wait", reason=error.message)
-                    self._close(tenant, pause_s)
-                    pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
-                else:
-                    self._logged_reasons.clear()
-                    return result
-
-    async def close(self) -> None:
-        await self._connection.close()
-
-    def _close(self, tenant: str, seconds: float) -> None:
-        until_s = time.monotonic() + seconds * random.uniform(1.0, 1.2)  # noqa: S311
-        self._closed_until_s[tenant] = max(self._closed_until_s.get(tenant, 0.0), until_s)
-
-    async def _infer(self, request: InferRequest, metadata: Sequence[tuple[str, str]], limit_s: float) -> InferOutcome:
-        ends_s = time.monotonic() + limit_s
-        with self._connection.use() as stub:
-            try:
-                return InferOutcome(response=await stub.Infer(request, timeout=limit_s, metadata=metadata))
-            except grpc.aio.AioRpcError as failure:
-                raise error_of(failure, ends_s - time.monotonic()) from failure
-
-
-class Invoker:
-    """Calls the gateway over HTTP. `max_bytes`: the limit of an object, and of an answer."""
-
-    def __init__(self, target: str, gateway: BulkGateway, storage: Storage, max_bytes: int) -> None:
-        """`target`: http://HOST:PORT; empty for none. Raises SetupError if the target has another form."""
-        try:
-            self._destination = Destination.of(target) if target else None
-        except ValueError as error:
-            raise SetupError(f"--http-target: {error}") from error
-        self._gateway = gateway
-        self._storage = storage
-        self._max_bytes = max_bytes
-
-    async def run(self, job: StoredJob, progress: JobProgress, trace: SpanContext | None) -> JobResult:
-        """Returns the result of an invocation. Raises NeuronpipeError if its objects cannot be read or written."""
-        invocation = Invocation(**json.loads(job.invocation))
-        body = await self._read(invocation.input_uri)
-        send = partial(self._send, invocation, job, body, trace)
-        answer = await self._gateway.admitted(send, job.tenant, progress.begin)
-        has_failed = answer.status >= 300
-        uri = invocation.failure_uri if has_failed else invocation.output_uri
-        await write_object(self._storage, uri, answer.body, progress)
-        return JobResult(output_uri=uri, succeeded=not has_failed, failed=has_failed)
-
-    async def _send(self, invocation: Invocation, job: StoredJob, body: bytes, trace: SpanContext | None) -> HttpAnswer:
-        if not self._destination:
-            raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
-        destination = Destination(
-            self._destination.scheme,
-            self._destination.host,
-            self._destination.port,
-            f"/endpoints/{invocation.endpoint}/invocations",
-        )
-        headers = dict(self._gateway.metadata(job.tenant, trace)) | {
-            "content-type": invocation.content_type,
-            "accept": invocation.accept,
-            "neuronpipe-priority": "bulk",
-            "x-request-id": job.id,
-            "x-request-timeout-ms": str(job.limit_s * 1000),
-        }
-        try:
-            # Longer than the limit, so that the gateway reports first that the time is over.
-            limits = job.limit_s + _ANSWER_S, self._max_bytes
-            answer = await post(destination, await resolve(destination, None), headers, body, limits)
-        except PostFailed as error:
-            if error.status:
-                return HttpAnswer(error.status, {}, json.dumps({"error": str(error)}).encode())
-            raise Unavailable(f"the gateway does not answer over HTTP: {error}") from error
-        if answer.status == 429:
-            raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)
-        if answer.status == 401:
-            raise Unauthenticated("the gateway does not let this worker call")
-        if answer.status == 503:
-            raise Unavailable("the gateway cannot answer now")
-        return answer
-
-    async def _read(self, uri: str) -> bytes:
-        try:
-            return await run_apart(self._storage.read, ObjectUri.parse(uri), self._max_bytes)
-        except StorageError as error:
-            raise object_failed("input_uri", uri, error) from error
-
-
-def object_failed(field: str, uri: str, error: StorageError) -> NeuronpipeError:
-    """Returns the error of a job whose object cannot be used. After an Unavailable, another attempt may succeed."""
-    return InvalidInput(field, f"{uri} {error}") if error.is_lasting else Unavailable(f"{field}: {uri} {error}")
-
-
-async def write_object(storage: Storage, uri: str, content: bytes | BinaryIO, progress: JobProgress) -> None:
-    """Writes the outcomes of a job, and tries until they are written, because they are not computed again. Raises
-    InvalidInput for an object that can never be written.
-    """
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return await run_apart(storage.write, ObjectUri.parse(uri), content)
-        except StorageError as error:
-            if error.is_lasting:
-                raise object_failed("output_uri", uri, error) from error
-            log_warning("the object of a job cannot be written yet", problem=str(error))
-        progress.is_stalled = True
-        await asyncio.sleep(pause_s)
-        pause_s = min(_LAST_WRITE_PAUSE_S, 2 * pause_s)
-
 
 # The longest line of a file, with its end: an image of 10 MiB as Base64 has room.
 _MAX_LINE_BYTES = 16 << 20

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
+from neuronpipe.bulk.jobs.gateway import BulkGateway
+from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import EndState, JobProgress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
-from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
+from neuronpipe.bulk.jobs.runner import Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.calls import Call, to_caller_error
@@ -290,7 +292,14 @@ def job_load(store: JobStore) -> ScaledLoad:
     async def is_active() -> bool:
         return bool(await count())
 
-    return ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count, is_active, _COUNT_EVERY_S)
+    return ScaledLoad(
+        metric=_METRIC,
+        target=_TARGET,
+        default_target=_DEFAULT_TARGET,
+        count=count,
+        is_active=is_active,
+        look_every_s=_COUNT_EVERY_S,
+    )
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:
@@ -327,7 +336,9 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
             bounds = (settings.max_input_bytes, settings.max_result_bytes, settings.max_input_lines)
             runner = Runner(gateway, invoker, storage, bounds)
             limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
-            worker = JobWorker(store, gateway, runner, limits, telemetry, secret)
+            worker = JobWorker(
+                store=store, gateway=gateway, runner=runner, limits=limits, telemetry=telemetry, secret=secret
+            )
             life.on_draining(worker.drain)
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 from neuronpipe.platform.process.settings import ServiceSettings
 from neuronpipe.platform.storage import ObjectUri
 from neuronpipe.platform.tls import TlsFiles
@@ -69,8 +70,7 @@ class JobSettings(JobStoreSettings):
 
     def job_folders(self, tenant: str) -> list[ObjectUri]:
         """Returns the folders in which a tenant's jobs may read and write."""
-        given = filter(None, map(str.strip, self.jobs_uris.split(",")))
-        return [ObjectUri.parse(text.replace(_TENANT, _step(tenant))) for text in given]
+        return [ObjectUri.parse(uri.replace(_TENANT, _step(tenant))) for uri in words_of(self.jobs_uris)]
 
     def sagemaker_folder(self, tenant: str) -> str:
         """Returns the folder for results of SageMaker's clients, with a slash at its end; empty without a folder."""

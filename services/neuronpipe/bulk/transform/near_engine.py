@@ -289,7 +289,14 @@ def facts_of(bundle: Bundle, settings: TransformSettings) -> ModelFacts:
         f"{executor.max_batch_size} sequences, {executor.max_batch_tokens} tokens"
     )
     spec, prompts = bundle.spec, bundle.spec.public_facts.get("prompt_names", ())
-    return ModelFacts(spec.name, str(spec.version), bundle.digest, spec.tasks, batching, prompts)
+    return ModelFacts(
+        name=spec.name,
+        version=str(spec.version),
+        digest=bundle.digest,
+        tasks=spec.tasks,
+        batching=batching,
+        prompt_names=prompts,
+    )
 
 
 @asynccontextmanager

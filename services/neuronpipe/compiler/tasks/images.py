@@ -48,7 +48,9 @@ def _load_image_classification(folder: Path, tokenizer: SourceTokenizer) -> Sour
     module = ImageModule(processor.normalize, model, _LOGITS, _LOGITS)
     try_images(folder, module, model, processor.spec.size)
     facts, labels = classifier_facts(model.config), labels_of(model.config)
-    return image_module(processor, module, "image_classification", tokenizer, facts, labels)
+    return image_module(
+        processor=processor, module=module, task="image_classification", tokenizer=tokenizer, facts=facts, labels=labels
+    )
 
 
 IMAGE_CLASSIFICATION = SourceTask(

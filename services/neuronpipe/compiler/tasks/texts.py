@@ -13,7 +13,15 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
-from neuronpipe.compiler.modules import Named, Outputs, SampleBatch, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import (
+    NO_LIMIT_TOKENS,
+    Named,
+    Outputs,
+    SampleBatch,
+    SourceModule,
+    load_weights,
+    source_module,
+)
 from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import unsupported_generation
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
@@ -150,8 +158,6 @@ TEXT_GENERATION = SourceTask(
 
 
 _BEAMS = 4
-# The limit of a model without positions whose tokenizer sets no limit, as in modules.py.
-_NO_LIMIT_TOKENS = 512
 
 
 class _Both(Named):
@@ -188,7 +194,7 @@ def _facts(task: str, folder: Path, model: Any, tokenizer: SourceTokenizer) -> G
             f"{model.config.vocab_size}"
         )
     # A model without positions (T5) writes as many tokens as it reads, or more if its max_length is larger.
-    max_tokens = (positions(model.config) or max(tokenizer.max_tokens or _NO_LIMIT_TOKENS, own_length)) - 1
+    max_tokens = (positions(model.config) or max(tokenizer.max_tokens or NO_LIMIT_TOKENS, own_length)) - 1
     further: dict[str, Any] = {"decoder_start_token_ids": (start,), "max_text_tokens": max_tokens}
     saved = [read_object(folder / name, may_lack=True) for name in ("config.json", "generation_config.json")]
     further["prefix"] = prefixes.pop("", str(saved[0].get("prefix") or ""))

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Option, OptionKind
-from neuronpipe.core.parsing import MAX_OBJECT_BYTES, PIECE_BYTES, check_depth, outside_of_strings, too_long
+from neuronpipe.core.parsing import MAX_OBJECT_BYTES, TOO_MANY_VALUES, check_depth, takes_too_much, too_long
 from neuronpipe.platform.process.lanes import is_on_event_loop
 
 # Numbers of an array that are written at once, in about a millisecond.
@@ -263,22 +263,8 @@ def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) 
     """Raises InvalidInput if the text's values would take too much memory. Marks in strings do not count."""
     if len(data) <= _COUNTED_FROM_BYTES:
         return
-    pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
-    if _is_within(pieces, bytes_by_mark) or _is_within(outside_of_strings(data), bytes_by_mark):
-        return
-    raise InvalidInput(
-        _longest_list(data),
-        f"holds too many values: they would take more than {MAX_OBJECT_BYTES >> 20} MiB, the limit; send fewer at once",
-    )
-
-
-def _is_within(pieces: Iterable[bytes], bytes_by_mark: Mapping[bytes, int]) -> bool:
-    size_bytes = 0
-    for piece in pieces:
-        size_bytes += sum(piece.count(mark) * made_bytes for mark, made_bytes in bytes_by_mark.items())
-        if size_bytes > MAX_OBJECT_BYTES:
-            return False
-    return True
+    if takes_too_much(data, bytes_by_mark):
+        raise InvalidInput(_longest_list(data), f"{TOO_MANY_VALUES}; send fewer at once")
 
 
 def _longest_list(data: bytes) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.logs import log
 from neuronpipe.core.names import Metrics
+from neuronpipe.core.units import words_of
 from neuronpipe.doors.http.app import App
 from neuronpipe.doors.http.connection import HttpServer
 from neuronpipe.doors.http.exchange import HEALTH_ROUTES, LIVE, READY, HttpHandlers, HttpRequest, HttpResponse
@@ -117,4 +118,4 @@ class HttpDoor:
 
 def _words(names: str) -> frozenset[str]:
     """Returns the names between commas, in lower case."""
-    return frozenset(filter(None, map(str.strip, names.lower().split(","))))
+    return frozenset(words_of(names.lower()))

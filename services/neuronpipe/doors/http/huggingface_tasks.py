@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
+from neuronpipe.core.units import words_of
 from neuronpipe.doors.http import huggingface_bodies as bodies
 from neuronpipe.doors.http import huggingface_texts as texts
 from neuronpipe.doors.http.bodies import Body, read_image
@@ -88,7 +89,7 @@ def _pair(value: str | bodies.Pair, body: bodies.TextClassification, model: Mode
 def _candidate_labels(value: str, body: bodies.ZeroShotClassification, model: ModelSpec) -> Mapping[str, Any]:
     labels = body.parameters.candidate_labels
     if isinstance(labels, str):
-        labels = [stripped for label in labels.split(",") if (stripped := label.strip())]
+        labels = words_of(labels)
     return {"candidate_labels": labels}
 
 

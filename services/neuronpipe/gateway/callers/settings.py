@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from neuronpipe.core.addresses import is_loopback
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 
 _SERVICES = ("health", "reflection", "metrics")
 
@@ -53,7 +54,7 @@ class CallerSettings(Settings):
 
 
 def open_services(setting: str) -> frozenset[str]:
-    return frozenset(filter(None, map(str.strip, setting.split(","))))
+    return frozenset(words_of(setting))
 
 
 def check_exposure(settings: CallerSettings, *addresses: str) -> None:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller, check_tenant_name
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import Overloaded, SetupError
+from neuronpipe.core.errors import Overloaded, SetupError, retry_delay_s
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
@@ -145,8 +145,8 @@ EntryT = TypeVar("EntryT")
 _QUOTAS = "requests_in_flight", "tokens_in_flight", "tokens_per_minute"
 # A tenant and its metrics are forgotten after this idle time, or sooner if more than this number of tenants are idle.
 _IDLE_S, _MAX_IDLE = 3600.0, 500
-# Bounds of the time that a refused caller is told to wait.
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 120.0
+# The longest retry delay of a refused caller.
+_LONGEST_RETRY_S = 120.0
 # Tenants count as several for this time after a request of another tenant than before.
 _SEVERAL_S = 2.0
 
@@ -373,5 +373,6 @@ class Tenants:
 
     def _over_quota(self, tenant: Tenant, quota: str, limit: str, wait_s: float) -> Overloaded:
         self._meters.counter(Metrics.TENANT_REFUSED, tenant.name, quota).add()
-        wait_s = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait_s if math.isfinite(wait_s) else _SHORTEST_WAIT_S))
-        return Overloaded(f"tenant {tenant.name!r}: {limit}", wait_s)
+        # An infinite wait is no forecast: nothing drains yet.
+        delay_s = retry_delay_s(wait_s if math.isfinite(wait_s) else 0, _LONGEST_RETRY_S)
+        return Overloaded(f"tenant {tenant.name!r}: {limit}", delay_s)

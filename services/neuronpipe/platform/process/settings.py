@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
+from neuronpipe.core.units import words_of
 from neuronpipe.platform.tls import TlsFiles
 
 _LAST_PORT = 65535
@@ -184,7 +185,7 @@ class StageSettings(ServerSettings):
     @property
     def allowed_names(self) -> frozenset[str]:
         """The allowed names; empty if every caller is answered. Raises SetupError."""
-        names = frozenset(filter(None, map(str.strip, self.allowed_peers.split(","))))
+        names = frozenset(words_of(self.allowed_peers))
         if self.allowed_peers and not names:
             raise SetupError("--allowed-peers: names no caller")
         if names and not self.tls.tls_client_ca:

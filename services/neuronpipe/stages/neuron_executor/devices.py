@@ -179,7 +179,14 @@ class Devices:
         model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
         await self.impairment.call(loading, lambda: _run_first_steps(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
-        generator = Generator(model, bundle.spec, self._telemetry, observer, bundle.tokenizer_json, self._settings)
+        generator = Generator(
+            model=model,
+            spec=bundle.spec,
+            telemetry=self._telemetry,
+            observer=observer,
+            tokenizer_json=bundle.tokenizer_json,
+            settings=self._settings,
+        )
         self.start(generator.work())
         log("model ready", model=bundle.spec.name, version=bundle.spec.version, blocks=model.blocks)
         observer.ready(time.monotonic_ns() - began_ns)
@@ -204,7 +211,14 @@ class Devices:
             log("model ready", model=bundle.spec.name, version=bundle.spec.version, cores=scheduler.cores.left)
             observer = BatchObserver(self._telemetry, bundle.spec, name, backend.cores, lambda: backend.part_ns)
             observer.ready(time.monotonic_ns() - began_ns)
-            model = self._model_class(backend, bundle.spec, self._limits, scheduler.shared, times, observer)
+            model = self._model_class(
+                backend=backend,
+                spec=bundle.spec,
+                limits=self._limits,
+                device=scheduler.shared,
+                times=times,
+                observer=observer,
+            )
             scheduler.join(model)
             try:
                 async with self._preparing_shapes(backend, bundle, scheduler, model):
@@ -311,8 +325,20 @@ def _run_first_steps(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> 
         model.read([0], source)
     count = min(len(start) or step_tokens, spec.max_tokens - 1, (model.blocks - len(source)) * model.block_tokens - 1)
     blocks = range(len(source), model.blocks)
-    model.compute([DecoderRun([0] * count, 0, blocks, 1, len(source), source)])
-    model.compute([DecoderRun([0], count, blocks, 1, len(source), source)])
+    model.compute(
+        [
+            DecoderRun(
+                token_ids=[0] * count, past=0, blocks=blocks, scored=1, source_tokens=len(source), source_blocks=source
+            )
+        ]
+    )
+    model.compute(
+        [
+            DecoderRun(
+                token_ids=[0], past=count, blocks=blocks, scored=1, source_tokens=len(source), source_blocks=source
+            )
+        ]
+    )
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from neuronpipe.core.errors import (
     InvalidInput,
     NeuronpipeError,
     Overloaded,
-    Unavailable,
+    retry_delay_s,
 )
 from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.model import ADAPTER, ModelSpec, OutputSpec
@@ -30,14 +30,13 @@ from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Pre
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
+from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
 from neuronpipe.stages.neuron_executor.packing import pack, unpack
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import BatchShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
-# The shortest retry delay of a refused caller. The queue seldom has room sooner.
-_MIN_RETRY_AFTER_S = 0.05
 # The pause between two searches of the queue for late sequences, so that refusing stays cheap: 4096 sequences take
 # 2.7 ms (measured 2026-11-21 on a CPU with two cores).
 _SWEEP_INTERVAL_S = 0.05
@@ -173,9 +172,9 @@ class ExecutorModel:
             self._sweep()
         queued = len(self.queue)
         if queued + len(sequences) > limit:
-            retry_after_s = max(_MIN_RETRY_AFTER_S, self.forecast.queue_wait_s(is_bulk=call.is_bulk))
+            wait_s = self.forecast.queue_wait_s(is_bulk=call.is_bulk)
             problem = f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}"
-            raise Overloaded(problem, retry_after_s)
+            raise Overloaded(problem, retry_delay_s(wait_s))
         loop, numbers = asyncio.get_running_loop(), self._device.numbers
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         tokens = [*map(self._kind.tokens_of, sequences)]
@@ -292,16 +291,6 @@ def fail(members: Iterable[QueuedSequence], error: NeuronpipeError) -> None:
     for member in members:
         if not member.future.done():
             member.future.set_exception(error)
-
-
-def uncomputable() -> InternalError:
-    """Makes the error of a caller whose sequence a back end could not compute."""
-    return InternalError("the model could not compute this input")
-
-
-def stopping() -> Unavailable:
-    """Makes the error of waiting callers when a model, or the executor, ends."""
-    return Unavailable("the neuron-executor is stopping")
 
 
 def cut(outputs: Arrays, row: int, tokens: int, specs: Sequence[OutputSpec]) -> dict[str, Array]:

@@ -22,7 +22,8 @@ from neuronpipe.core.metrics import Meters, Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import Devices
-from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, stopping
+from neuronpipe.stages.neuron_executor.errors import stopping
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS

@@ -21,7 +21,8 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.batch_observer import BatchRun
 from neuronpipe.stages.neuron_executor.batching import Batch
 from neuronpipe.stages.neuron_executor.cores import Cores, CoresLost, CoreWatchdog
-from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, SharedDevice, fail, stopping, uncomputable
+from neuronpipe.stages.neuron_executor.errors import stopping, uncomputable
+from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel, SharedDevice, fail
 from neuronpipe.stages.neuron_executor.sequence_queue import QueuedSequence
 
 # A sequence fails when this number of cores was lost while they computed it, because it may be the reason. After the
@@ -203,7 +204,14 @@ class DeviceScheduler:
             fault = error
         finally:
             started_ns, ended_ns = self._end(core, model)
-        run = BatchRun(core, is_alone, batch.padded_tokens, batch.computed_tokens, started_ns, ended_ns)
+        run = BatchRun(
+            core=core,
+            is_alone=is_alone,
+            padded_tokens=batch.padded_tokens,
+            computed_tokens=batch.computed_tokens,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+        )
         model.observer.batch(run, batch.members, fault)
         if fault is None:
             model.answer(batch, rows, run)

@@ -92,14 +92,21 @@ def prediction_of(
         if sequence.bucket_tokens > bucket_tokens:
             bucket_tokens = sequence.bucket_tokens
         padded_tokens += sequence.bucket_tokens
-    return Prediction(outputs, queue_ns, until_ns - arrived_ns - queue_ns, batch_size, bucket_tokens, padded_tokens)
+    return Prediction(
+        outputs=outputs,
+        queue_ns=queue_ns,
+        compute_ns=until_ns - arrived_ns - queue_ns,
+        batch_size=batch_size,
+        bucket_tokens=bucket_tokens,
+        padded_tokens=padded_tokens,
+    )
 
 
 @asynccontextmanager
 async def running_executor(
     bundles: list[Bundle],
     settings: EngineSettings,
-    telemetry: Telemetry | None = None,
+    telemetry: Telemetry,
     known: Sequence[Bundle] = (),
     report: Callable[[bool], None] = lambda is_well: None,
     model_class: type[ExecutorModel] = ExecutorModel,
@@ -110,7 +117,6 @@ async def running_executor(
     Impairment. `model_class`: runs the models that do not generate. Raises SetupError for a bundle that cannot run
     here, and CoresLost if a device has no core left.
     """
-    telemetry = telemetry or Telemetry()
     if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
         log_warning("the container's memory may not be enough", problem=shortage)
     async with running_devices(settings, telemetry, model_class) as devices, AsyncExitStack() as stack:

@@ -84,12 +84,12 @@ def load_detokenizer(written: bytes) -> Detokenizer:
         whole_text, lambda token_id: tokenizer.id_to_token(token_id) is None, byte_ids, bytes_of, plain
     )
     return Detokenizer(
-        lambda token_ids: str(tokenizer.decode([token_id for token_id in token_ids if token_id not in hidden])),
-        lambda token_id: token_id in special or tokenizer.id_to_token(token_id) is None,
-        byte_ids,
-        bytes_of,
-        plain,
-        with_special,
+        text_of=lambda token_ids: str(tokenizer.decode([token_id for token_id in token_ids if token_id not in hidden])),
+        is_skipped=lambda token_id: token_id in special or tokenizer.id_to_token(token_id) is None,
+        byte_ids=byte_ids,
+        own_bytes=bytes_of,
+        plain_bytes=plain,
+        with_special=with_special,
     )
 
 

@@ -83,7 +83,7 @@ class TokenizerStage:
 async def running_tokenizer(
     bundles: list[Bundle],
     settings: EncodingSettings,
-    telemetry: Telemetry | None = None,
+    telemetry: Telemetry,
     redis: RedisSettings = NO_REDIS,
 ) -> AsyncIterator[TokenizerStage]:
     """Runs the stage with every tokenizer loaded. Raises SetupError if a file is missing or was changed."""
@@ -94,8 +94,7 @@ async def running_tokenizer(
         }
         for cache in filter(None, caches.values()):
             stack.push_async_callback(cache.close)
-            if telemetry:
-                cache.report(telemetry.meters)
+            cache.report(telemetry.meters)
         lanes = stack.enter_context(closing(Lanes("tokenize")))
         long_lanes = stack.enter_context(closing(Lanes("tokenize-long", threads=1)))
         image_turn = threading.Lock()  # for all models, because a large image takes half of the memory

@@ -1,4 +1,4 @@
-"""bulk/jobs/runner.py: how a worker calls its gateway for several tenants, and reads and writes what jobs have."""
+"""How a worker calls its gateway for several tenants, and reads and writes what jobs have."""
 
 import asyncio
 import json
@@ -13,9 +13,11 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.bulk.jobs import runner as runner_module
+from neuronpipe.bulk.jobs import objects
+from neuronpipe.bulk.jobs.gateway import BulkGateway
+from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import JobProgress, StoredJob
-from neuronpipe.bulk.jobs.runner import BulkGateway, Invoker, Runner
+from neuronpipe.bulk.jobs.runner import Runner
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
@@ -247,7 +249,7 @@ async def test_a_result_has_the_bytes_that_it_may_have_and_errors_for_the_rest(f
 
 
 async def test_a_write_is_repeated_and_not_the_job(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(objects, "_FIRST_PAUSE_S", 0.0)
     file.write_bytes(_ROW * 100)
     gateway = _Answers()
     result = await _run(gateway, f"file://{file}", f"file://{tmp_path}/out", storage=_Away(writes=9))

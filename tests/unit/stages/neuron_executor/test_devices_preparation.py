@@ -153,7 +153,7 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
     monkeypatch.setattr(devices, "_REPORT_EVERY_S", 0.05)
     monkeypatch.setattr(backend, "lone_graphs", {8: 1000, 16: 2000})
     key, settings = ModelKey("m", 1), EngineSettings(cores=_CORES)
-    async with running_executor([bundles["m"]], settings) as stage:
+    async with running_executor([bundles["m"]], settings, Telemetry()) as stage:
         changes: list[float] = []
         stage.models.watch(lambda: changes.append(asyncio.get_running_loop().time()))
         assert stage.models.preparation_of(ModelKey("n", 1)) == Preparation()

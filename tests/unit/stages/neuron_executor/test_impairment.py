@@ -15,6 +15,7 @@ from neuronpipe.bundles.repository import Bundle, read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ExecuteItem, ModelKey
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.stages.neuron_executor import devices
 from neuronpipe.stages.neuron_executor.backends import fake
@@ -110,7 +111,7 @@ async def _ask(stage: NeuronExecutorStage, model: str, limit_s: float = 20) -> N
 
 
 async def test_a_back_end_whose_batch_hangs_makes_room_for_others(tmp_path: Path, hangs: _Hangs) -> None:
-    async with running_executor(_repository(tmp_path, a=1, b=1, c=1), _settings(1.5)) as stage:
+    async with running_executor(_repository(tmp_path, a=1, b=1, c=1), _settings(1.5), Telemetry()) as stage:
         await _ask(stage, "a")
         hangs.batch = True
         await _ask(stage, "a")  # on the other core
@@ -123,7 +124,7 @@ async def test_a_version_whose_back_end_hangs_is_unloaded_and_can_be_loaded_agai
     tmp_path: Path, hangs: _Hangs, ending: str
 ) -> None:
     (bundle,) = _repository(tmp_path, a=1)
-    async with running_executor([bundle], _settings(models_on_demand=False)) as stage:
+    async with running_executor([bundle], _settings(models_on_demand=False), Telemetry()) as stage:
         hangs.batch = ending == "a batch hangs"
         hangs.closing = {"a"} if ending == "closing hangs" else set()
         await _ask(stage, "a")
@@ -137,7 +138,7 @@ async def test_a_model_whose_loading_hangs_delays_others_for_as_long_as_a_batch_
     tmp_path: Path, hangs: _Hangs
 ) -> None:
     hangs.loading = {"a"}
-    async with running_executor(_repository(tmp_path, a=1, b=1), _settings(2)) as stage:
+    async with running_executor(_repository(tmp_path, a=1, b=1), _settings(2), Telemetry()) as stage:
         waiting = asyncio.create_task(_ask(stage, "a"))
         await happens(lambda: not hangs.loading)
         await _ask(stage, "b", 10)
@@ -152,7 +153,7 @@ async def test_a_model_whose_loading_hangs_is_given_up_after_a_limit_and_leaves_
 ) -> None:
     hangs.loading = {"a"}
     settings = _settings(1.5, impaired_limit_s=2)
-    async with running_executor(_repository(tmp_path, a=1, b=1), settings) as stage:
+    async with running_executor(_repository(tmp_path, a=1, b=1), settings, Telemetry()) as stage:
         waiting, other = asyncio.create_task(_ask(stage, "a")), asyncio.create_task(_ask(stage, "b"))
         problem = r"loading model 'a' version 1 has not ended after 2 s, the limit \(--imp"
         with pytest.raises(Unavailable, match=problem):
@@ -165,7 +166,7 @@ async def test_a_model_whose_loading_hangs_is_given_up_after_a_limit_and_leaves_
 
 async def test_a_model_that_leaves_while_its_loading_hangs_is_not_waited_for(tmp_path: Path, hangs: _Hangs) -> None:
     hangs.loading = {"a"}
-    async with running_executor(_repository(tmp_path, a=1, b=1), _settings(1)) as stage:
+    async with running_executor(_repository(tmp_path, a=1, b=1), _settings(1), Telemetry()) as stage:
         waiting = asyncio.create_task(_ask(stage, "a"))
         await happens(lambda: not hangs.loading)
         waiting.cancel()
@@ -178,7 +179,7 @@ async def test_without_on_demand_a_model_whose_loading_hangs_fails_by_name(tmp_p
     hangs.loading = {"a"}
     settings = _settings(models_on_demand=False, impaired_limit_s=0.2)
     with pytest.raises(SetupError, match=r"^loading model 'a' version 1 has not ended after 0\.2 s"):
-        async with running_executor(_repository(tmp_path, a=1), settings):
+        async with running_executor(_repository(tmp_path, a=1), settings, Telemetry()):
             raise AssertionError
 
 
@@ -186,7 +187,7 @@ async def test_a_model_that_waits_for_room_does_not_hold_up_smaller_ones_and_com
     tmp_path: Path, hangs: _Hangs
 ) -> None:
     used, may_end = asyncio.Event(), asyncio.Event()
-    async with running_executor(_repository(tmp_path, a=2, large=3, b=1, c=1), _settings(3)) as stage:
+    async with running_executor(_repository(tmp_path, a=2, large=3, b=1, c=1), _settings(3), Telemetry()) as stage:
         await _ask(stage, "a")
         with stage.models.table.find("a", "1") as model:
 
@@ -213,7 +214,7 @@ async def test_a_model_that_waits_for_room_does_not_hold_up_smaller_ones_and_com
 async def test_a_process_with_a_lost_core_is_well_until_the_limit(tmp_path: Path, hangs: _Hangs) -> None:
     reports: list[bool] = []
     settings = _settings(impaired_limit_s=1.5)
-    async with running_executor(_repository(tmp_path, a=1), settings, report=reports.append) as stage:
+    async with running_executor(_repository(tmp_path, a=1), settings, Telemetry(), report=reports.append) as stage:
         await _ask(stage, "a")
         hangs.batch = True
         await _ask(stage, "a")  # after a second
@@ -226,7 +227,7 @@ async def test_a_process_whose_loader_hangs_is_not_well_until_it_goes_on(tmp_pat
     reports: list[bool] = []
     hangs.loading = {"a"}
     settings = _settings(impaired_limit_s=0.2)
-    async with running_executor(_repository(tmp_path, a=1), settings, report=reports.append) as stage:
+    async with running_executor(_repository(tmp_path, a=1), settings, Telemetry(), report=reports.append) as stage:
         with pytest.raises(Unavailable):
             await _ask(stage, "a")
         await happens(lambda: reports == [False])
@@ -239,7 +240,7 @@ async def test_a_process_that_cannot_close_a_back_end_is_not_well(tmp_path: Path
     hangs.closing = {"a"}
     (bundle,) = _repository(tmp_path, a=1)
     settings = _settings(models_on_demand=False, impaired_limit_s=0.2)
-    async with running_executor([bundle], settings, report=reports.append) as stage:
+    async with running_executor([bundle], settings, Telemetry(), report=reports.append) as stage:
         await stage.models.close(ModelKey("a", 1))
         await happens(lambda: reports == [False])
 

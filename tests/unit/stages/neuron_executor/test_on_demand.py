@@ -57,7 +57,7 @@ def _count(telemetry: Telemetry, model: str, outcome: str) -> float:
 
 
 async def test_nothing_is_loaded_before_it_is_asked_for(tmp_path: Path) -> None:
-    async with running_executor(read_repository(_repository(tmp_path, "a", "b")), _settings(2)) as stage:
+    async with running_executor(read_repository(_repository(tmp_path, "a", "b")), _settings(2), Telemetry()) as stage:
         assert stage.models.keys == {ModelKey("a", 1), ModelKey("b", 1)}
         assert _unloaded(stage) == {"a": False, "b": False}
         await _ask(stage, "a")
@@ -94,7 +94,7 @@ async def test_a_model_in_use_is_not_unloaded(tmp_path: Path) -> None:
 
 async def test_what_nobody_waits_for_any_more_takes_no_room(tmp_path: Path) -> None:
     bundles = read_repository(_repository(tmp_path, "a", "b", device_time_s=0.2))
-    async with running_executor(bundles, _settings(1)) as stage, asyncio.TaskGroup() as group:
+    async with running_executor(bundles, _settings(1), Telemetry()) as stage, asyncio.TaskGroup() as group:
         await _ask(stage, "a")
         used = group.create_task(_ask(stage, "a"))
         await asyncio.sleep(0)
@@ -114,7 +114,7 @@ async def test_callers_that_come_while_a_model_is_loaded_share_one_load(tmp_path
 
 async def test_so_many_items_wait_for_a_model_and_more_are_refused(tmp_path: Path) -> None:
     settings = with_constants(EngineSettings, models_on_demand=True, max_queue_sequences=2)
-    async with running_executor(read_repository(_repository(tmp_path, "a")), settings) as stage:
+    async with running_executor(read_repository(_repository(tmp_path, "a")), settings, Telemetry()) as stage:
         outcomes = await asyncio.gather(*(_ask(stage, "a") for _ in range(3)), return_exceptions=True)
         (refused,) = [outcome for outcome in outcomes if outcome]
         assert isinstance(refused, Overloaded)
@@ -124,14 +124,14 @@ async def test_so_many_items_wait_for_a_model_and_more_are_refused(tmp_path: Pat
 
 async def test_a_model_that_can_never_fit_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"model 'a' version 1: takes 256 bytes, the limit for all models is 128 "):
-        async with running_executor(read_repository(_repository(tmp_path, "a")), _settings(0.5)):
+        async with running_executor(read_repository(_repository(tmp_path, "a")), _settings(0.5), Telemetry()):
             raise AssertionError
 
 
 async def test_without_on_demand_a_model_that_does_not_fit_beside_the_others_is_refused_by_name(tmp_path: Path) -> None:
     bundles = read_repository(_repository(tmp_path, "a", "b"))
     with pytest.raises(SetupError, match=r"model 'b' version 1: takes 256 bytes beside 256 of other models"):
-        async with running_executor(bundles, EngineSettings(max_model_memory_bytes=2 * _BYTES - 1)):
+        async with running_executor(bundles, EngineSettings(max_model_memory_bytes=2 * _BYTES - 1), Telemetry()):
             raise AssertionError
 
 

@@ -57,7 +57,7 @@ def _item(*sequences: list[int], model: str = "m", **call: Any) -> ExecuteItem:
 
 
 async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Path) -> None:
-    async with running_executor(read_repository(repository), EngineSettings()) as stage:
+    async with running_executor(read_repository(repository), EngineSettings(), Telemetry()) as stage:
         prediction = await stage.execute(_item([11, 12, 13], [21]))
     outputs = prediction.outputs.arrays
     # FakeBackend's formula, by hand; float32 has 7 digits.
@@ -68,7 +68,7 @@ async def test_every_sequence_of_an_item_has_its_outputs_in_order(repository: Pa
 async def test_a_prediction_tells_of_its_batch_and_its_times(tmp_path: Path) -> None:
     # Batches take so long that one more costs more than padding, and both sequences run together.
     _write(tmp_path, {"device_time_s": "0.02"})
-    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage:
+    async with running_executor(read_repository(tmp_path), EngineSettings(), Telemetry()) as stage:
         prediction = await stage.execute(_item([11, 12, 13], [21]))
     # Three tokens, and the one more that FakeBackend asks for, for both.
     assert (prediction.batch_size, prediction.bucket_tokens, prediction.padded_tokens) == (2, 4, 8)
@@ -88,7 +88,7 @@ async def test_a_prediction_tells_of_its_batch_and_its_times(tmp_path: Path) -> 
     ids=["no such model", "cannot be computed", "outside of the vocabulary", "no sequence", "expired", "no tensor"],
 )
 async def test_a_bad_item_fails_alone(repository: Path, bad: ExecuteItem, kind: type[Exception]) -> None:
-    async with running_executor(read_repository(repository), EngineSettings()) as stage:
+    async with running_executor(read_repository(repository), EngineSettings(), Telemetry()) as stage:
         good, failed, better = await asyncio.gather(
             *map(stage.execute, (_item([11]), bad, _item([21]))), return_exceptions=True
         )
@@ -105,7 +105,10 @@ async def test_bulk_waits_for_interactive_work(tmp_path: Path) -> None:
         await stage.execute(item)
         ended.append(name)
 
-    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage, asyncio.TaskGroup() as callers:
+    async with (
+        running_executor(read_repository(tmp_path), EngineSettings(), Telemetry()) as stage,
+        asyncio.TaskGroup() as callers,
+    ):
         callers.create_task(execute("running", _item([11])))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -116,7 +119,7 @@ async def test_bulk_waits_for_interactive_work(tmp_path: Path) -> None:
 
 async def test_the_warm_up_tells_how_long_a_batch_takes(tmp_path: Path) -> None:
     _write(tmp_path, {"device_time_s": "0.2"})
-    async with running_executor(read_repository(tmp_path), EngineSettings()) as stage:
+    async with running_executor(read_repository(tmp_path), EngineSettings(), Telemetry()) as stage:
         # Nothing runs or waits, and still a tenth of a second is known to be too little.
         with pytest.raises(DeadlineExceeded, match="in the executor's queue"):
             await stage.execute(_item([11], deadline_s=time.monotonic() + 0.1))
@@ -134,7 +137,7 @@ async def test_the_warm_up_runs_on_every_core_and_leaves_batches_that_are_alone_
 
     monkeypatch.setattr(FakeBackend, "compute", noted)
     _write(tmp_path, {})
-    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2), Telemetry()):
         assert runs == {(0, False), (1, False)}
 
 
@@ -149,27 +152,27 @@ async def test_the_warm_up_runs_every_bucket_on_every_core(tmp_path: Path, monke
     monkeypatch.setattr(FakeBackend, "compute", noted)
     buckets = (Bucket(batch=1, tokens=8), Bucket(batch=4, tokens=8), Bucket(batch=2, tokens=16))
     _write(tmp_path, {}, buckets=buckets)
-    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+    async with running_executor(read_repository(tmp_path), EngineSettings(cores=2), Telemetry()):
         assert runs == {(core, shape) for core in (0, 1) for shape in ((1, 8), (4, 8), (2, 16))}
 
 
 async def test_a_bundle_without_an_artefact_for_the_back_end_asked_for_is_refused(repository: Path) -> None:
     with pytest.raises(SetupError, match="no artefact for the back end 'openvino'"):
-        async with running_executor(read_repository(repository), EngineSettings(backend="openvino")):
+        async with running_executor(read_repository(repository), EngineSettings(backend="openvino"), Telemetry()):
             pass
 
 
 async def test_a_bundle_for_a_back_end_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, {}, backend="abacus")
     with pytest.raises(SetupError, match=r"^back end 'abacus' is not known; there are: openvino, fake"):
-        async with running_executor(read_repository(tmp_path), EngineSettings()):
+        async with running_executor(read_repository(tmp_path), EngineSettings(), Telemetry()):
             pass
 
 
 async def test_a_model_that_cannot_run_its_warm_up_batch_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, {"failing_token_id": "0"})  # the padding, of which the warm-up batch is made
     with pytest.raises(SetupError, match=rf"^{tmp_path}/m/1: the back end cannot run a warm-up batch: "):
-        async with running_executor(read_repository(tmp_path), EngineSettings()):
+        async with running_executor(read_repository(tmp_path), EngineSettings(), Telemetry()):
             pass
 
 
@@ -212,7 +215,7 @@ async def test_an_executor_whose_cores_are_all_dead_does_not_start(
     _some_dead(monkeypatch, 0, 1)
     _write(tmp_path, {})
     with pytest.raises(SetupError, match="cannot run a warm-up batch: core 1 is dead"):
-        async with running_executor(read_repository(tmp_path), EngineSettings(cores=2)):
+        async with running_executor(read_repository(tmp_path), EngineSettings(cores=2), Telemetry()):
             pass
 
 
@@ -228,7 +231,7 @@ async def test_with_the_last_core_whoever_waits_for_any_model_is_told(
 
     async def lose_all() -> None:
         async with running_executor(
-            read_repository(tmp_path), EngineSettings(in_flight=in_flight, max_batch_size=1)
+            read_repository(tmp_path), EngineSettings(in_flight=in_flight, max_batch_size=1), Telemetry()
         ) as stage:
             items = [_item([11], model=name) for name in ("m", "n", "o") for _ in range(10)]
             callers.extend(asyncio.create_task(stage.execute(item)) for item in items)

@@ -15,6 +15,7 @@ from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem, ModelKey, Prediction
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.stage import running_executor
@@ -41,7 +42,7 @@ async def test_images_run_in_batches_each_with_its_own_outputs(buckets: tuple[Bu
     with new_bundle(tmp_path, "m", 1) as folder:
         write_manifest(folder, manifest(model=image_spec(name="m"), tokenizer_file="", artifacts=(artifact,)))
     images = np.random.default_rng(20261121).integers(0, 256, (12, 3, 32, 48), np.uint8)
-    async with running_executor([read_bundle(tmp_path / "m/1")], EngineSettings()) as stage:
+    async with running_executor([read_bundle(tmp_path / "m/1")], EngineSettings(), Telemetry()) as stage:
         alone = [_logits(await stage.execute(_item(image))) for image in images]
         together = await asyncio.gather(*(stage.execute(_item(image)) for image in images))
         with pytest.raises(InvalidInput, match="expected uint8"):

@@ -28,6 +28,7 @@ from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle, SetupError
 from neuronpipe.core.items import EncodedInput, ModelKey, TokenizeItem
+from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ImageSpec
 from neuronpipe.core.packed import Packed, pack_input
 from neuronpipe.core.tensors import Array
@@ -56,7 +57,7 @@ _EXPIRED = Call(deadline_s=0.0)
 
 @pytest.fixture
 async def stage(repository: Path) -> AsyncIterator[TokenizerStage]:
-    async with running_tokenizer(read_repository(repository), _NO_CACHE) as stage:
+    async with running_tokenizer(read_repository(repository), _NO_CACHE, Telemetry()) as stage:
         yield stage
 
 
@@ -92,7 +93,7 @@ async def test_a_tokenizer_whose_digest_was_made_to_match_is_refused_by_its_name
         (folder / "tokenizer.json").write_bytes(written)
         write_manifest(folder, manifest())
     with pytest.raises(RefusedBundle, match=rf"{tmp_path}/m/1/tokenizer\.json: {problem}"):
-        async with running_tokenizer(read_repository(tmp_path), _NO_CACHE):
+        async with running_tokenizer(read_repository(tmp_path), _NO_CACHE, Telemetry()):
             pass
 
 
@@ -130,7 +131,7 @@ async def test_a_bad_item_fails_alone(stage: TokenizerStage, bad: TokenizeItem, 
 async def test_a_tokenizer_that_was_changed_is_not_loaded(repository: Path) -> None:
     (repository / "m/1/tokenizer.json").write_text("{}")
     with pytest.raises(SetupError, match="changed since it was compiled"):
-        async with running_tokenizer(read_repository(repository), _NO_CACHE):
+        async with running_tokenizer(read_repository(repository), _NO_CACHE, Telemetry()):
             pass
 
 
@@ -235,7 +236,7 @@ async def test_special_tokens_in_texts_are_read_where_the_setting_names_the_mode
     repository: Path, models: str, reads: bool
 ) -> None:
     settings = EncodingSettings(special_tokens_in_texts=models)
-    async with running_tokenizer(read_repository(repository), settings) as stage:
+    async with running_tokenizer(read_repository(repository), settings, Telemetry()) as stage:
         [ids] = _ids(await stage.tokenize(_item("one[SEP]two")))
     assert (ids == [101, 2028, 102, 2048, 102]) is reads
 
@@ -284,7 +285,7 @@ async def test_a_length_to_which_nothing_can_be_cut_is_refused(
 
 
 async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         first, second = await stage.tokenize(_item()), await stage.tokenize(_item())
     expected = (CacheOutcome.CACHE_OUTCOME_MISS, CacheOutcome.CACHE_OUTCOME_HIT_MEMORY)
     assert (first.token_cache, second.token_cache) == expected
@@ -293,7 +294,7 @@ async def test_what_was_encoded_before_is_found_and_is_the_same(repository: Path
 
 
 async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         await stage.tokenize(_item())
         bad = _item()
         bad.input.message.text_classification.top_k = 99
@@ -302,14 +303,16 @@ async def test_an_input_that_decodes_otherwise_is_checked_though_its_encoding_is
 
 
 async def test_an_expired_item_is_refused_though_its_encoding_is_known(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         await stage.tokenize(_item())
         with pytest.raises(DeadlineExceeded):
             await stage.tokenize(_item(call=_EXPIRED))
 
 
 async def test_there_is_no_cache_without_memory_and_without_redis(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings(token_cache_bytes=0)) as stage:
+    async with running_tokenizer(
+        read_repository(repository), EncodingSettings(token_cache_bytes=0), Telemetry()
+    ) as stage:
         expected = [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
         assert [(await stage.tokenize(_item())).token_cache for _ in range(2)] == expected
 
@@ -324,7 +327,7 @@ def image_repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def image_stage(image_repository: Path) -> AsyncIterator[TokenizerStage]:
-    async with running_tokenizer(read_repository(image_repository), _NO_CACHE) as stage:
+    async with running_tokenizer(read_repository(image_repository), _NO_CACHE, Telemetry()) as stage:
         yield stage
 
 
@@ -362,7 +365,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> _Reading:
 
 async def test_a_small_file_is_decoded_in_a_thread_too(image_repository: Path, reading: _Reading) -> None:
     reading.may_end.set()
-    async with running_tokenizer(read_repository(image_repository), _NO_CACHE) as stage:
+    async with running_tokenizer(read_repository(image_repository), _NO_CACHE, Telemetry()) as stage:
         await stage.tokenize(_image_item(b"x"))
     assert [name.startswith("tokenize") for name in reading.threads] == [True]
 
@@ -377,7 +380,7 @@ async def test_a_broken_image_fails_alone(image_stage: TokenizerStage) -> None:
 async def test_images_of_one_model_do_not_delay_texts_of_another(
     repository: Path, image_repository: Path, reading: _Reading
 ) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         queued = [asyncio.create_task(stage.tokenize(_image_item(b"image %d" % number))) for number in range(20)]
         await asyncio.to_thread(reading.began.wait, 10)
         short = await asyncio.wait_for(stage.tokenize(_item()), 5)
@@ -402,7 +405,7 @@ async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
 ) -> None:
     # Large enough to be hashed in a thread.
     known = _image_item(bytes(100_000))
-    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings(), Telemetry()) as stage:
         reading.may_end.set()
         await stage.tokenize(known)
         reading.may_end.clear()
@@ -431,7 +434,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
     for name in ("check", "key"):
         monkeypatch.setattr(Encoder, name, noted(getattr(Encoder, name)))
     monkeypatch.setattr(Packed, "message", property(noted(Packed.message.fget)))  # type: ignore[attr-defined]
-    async with running_tokenizer(read_repository(image_repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(image_repository), EncodingSettings(), Telemetry()) as stage:
         with pytest.raises(InvalidInput, match="is not a JPEG"):
             await stage.tokenize(_image_item(bytes(size_bytes)))
     # The last look at the message is that of the encoding, which is always in a thread.
@@ -440,7 +443,7 @@ async def test_a_large_image_is_parsed_checked_and_hashed_off_the_event_loop(
 
 async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, image_repository: Path) -> None:
     settings = EncodingSettings(token_cache_bytes=1 << 20)
-    async with running_tokenizer(read_repository(repository), settings) as stage:
+    async with running_tokenizer(read_repository(repository), settings, Telemetry()) as stage:
         await stage.tokenize(_item())
         # Pixels of 4.6 KB: three times what either cache holds.
         for number in range(700):
@@ -449,13 +452,13 @@ async def test_images_do_not_drive_texts_out_of_the_cache(repository: Path, imag
 
 
 async def test_images_are_not_kept_without_memory_for_them(image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(image_repository), _NO_CACHE) as stage:
+    async with running_tokenizer(read_repository(image_repository), _NO_CACHE, Telemetry()) as stage:
         outcomes = [(await stage.tokenize(_image_item(make_image("one")))).token_cache for _ in range(2)]
     assert outcomes == [CacheOutcome.CACHE_OUTCOME_UNSPECIFIED] * 2
 
 
 async def test_what_several_callers_get_cannot_be_changed(repository: Path, image_repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         for item in (_item(), _image_item(make_image("one"))):
             for encoded in (await stage.tokenize(item), await stage.tokenize(item)):
                 assert not any(
@@ -464,7 +467,7 @@ async def test_what_several_callers_get_cannot_be_changed(repository: Path, imag
 
 
 async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(repository: Path) -> None:
-    async with running_tokenizer(read_repository(repository), EncodingSettings()) as stage:
+    async with running_tokenizer(read_repository(repository), EncodingSettings(), Telemetry()) as stage:
         first, second = [(await stage.tokenize(_item())).sequences.data for _ in range(2)]
     assert first == second
     assert first is not second
@@ -474,7 +477,7 @@ async def test_a_model_that_is_closed_is_freed_while_others_are_served(
     repository: Path, image_repository: Path
 ) -> None:
     text, image = read_bundle(repository / "m/1"), read_bundle(image_repository / "images/1")
-    async with running_tokenizer([image], _NO_CACHE) as stage:
+    async with running_tokenizer([image], _NO_CACHE, Telemetry()) as stage:
         await stage.models.open(text)
         assert stage.models.keys == {("m", 1), ("images", 1)}
         assert (await stage.tokenize(_item())).tokens == 4
@@ -488,7 +491,7 @@ async def test_a_model_that_is_closed_is_freed_while_others_are_served(
 
 
 async def test_a_model_is_closed_when_the_last_input_is_encoded(image_repository: Path, reading: _Reading) -> None:
-    async with running_tokenizer(read_repository(image_repository), _NO_CACHE) as stage:
+    async with running_tokenizer(read_repository(image_repository), _NO_CACHE, Telemetry()) as stage:
         last = asyncio.create_task(stage.tokenize(_image_item(b"x")))
         await asyncio.to_thread(reading.began.wait, 10)
         closing = asyncio.create_task(stage.models.close(ModelKey("images", 1)))

@@ -17,7 +17,7 @@ from neuronpipe.core.errors import (
     InvalidInput,
     NeuronpipeError,
     Overloaded,
-    Unavailable,
+    retry_delay_s,
 )
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import ExecuteItem, Prediction
@@ -28,6 +28,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.core.tensors import Arrays, ArraySets
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.cores import CoresLost
+from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, TextGrammar
@@ -54,8 +55,6 @@ from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays, prompt_arrays
 
-# The shortest retry delay of a refused caller.
-_MIN_RETRY_AFTER_S = 0.05
 _DIGEST_BYTES = 16
 # Memory for scores beyond those after a step's tokens, 4 bytes per word of the vocabulary. Without this limit, scored
 # prompts took 155 MB in a step, with a vocabulary of 152,000.
@@ -191,7 +190,7 @@ class Generator:
         async with self._planning():
             for sequence in self.planner:
                 if not sequence.caller.future.done():
-                    sequence.caller.future.set_exception(_stopping())
+                    sequence.caller.future.set_exception(stopping())
 
     def _tell_from_thread(self, progress: Iterable[SequenceProgress], record: StepRecord | None) -> None:
         assert self._loop  # noqa: S101 (steps run only while `work` does)
@@ -252,17 +251,17 @@ class Generator:
         deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
         has_drafts = self._draft_tokens and not searches
         return GeneratedSequence(
-            Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
-            [TextRow(token_ids)],
-            options,
-            BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
-            ends,
-            SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
-            SourceText(source_ids),
-            SharedPrefix(call.caller.cache_scope + source),
-            Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
-            PromptScores(self._most_scored) if options.prompt_logprobs else None,
-            record,
+            rank=Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
+            rows=[TextRow(token_ids)],
+            options=options,
+            chooser=BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
+            end_token_ids=ends,
+            caller=SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
+            source=SourceText(source_ids),
+            prefix=SharedPrefix(call.caller.cache_scope + source),
+            drafts=Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
+            prompt_scores=PromptScores(self._most_scored) if options.prompt_logprobs else None,
+            record=record,
         )
 
     def _refuse_too_long(self, sequence: GeneratedSequence) -> None:
@@ -283,7 +282,7 @@ class Generator:
         Raises Overloaded, DeadlineExceeded and Unavailable.
         """
         if self._steps.is_closed:
-            raise _stopping()
+            raise stopping()
         wait_s, displaced = self.planner.wait_s(sequence), None
         if len(self.planner.waiting) >= self._max_queue_sequences:
             displaced = self.planner.waiting.displaced_by(sequence)
@@ -299,7 +298,7 @@ class Generator:
             raise Overloaded(
                 f"a prompt would wait {wait_s:.2g} s for its first step, the limit is {self._max_prompt_wait_s:g} s "
                 "(the executor's max_prompt_wait_s)",
-                max(_MIN_RETRY_AFTER_S, wait_s - self._max_prompt_wait_s),
+                retry_delay_s(wait_s - self._max_prompt_wait_s),
             )
         if time.monotonic() + wait_s > sequence.caller.deadline_s:
             raise DeadlineExceeded(f"the first step would begin in {wait_s:.2g} s, after the deadline")
@@ -312,7 +311,7 @@ class Generator:
 
     def _queue_full(self, wait_s: float) -> Overloaded:
         problem = f"{len(self.planner.waiting)} prompts wait for {self.spec.name!r}, the limit is "
-        return Overloaded(f"{problem}{self._max_queue_sequences}", max(_MIN_RETRY_AFTER_S, wait_s))
+        return Overloaded(f"{problem}{self._max_queue_sequences}", retry_delay_s(wait_s))
 
 
 def _check_written(spec: ModelSpec, options: bytes) -> None:
@@ -339,7 +338,3 @@ def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:
         if sequence.options.HasField("top_logprobs"):
             outputs[-1] = {**outputs[-1], **logprob_arrays(text.logprobs)}
     return outputs
-
-
-def _stopping() -> Unavailable:
-    return Unavailable("the neuron-executor is stopping")

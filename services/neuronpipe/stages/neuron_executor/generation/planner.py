@@ -318,12 +318,12 @@ class Planner:
         scored = count if sequence.prompt_scores else int(end == len(sequence.token_ids))
         return [
             DecoderRun(
-                row.token_ids[sequence.computed : end] + draft,
-                sequence.computed,
-                row.blocks,
-                scored + len(draft),
-                len(sequence.source.token_ids),
-                sequence.source.blocks,
+                token_ids=row.token_ids[sequence.computed : end] + draft,
+                past=sequence.computed,
+                blocks=row.blocks,
+                scored=scored + len(draft),
+                source_tokens=len(sequence.source.token_ids),
+                source_blocks=sequence.source.blocks,
             )
             for row in sequence.rows
         ]

@@ -17,6 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.logs import log_fault
+from neuronpipe.stages.neuron_executor.errors import uncomputable
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, BeamStep
 from neuronpipe.stages.neuron_executor.generation.observer import StepRecord
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
@@ -29,7 +30,6 @@ _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGT
 _HANGS_AFTER = 10
 # The interval at which the deadlines of waiting sequences are looked at.
 _SWEEP_S = 0.05
-_NOT_COMPUTED = "the model could not compute this input"
 
 # The tokens of a text, the continuations of a search, or the error of either.
 _Chosen = tuple[int, ...] | list[BeamStep] | NeuronpipeError
@@ -144,7 +144,7 @@ class StepLoop:
         except Exception as fault:
             log_fault("a step could not be computed", fault, model=self._name, sequences=len(planned))
             with self.lock:
-                self._tell([self._fail(sequence, InternalError(_NOT_COMPUTED)) for sequence in planned], None)
+                self._tell([self._fail(sequence, uncomputable()) for sequence in planned], None)
             return
         finally:
             self._longest_s = max(self._longest_s, time.monotonic() - began_s)
@@ -169,7 +169,8 @@ class StepLoop:
                 except DecoderLost:
                     raise
                 except Exception as fault:
-                    chosen[sequence] = self._fault("a source could not be read", fault, _NOT_COMPUTED)
+                    log_fault("a source could not be read", fault, model=self._name)
+                    chosen[sequence] = uncomputable()
         computed = {sequence: runs for sequence, runs in planned.items() if sequence not in chosen}
         if not computed:
             return chosen
@@ -186,14 +187,10 @@ class StepLoop:
             except InvalidInput as error:
                 chosen[sequence] = error
             except Exception as fault:
-                chosen[sequence] = self._fault("a token could not be chosen", fault, "the next token was not chosen")
+                log_fault("a token could not be chosen", fault, model=self._name)
+                chosen[sequence] = InternalError("the next token was not chosen")
             row += len(runs) * runs[0].scored
         return chosen
-
-    def _fault(self, event: str, fault: Exception, problem: str) -> InternalError:
-        """Logs the fault of one sequence, which alone ends. Returns the error for its caller."""
-        log_fault(event, fault, model=self._name)
-        return InternalError(problem)
 
     def _advance(
         self,
@@ -225,7 +222,14 @@ class StepLoop:
                 self._planner.end(sequence)
                 self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
-            yield SequenceProgress(sequence, reason, now_ns - before_ns, is_first, tokens, count)
+            yield SequenceProgress(
+                sequence=sequence,
+                ends_by=reason,
+                gap_ns=now_ns - before_ns,
+                is_first=is_first,
+                tokens=tokens,
+                count=count,
+            )
 
     def _advance_text(self, sequence: GeneratedSequence, choice: tuple[int, ...] | list[BeamStep]) -> int | None:
         """Adds the next token to all texts of a search. Returns the reason why the text ends there, or None."""

@@ -97,7 +97,16 @@ def _computed(model: DecoderModel, texts: Sequence[GivenText]) -> list[NDArray[n
             in_prompt = len(text.prompt) - done[row]
             part = ids[done[row] : done[row] + (min(_PART_TOKENS, in_prompt) if in_prompt > 0 else 1)]
             scored = int(done[row] + len(part) >= len(text.prompt))
-            runs.append(DecoderRun(part, done[row], blocks[row], scored, len(text.source), sources[row]))
+            runs.append(
+                DecoderRun(
+                    token_ids=part,
+                    past=done[row],
+                    blocks=blocks[row],
+                    scored=scored,
+                    source_tokens=len(text.source),
+                    source_blocks=sources[row],
+                )
+            )
             rows.append(row)
             done[row] += len(part)
         scores = iter(model.compute(runs).logits.copy())
