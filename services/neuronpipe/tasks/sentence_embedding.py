@@ -61,7 +61,7 @@ def check(input: SentenceEmbeddingInput, model: ModelSpec) -> None:
     else:
         check_token_ids(input.token_ids, model)
     if input.prompt_name and input.token_ids:
-        raise InvalidInput("prompt_name", "is for a text; token_ids have no prompt", ["token_ids"])
+        raise InvalidInput("prompt_name", "is for a text; no prompt goes before token_ids", ["token_ids"])
     check_prompt(input.prompt_name, EmbeddingFacts.of(model))
     check_vector_options(input, model)
     check_truncation(input)

@@ -74,15 +74,16 @@ def check_vector_options(input: Any, model: ModelSpec) -> None:
     check_dimensions(input.dimensions, model)
     if input.precision not in _PRECISIONS:
         raise InvalidInput("precision", f"{input.precision} is not known")
+    word = EmbeddingPrecision.Name(input.precision).removeprefix("EMBEDDING_PRECISION_").lower()
     dimensions = input.dimensions or EmbeddingFacts.of(model).embedding_dimensions
     if input.precision in _BINARY and dimensions % 8:
-        raise InvalidInput("precision", f"binary vectors have a multiple of 8 dimensions, not {dimensions}")
+        raise InvalidInput("precision", f"{word} vectors have a multiple of 8 dimensions, not {dimensions}")
     if input.precision in _INTEGERS:
         if not EmbeddingFacts.of(model).lowest:
-            problem = "the model's bundle has no ranges for int8; compile it again, if it is one of texts alone"
+            problem = f"the model's bundle has no ranges for {word}; compile it again, if it is one of texts alone"
             raise InvalidInput("precision", problem)
         if input.skip_normalize or dimensions < EmbeddingFacts.of(model).embedding_dimensions:
-            raise InvalidInput("precision", "int8 has the ranges of vectors of length 1 of all dimensions only")
+            raise InvalidInput("precision", f"{word} has the ranges of vectors of length 1 of all dimensions only")
 
 
 def vector_of(outputs: Arrays) -> Array:

@@ -66,18 +66,24 @@ def test_bytes_equal_those_of_sentence_transformers_by_the_ranges_of_the_bundle(
 
 def test_bytes_are_refused_without_ranges_and_for_vectors_that_have_others() -> None:
     ranged = model_spec("sentence_embedding", lowest=[0.0] * 4, highest=[1.0] * 4)
-    int8 = EmbeddingPrecision.EMBEDDING_PRECISION_INT8
-    for model, options, error in (
-        (_MODEL, {}, "the model's bundle has no ranges for int8; compile it again"),
-        (ranged, {"dimensions": 2}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
-        (ranged, {"skip_normalize": True}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
+    for word, model, options, error in (
+        ("int8", _MODEL, {}, "the model's bundle has no ranges for int8; compile it again"),
+        ("uint8", _MODEL, {}, "the model's bundle has no ranges for uint8; compile it again"),
+        ("int8", ranged, {"dimensions": 2}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
+        ("uint8", ranged, {"dimensions": 2}, "uint8 has the ranges of vectors of length 1 of all dimensions only"),
+        ("int8", ranged, {"skip_normalize": True}, "int8 has the ranges of vectors of length 1 of all dimensions only"),
     ):
+        precision = EmbeddingPrecision.Value(f"EMBEDDING_PRECISION_{word.upper()}")
         with pytest.raises(InvalidInput, match=f"^precision: {error}"):
-            TASK.check(SentenceEmbeddingInput(text="a", precision=int8, **options), model)
+            TASK.check(SentenceEmbeddingInput(text="a", precision=precision, **options), model)
 
 
 def test_bits_that_fill_no_bytes_and_unknown_precisions_are_refused() -> None:
-    for precision, error in ((2, "binary vectors have a multiple of 8 dimensions, not 4"), (9, "9 is not known")):
+    for precision, error in (
+        (2, "binary vectors have a multiple of 8 dimensions, not 4"),
+        (3, "ubinary vectors have a multiple of 8 dimensions, not 4"),
+        (9, "9 is not known"),
+    ):
         input = SentenceEmbeddingInput(text="a", precision=precision)  # type: ignore[arg-type] # a newer client's
         with pytest.raises(InvalidInput, match=f"^precision: {error}$"):
             TASK.check(input, _MODEL)
@@ -93,7 +99,7 @@ def test_a_prompt_is_chosen_by_its_name() -> None:
         assert sequence["input_ids"].tolist() == [CLS, *tokenizer.ids(text), SEP]
     with pytest.raises(InvalidInput, match=r"^prompt_name: is none of the model's prompts; they are: document, query$"):
         TASK.check(SentenceEmbeddingInput(text="a", prompt_name="other"), model)
-    with pytest.raises(InvalidInput, match=r"^prompt_name: is for a text; token_ids have no prompt$"):
+    with pytest.raises(InvalidInput, match=r"^prompt_name: is for a text; no prompt goes before token_ids$"):
         TASK.check(SentenceEmbeddingInput(token_ids=[4], prompt_name="query"), model)
 
 

@@ -106,6 +106,12 @@ def _features(*refused: str) -> Callable[[str, bodies.Features, ModelSpec], dict
     return truncation_fields
 
 
+def _truncation_field(body: bodies.Features) -> dict[str, str]:
+    """Returns the name of the truncation where it is a parameter of the pipeline."""
+    is_parameter = body.truncate is None and body.parameters.truncation is not None
+    return {"truncation": "parameters.truncation"} if is_parameter else {}
+
+
 _cut, _cut_vectors = _features(), _features("normalize", "dimensions")
 
 
@@ -234,6 +240,7 @@ CONVERTERS = {
     ),
     "sentence_embedding": Converter(
         body_type=bodies.Features,
+        option_fields=_truncation_field,
         write_answer=lambda result, value, body: vector(result),
         fields=_PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
         computed_fields=lambda value, body, model: (
@@ -243,12 +250,14 @@ CONVERTERS = {
     ),
     "feature_extraction": Converter(
         body_type=bodies.Features,
+        option_fields=_truncation_field,
         write_answer=lambda result, value, body: token_vectors(result),
         fields=_PLAIN_TEXT | {"truncation": "truncate"},
         computed_fields=_features("normalize", "dimensions", "prompt_name"),
     ),
     "sparse_embedding": Converter(
         body_type=bodies.Features,
+        option_fields=_truncation_field,
         write_answer=_rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
         fields=_PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
         computed_fields=_cut_vectors,
@@ -256,6 +265,7 @@ CONVERTERS = {
     ),
     "multi_vector_embedding": Converter(
         body_type=bodies.Features,
+        option_fields=_truncation_field,
         write_answer=lambda result, value, body: token_vectors(result),
         fields=_PLAIN_TEXT | {"truncation": "truncate"},
         computed_fields=_multi_vector,
@@ -271,7 +281,7 @@ CONVERTERS = {
         write_answer=lambda result, value, body: [texts.write_text(text, value, body) for text in result.sequences],
         fields=texts.TEXT_FIELDS,
         read_input=texts.read_prompt,
-        option_fields=texts.form_fields,
+        option_fields=texts.prompt_fields,
     ),
     "summarization": Converter(
         body_type=bodies.Summarization,

@@ -84,15 +84,18 @@ def _form(grammar: Grammar) -> GenerationOptions:
     return GenerationOptions(**message_fields({"regex" if grammar.type == "regex" else "json_schema": value}))
 
 
-def form_fields(body: Prompted) -> dict[str, str]:
-    """Maps the options for the form of a text to TGI's `grammar`, for a request with a grammar."""
-    names = ("options.json_schema", "options.regex") if body.parameters.grammar else ()
-    return dict.fromkeys(names, "parameters.grammar.value")
+def prompt_fields(body: Prompted) -> dict[str, str]:
+    """Returns the paths of stop strings and of TGI's `grammar` by our names of the options, for a request with them."""
+    parameters = body.parameters
+    stops = [f"parameters.{name}" for name in ("stop_strings", "stop", "stop_sequences") if getattr(parameters, name)]
+    names = {"options.stop_strings": " and ".join(stops)} if stops else {}
+    forms = ("options.json_schema", "options.regex") if parameters.grammar else ()
+    return names | dict.fromkeys(forms, "parameters.grammar.value")
 
 
 def one_text_fields(body: Prompted) -> dict[str, str]:
     """Returns a request's names of fields, for a request whose `inputs` is one text."""
-    return TEXT_FIELDS | form_fields(body)
+    return TEXT_FIELDS | prompt_fields(body)
 
 
 def read_one_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:

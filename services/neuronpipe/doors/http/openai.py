@@ -10,12 +10,12 @@ from neuronpipe.api.v1.models_pb2 import GetModelRequest, Model
 from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingResult, SentenceEmbeddingResult, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.aliases import AliasedBody
 from neuronpipe.doors.http.bodies import (
     Body,
     Count,
     KeptTokens,
     Many,
-    ModelBody,
     Part,
     TokenIds,
     either,
@@ -26,7 +26,7 @@ from neuronpipe.doors.http.bodies import (
 )
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
+from neuronpipe.doors.inference import FieldNames, Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
     base64_of,
@@ -42,7 +42,7 @@ from neuronpipe.doors.vectors import (
     fixed(add_special_tokens=True, embed_dtype="float32", late_chunking=False, return_multivector=False)
     | fixed(modality="text")
 )
-class EmbeddingOptions(ModelBody):
+class EmbeddingOptions(AliasedBody):
     """OpenAI's fields, and fields of vLLM, Voyage and Jina."""
 
     encoding_format: Literal["float", "base64"] = "float"
@@ -117,11 +117,9 @@ EMBEDDINGS = Route(
 _get = partial(Route, "GET", error_form=OPENAI_ERROR)
 MODELS = _get("/v1/models", "OpenAI: the models", gives=named("ModelList", object=_LIST, data=list[_MODEL]))
 MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
-_FIELDS = {
-    **dict.fromkeys(("text", "token_ids", "image"), "input…"),
-    "truncation": "truncate",
-    "precision": "output_dtype",
-}
+_FIELDS = {"truncation": "truncate", "precision": "output_dtype", "dimensions": "dimensions"}
+# The fields that choose a prompt of the model.
+_PROMPT_FIELDS = ("prompt_name", "input_type", "task")
 
 
 async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -130,7 +128,8 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     values, is_list = listed(body.input)
     model = inference.choose(request.model(body.model), embedding_task(values))
     options = _options(body, inference.catalog.spec(*model).public_facts.get("prompt_names", ()))
-    inputs = Inputs("input", values, partial(_input, **options), _FIELDS, is_list)
+    name = "messages[0].content" if isinstance(body, EmbeddedChat) else "input"
+    inputs = Inputs(name, values, partial(_input, **options), _fields(body, name), is_list)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:
@@ -167,6 +166,13 @@ def _input(value: str | list[int] | Part, **options: Any) -> TaskInput:
     return embedding_input(value.value if isinstance(value, Part) else value, **options)
 
 
+def _fields(body: EmbeddingOptions, name: str) -> FieldNames:
+    """Returns the names by which the request sent the fields of an input. `name`: the field with the inputs."""
+    prompt_field = next((field for field in _PROMPT_FIELDS if getattr(body, field)), "prompt_name")
+    fields = dict.fromkeys(("text", "token_ids", "image"), f"{name}…") | {"prompt_name": prompt_field}
+    return body.sent_fields(_FIELDS) | fields
+
+
 def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, Any]:
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     cuts = {"truncation": truncation_of(body.truncate, side)} if max_tokens is None else kept_tokens(max_tokens, side)
@@ -177,7 +183,7 @@ def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, A
 
 def _prompt_name(body: EmbeddingOptions, names: Sequence[str]) -> str:
     """Returns the name of the prompt that a request asks for; empty for the default prompt. Raises InvalidInput."""
-    named_fields = [name for name in ("prompt_name", "input_type", "task") if getattr(body, name)]
+    named_fields = [name for name in _PROMPT_FIELDS if getattr(body, name)]
     if not named_fields or named_fields == ["prompt_name"]:
         return body.prompt_name or ""
     if named_fields[1:]:

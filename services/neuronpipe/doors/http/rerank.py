@@ -3,10 +3,11 @@
 from functools import partial
 from typing import Any, NotRequired
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
 from neuronpipe.core.model import with_fields
+from neuronpipe.doors.http.aliases import AliasedBody
 from neuronpipe.doors.http.bodies import (
     Body,
     Count,
@@ -34,13 +35,16 @@ class Document(Body):
 
 # Some clients send the defaults of Cohere, vLLM and Infinity.
 @with_fields(fixed(rank_fields=["text"], use_activation=True, raw_scores=False))
-class CohereRerank(ModelBody):
+class CohereRerank(AliasedBody):
     """Long documents lose their ends, as with Cohere, or are read in chunks; `usage.truncated_tokens` says how much."""
 
     query: str
     documents: Many[str | Document]
-    top_n: Whole | None = Field(None, description="number of results (default, also for 0: all documents)")
-    top_k: Whole | None = Field(None, description="Voyage's top_n")
+    top_n: Whole | None = Field(
+        None,
+        validation_alias=AliasChoices("top_n", "top_k"),
+        description="number of results (default, also for 0: all documents); Voyage's name: top_k",
+    )
     max_tokens_per_doc: Count | None = Field(None, description="Cohere's: tokens of each document that are read")
     max_chunks_per_doc: Count | None = Field(
         None, description="Cohere's, Jina's: the most chunks of a long document, which has the score of its best"
@@ -54,7 +58,7 @@ class CohereRerank(ModelBody):
     @property
     def is_voyages(self) -> bool:
         """Whether the request has a field of Voyage, whose clients read `data`."""
-        return self.truncation is not None or self.top_k is not None
+        return not self.sent_names.isdisjoint({"truncation", "top_k"})
 
 
 class TeiRerank(ModelBody):
@@ -85,14 +89,15 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: CohereRerank = request.body
     model = inference.choose(request.model(body.model), "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
-    top_n = min(body.top_n or body.top_k or 0, len(texts))  # a client may ask for more than there are
+    top_n = min(body.top_n or 0, len(texts))  # a client may ask for more than there are
     cuts: dict[str, Any] = {"truncation": truncation_of(body.truncation, None)}
     is_left_open = body.truncation is None and body.truncate_prompt_tokens is None
     if body.truncation is not False and not (is_left_open and inference.settings.long_texts == "chunks"):
         cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
     cuts |= {"max_chunks": body.max_chunks_per_doc or 0, "max_text_tokens": body.max_tokens_per_doc or 0}
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
-    result = await inference.infer_one(ModelCall(request.call, model, _FIELDS), input)
+    fields = _FIELDS | {"truncation": "truncation"} if body.truncation is False else _FIELDS
+    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
     results: list[dict[str, Any]] = [
         {"index": rank.index, "relevance_score": rank.score} for rank in result.result.message.rerank.texts
     ]

@@ -15,7 +15,8 @@ from pydantic import AliasChoices, Field
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, ModelBody, only, texts_of, write_body
+from neuronpipe.doors.http.aliases import AliasedBody
+from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, only, texts_of, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
@@ -33,7 +34,7 @@ _POOLING: Mapping[str, Sequence[str]] = {
 _ANY_POOLING = [task for tasks_of_word in _POOLING.values() for task in tasks_of_word]
 
 
-class _VllmBody(ModelBody):
+class _VllmBody(AliasedBody):
     """Fields of every body. A text that is too long is an error without `truncate_prompt_tokens`."""
 
     truncate_prompt_tokens: KeptTokens | None = Field(
@@ -95,10 +96,11 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Score = request.body
     model = inference.choose(request.model(body.model), "rerank")
     first, second = texts_of(body.text_1), texts_of(body.text_2)
+    first_name, second_name = map(body.sent_name, ("text_1", "text_2"))
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        raise InvalidInput("text_2", f"{len(second)} texts, must be as many as text_1 has, {len(first)}")
+        raise InvalidInput(second_name, f"{len(second)} texts, must be as many as {first_name} has, {len(first)}")
     ranks = inference.catalog.spec(*model).answers("rerank")
 
     def make(pair: tuple[str, str]) -> tasks.TaskInput:
@@ -109,7 +111,7 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
         return tasks.TaskInput(sentence_similarity=tasks.SentenceSimilarityInput(source=pair[0], **options))
 
     pairs = list(zip(first, second, strict=True))
-    results = await inference.each(request.call, model, Inputs("text_2", pairs, make, _pair_fields(body)))
+    results = await inference.each(request.call, model, Inputs(second_name, pairs, make, _pair_fields(body)))
     messages = [result.result.message for result in results]
     scores = [result.rerank.texts[0].score if ranks else result.sentence_similarity.scores[0] for result in messages]
     data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(scores)]
@@ -151,7 +153,7 @@ async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 def _pair_fields(body: Score) -> dict[str, str]:
     first, second = (
-        f"{name}…" if isinstance(texts, list) and texts[1:] else name
+        f"{body.sent_name(name)}…" if isinstance(texts, list) and texts[1:] else body.sent_name(name)
         for name, texts in (("text_1", body.text_1), ("text_2", body.text_2))
     )
     pair = f"{first} and {second}"

@@ -403,6 +403,12 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
             InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"]),
             "inputs: 9 tokens; set truncate to cut",
         ),
+        (
+            "embedder",
+            {"inputs": "t", "parameters": {"truncation": False}},
+            InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"]),
+            "inputs: 9 tokens; set parameters.truncation to cut",
+        ),
     ],
 )
 async def test_an_error_of_the_pipeline_names_the_bodys_field(

@@ -224,6 +224,23 @@ async def test_an_error_of_the_pipeline_names_the_option_where_it_stands(
     assert answer["error"] == told
 
 
+@pytest.mark.parametrize("path", ["/generate", "/models/text_generation"])
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["stop"], "parameters.stop"),
+        (["stop_sequences"], "parameters.stop_sequences"),
+        (["stop_strings"], "parameters.stop_strings"),
+        (["stop", "stop_sequences"], "parameters.stop and parameters.stop_sequences"),
+    ],
+)
+async def test_an_error_of_stop_strings_has_the_names_that_were_sent(path: str, names: list[str], told: str) -> None:
+    browser = Browser(_SPECS, lambda given: InvalidInput("options.stop_strings", "is wrong"))
+    body = {"inputs": "t", "parameters": {name: ["a"] for name in names}}
+    _, answer = await browser.post(path, body)
+    assert answer["error"] == f"{told}: is wrong"
+
+
 async def test_what_is_wrong_with_an_option_is_said_in_the_forms_words() -> None:
     problem = "9, more than max_new_tokens, 8"
     browser = Browser(_SPECS, lambda given: InvalidInput("options.min_new_tokens", problem, ["options.max_new_tokens"]))

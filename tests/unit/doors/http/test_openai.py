@@ -136,6 +136,47 @@ async def test_the_words_of_other_clients_are_understood_and_their_defaults_chan
     assert (status, browser.inputs) == (200, [TaskInput(sentence_embedding=expected)])
 
 
+_TOO_LONG = InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"])
+_NO_PROMPT = InvalidInput("prompt_name", "no prompt goes before token_ids", ["token_ids"])
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "told"),
+    [
+        (InvalidInput("precision", "is wrong"), {"embedding_type": "int8"}, "embedding_type: is wrong"),
+        (InvalidInput("precision", "is wrong"), {"output_dtype": "int8"}, "output_dtype: is wrong"),
+        (InvalidInput("dimensions", "is wrong"), {"output_dimension": 999}, "output_dimension: is wrong"),
+        (_TOO_LONG, {"truncation": False}, "input: 9 tokens; set truncation to cut"),
+        (_TOO_LONG, {"truncate": False}, "input: 9 tokens; set truncate to cut"),
+        (_NO_PROMPT, {"input_type": "query"}, "input_type: no prompt goes before input"),
+        (_NO_PROMPT, {"task": "query"}, "task: no prompt goes before input"),
+        (_NO_PROMPT, {"prompt_name": "query"}, "prompt_name: no prompt goes before input"),
+    ],
+)
+async def test_an_error_has_the_name_that_was_sent(error: InvalidInput, given: dict[str, Any], told: str) -> None:
+    browser = Browser([model_spec("sentence_embedding", prompts=_PROMPTS)], lambda _: error)
+    _, body = await browser.post("/v1/embeddings", {"input": "a", **given})
+    assert body["error"]["message"] == told
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("dimensions", "output_dimension"), ("normalize", "normalized"), ("truncate", "truncation")]
+)
+async def test_two_names_of_a_field_are_refused_together(browser: Browser, first: str, second: str) -> None:
+    value: object = 7 if first == "dimensions" else True
+    status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", first: value, second: value})
+    assert (status, body["error"]["param"], browser.inputs) == (400, second, [])
+    assert body["error"]["message"] == f"{second}: says the same as {first}; send one of them"
+    status, _ = await browser.post("/v1/embeddings", {"model": "small", "input": "a", first: None, second: value})
+    assert status == 200
+
+
+async def test_an_error_of_a_message_names_the_message() -> None:
+    browser = Browser(_SPECS, lambda _: InvalidInput("text", "is empty"))
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "messages": [{"role": "user", "content": ""}]})
+    assert body["error"]["message"] == "messages[0].content: is empty"
+
+
 async def test_base64_is_of_float32_in_little_endian(browser: Browser) -> None:
     _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc", "encoding_format": "base64"})
     assert np.frombuffer(b64decode(body["data"][0]["embedding"]), "<f4").tolist() == [3, -3]

@@ -81,6 +81,18 @@ async def test_voyages_clients_find_the_ranks_in_data(browser: Browser, asked: d
     assert "results" not in answer
 
 
+async def test_two_numbers_of_results_are_refused_together(browser: Browser) -> None:
+    status, answer = await browser.post("/v1/rerank", {"query": "q", "documents": ["a"], "top_k": 1, "top_n": 2})
+    assert (status, answer["message"]) == (400, "top_k: says the same as top_n; send one of them")
+
+
+async def test_a_pair_that_is_too_long_is_told_to_set_voyages_field() -> None:
+    error = InvalidInput("query and texts[0]", "9 tokens; set truncation to cut", ["truncation"])
+    browser = Browser([model_spec("rerank")], lambda _: error)
+    _, answer = await browser.post("/v1/rerank", {"query": "q", "documents": ["a"], "truncation": False})
+    assert answer["message"] == "query and documents[0]: 9 tokens; set truncation to cut"
+
+
 @pytest.mark.parametrize("given", [{"texts": ["a"]}, {"documents": ["a"]}], ids=str)
 async def test_an_unknown_field_is_named_in_either_form(browser: Browser, given: dict[str, list[str]]) -> None:
     status, answer = await browser.post("/rerank", {"query": "q", "instruction": "Find.", **given})

@@ -96,6 +96,9 @@ async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2: 1 texts, must be as many as text_1 has, 2"),
         ({"text_1": "a", "text_2": []}, "text_2: 0 inputs, must be from 1 to 2048"),
         ({"text_1": "a"}, "text_2: field required"),
+        ({"queries": ["a", "b"], "documents": ["c"]}, "documents: 1 texts, must be as many as queries has, 2"),
+        ({"data_1": "a", "data_2": []}, "data_2: 0 inputs, must be from 1 to 2048"),
+        ({"text_1": "a", "queries": "b", "text_2": "c"}, "queries: says the same as text_1; send one of them"),
         (
             {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0},
             "truncate_prompt_tokens: must be 1 or more, or -1 for as many as the model takes",
@@ -113,6 +116,12 @@ async def test_a_pair_that_is_too_long_is_told_by_which_field_to_cut_it() -> Non
     _, body = await browser.post("/score", {"model": "reranker", "text_1": "q", "text_2": ["a", "b"]})
     expected = "text_1 and text_2[0]: 9 tokens, the model takes 8; set truncate_prompt_tokens to cut"
     assert body["error"]["message"] == expected
+
+
+async def test_a_pair_is_named_by_the_names_that_were_sent() -> None:
+    browser = Browser(_SPECS, lambda given: InvalidInput("query and texts[0]", "is wrong"))
+    _, body = await browser.post("/score", {"model": "reranker", "queries": "q", "documents": ["a", "b"]})
+    assert body["error"]["message"] == "queries and documents[0]: is wrong"
 
 
 async def test_probabilities_are_in_the_order_of_the_labels(browser: Browser) -> None:
