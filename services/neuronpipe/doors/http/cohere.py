@@ -1,6 +1,6 @@
 """Cohere's vectors of texts and images, in several precisions at once. Cohere's reranking is in rerank.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from neuronpipe.doors.vectors import (
     prompt_of_word,
     vector,
 )
+from neuronpipe.gateway.requests import InferenceResult
 from neuronpipe.tasks.vectors import check_vector_options, vectors_result
 
 _Type = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -104,15 +105,22 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
                 vectors_result(SentenceEmbeddingResult, each[np.newaxis], conversion, spec) for each in vectors
             )
             embeddings[word] = list(map(base64_of if word == "base64" else numbers, converted))
-        tokens = sum(result.usage.tokens for result in results)
         answer = {"id": request.call.request_id, "response_type": "embeddings_by_type", "embeddings": embeddings}
-        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+        meta = {"api_version": {"version": "2"}, "billed_units": _billed(parts, results)}
         return write_body(answer | {"texts": body.texts or [], "meta": meta})
 
     return HttpResponse(await of_results(results, write))
 
 
 ANSWERS: Answers[Inference] = [(EMBED, _embed)]
+
+
+def _billed(parts: Sequence[Part], results: Sequence[InferenceResult]) -> dict[str, int]:
+    """Returns Cohere's units: the tokens of texts, and the number of images."""
+    tokens = [result.usage.tokens for part, result in zip(parts, results, strict=True) if part.text is not None]
+    units = {"input_tokens": sum(tokens)} if tokens else {}
+    images = len(parts) - len(tokens)
+    return units | {"images": images} if images else units
 
 
 def _conversion(body: CohereEmbed, word: str) -> SentenceEmbeddingInput:

@@ -139,8 +139,23 @@ async def test_images_become_vectors(asked: dict[str, Any]) -> None:
     browser = Browser([spec], lambda _: result)
     _, answer = await browser.post("/v2/embed", asked | {"input_type": "image", "embedding_types": ["ubinary"]})
     assert answer["embeddings"] == {"ubinary": [[0b10110110]]}
+    assert answer["meta"]["billed_units"] == {"images": 1}
     image = ImageEmbeddingInput(image=b"image", skip_normalize=True)
     assert browser.inputs == [TaskInput(image_embedding=image)]
+
+
+async def test_texts_and_images_are_billed_each_in_their_units() -> None:
+    spec = model_spec("image_embedding", also_answers=("sentence_embedding",), embedding_dimensions=8)
+
+    def answer(input: TaskInput) -> TaskResult:
+        if input.HasField("image_embedding"):
+            return TaskResult(image_embedding=ImageEmbeddingResult(embedding=_VECTOR))
+        return _answer(input)
+
+    contents = [{"image": "aW1hZ2U="}, {"text": "a"}, {"image": "aW1hZ2U="}]
+    asked = {"inputs": [{"content": [part]} for part in contents], "input_type": "search_query"}
+    _, body = await Browser([spec], answer).post("/v2/embed", asked)
+    assert body["meta"]["billed_units"] == {"input_tokens": 5, "images": 2}
 
 
 @pytest.mark.parametrize(
