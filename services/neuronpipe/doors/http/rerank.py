@@ -1,7 +1,8 @@
 """Reranking, as Cohere, Jina and TEI have it."""
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import AliasChoices, ConfigDict, Field
 
@@ -60,10 +61,16 @@ class CohereRerank(AliasedBody):
         """Whether the request has a field of Voyage, whose clients read `data`."""
         return not self.sent_names.isdisjoint({"truncation", "top_k"})
 
+    @property
+    def may_be_voyages(self) -> bool:
+        """Whether the request has only fields that Voyage has too."""
+        return self.sent_names <= {"model", "query", "documents", "return_documents", "truncation", "top_k"}
+
 
 class TeiRerank(ModelBody):
     query: str
     texts: Many[str]
+    top_n: Whole | None = Field(None, description="LiteLLM's: number of results (default, also for 0: all texts)")
     truncate: bool | None = None
     truncation_direction: Direction | None = None
     raw_scores: bool = False
@@ -72,10 +79,20 @@ class TeiRerank(ModelBody):
 
 _USAGE = named("RerankUsage", prompt_tokens=int, total_tokens=int, truncated_tokens=int)
 _RANK: Any = named("CohereRank", index=int, relevance_score=float, document=NotRequired[Document | None])
+_VOYAGE_RANK: Any = named("VoyageRank", index=int, relevance_score=float, document=NotRequired[str | None])
 _COHERE: Any = named(
-    "CohereRanks", id=str, model=str, results=NotRequired[list[_RANK]], usage=_USAGE, meta=dict[str, Any]
+    "CohereRanks",
+    id=str,
+    model=str,
+    results=NotRequired[list[_RANK]],
+    data=NotRequired[list[_VOYAGE_RANK]],
+    object=NotRequired[Literal["list"]],
+    usage=_USAGE,
+    meta=dict[str, Any],
 )
 _TEI_RANK: Any = named("TeiRank", index=int, score=float, text=NotRequired[str | None])
+# Cohere bills a search unit for a query with up to 100 documents.
+_UNIT_DOCUMENTS = 100
 _FIELDS = {"texts": "documents", "max_chunks": "max_chunks_per_doc", "max_text_tokens": "max_tokens_per_doc"}
 _EITHER = either(TeiRerank, CohereRerank, {"documents"}, "TEI's with `texts`, Jina's with `documents`")
 _post = partial(Route, "POST")
@@ -84,8 +101,8 @@ V2 = _post("/v2/rerank", "Cohere: documents, best first", CohereRerank, _COHERE,
 PLAIN = _post("/rerank", "TEI, Jina: texts, best first", _EITHER, list[_TEI_RANK] | _COHERE, TEI_ERROR)
 
 
-async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/rerank and /v2/rerank."""
+async def cohere(inference: Inference, request: HttpRequest, *, is_voyages_path: bool = False) -> HttpResponse:
+    """Answers POST /v2/rerank, and /v1/rerank, which is also Voyage's path."""
     body: CohereRerank = request.body
     model = inference.choose(request.model(body.model), "rerank")
     texts = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -101,18 +118,25 @@ async def cohere(inference: Inference, request: HttpRequest) -> HttpResponse:
     results: list[dict[str, Any]] = [
         {"index": rank.index, "relevance_score": rank.score} for rank in result.result.message.rerank.texts
     ]
-    if body.return_documents:
-        for rank in results:
-            rank["document"] = {"text": texts[rank["index"]]}
+    forms: dict[str, Any] = {}
+    if not body.is_voyages:
+        forms["results"] = _with_documents(results, [{"text": text} for text in texts] if body.return_documents else [])
+    if body.is_voyages or (is_voyages_path and body.may_be_voyages):
+        forms |= {"object": "list", "data": _with_documents(results, texts if body.return_documents else [])}
     usage = dict.fromkeys(("prompt_tokens", "total_tokens"), result.usage.tokens)
     answer = {
         "id": request.call.request_id,
         "model": model.name,
-        "data" if body.is_voyages else "results": results,
+        **forms,
         "usage": usage | {"truncated_tokens": result.usage.truncated_tokens},
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": -(-len(texts) // _UNIT_DOCUMENTS)}},
     }
     return HttpResponse(write_body(answer))
+
+
+def _with_documents(results: list[dict[str, Any]], documents: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns the results, each with its document unless there are none."""
+    return [rank | {"document": documents[rank["index"]]} for rank in results] if documents else results
 
 
 async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -122,6 +146,7 @@ async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
     input = RerankInput(
         query=body.query,
         texts=body.texts,
+        top_n=min(body.top_n or 0, len(body.texts)),
         function=score_function(body.raw_scores),
         truncation=truncation_of(body.truncate, body.truncation_direction),
     )
@@ -137,4 +162,4 @@ async def _plain(inference: Inference, request: HttpRequest) -> HttpResponse:
     return HttpResponse(write_body(answer))
 
 
-ANSWERS: Answers[Inference] = [(V1, cohere), (V2, cohere), (PLAIN, _plain)]
+ANSWERS: Answers[Inference] = [(V1, partial(cohere, is_voyages_path=True)), (V2, cohere), (PLAIN, _plain)]

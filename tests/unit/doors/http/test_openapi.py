@@ -16,7 +16,7 @@ _ANSWERS = {
     *("Embedding", "EmbeddingsResponse", "EmbeddingsUsage", "ModelEntry", "ModelList", "Response"),
     *("Answered", "CachedTokens", "ChatChoice", "ChatCompletion", "Completion", "CompletionChoice", "TextUsage"),
     *("AnthropicMessage", "CohereEmbeddings", "MessageTokens", "ModerationResult", "Moderations"),
-    *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank"),
+    *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank", "VoyageRank"),
     *("Info", "Prediction", "SparseValue", "Generated", "GeneratedToken"),
     *("Detokenized", "PromptTokens", "TokenOfText"),
     *("Classes", "Classified", "PooledData", "Pools", "ScoredPair", "Scores", "_Usage"),

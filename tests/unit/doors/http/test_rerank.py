@@ -76,9 +76,48 @@ async def test_voyages_words_are_understood(browser: Browser) -> None:
 
 @pytest.mark.parametrize("asked", [{"top_k": 2}, {"truncation": True}], ids=str)
 async def test_voyages_clients_find_the_ranks_in_data(browser: Browser, asked: dict[str, Any]) -> None:
-    _, answer = await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b", "c"], **asked})
-    assert [rank["index"] for rank in answer["data"][:2]] == [2, 1]
+    body = {"query": "q", "documents": ["a", "b", "c"], "return_documents": True, **asked}
+    _, answer = await browser.post("/v1/rerank", body)
+    assert [(rank["index"], rank["document"]) for rank in answer["data"][:2]] == [(2, "c"), (1, "b")]
+    assert answer["object"] == "list"
     assert "results" not in answer
+
+
+async def test_a_request_that_may_be_voyages_has_both_answers(browser: Browser) -> None:
+    body = {"model": "small", "query": "q", "documents": ["a", "b"], "return_documents": True}
+    _, answer = await browser.post("/v1/rerank", body)
+    assert [rank["document"] for rank in answer["data"]] == ["b", "a"]
+    assert [rank["document"] for rank in answer["results"]] == [{"text": "b"}, {"text": "a"}]
+    _, answer = await browser.post("/v1/rerank", {"query": "q", "documents": ["a", "b"]})
+    assert answer["data"] == answer["results"] == [_rank(1), _rank(0)]
+
+
+def _rank(index: int) -> dict[str, Any]:
+    return {"index": index, "relevance_score": index / 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/rerank", {"top_n": 1}),
+        ("/v1/rerank", {"max_tokens_per_doc": 9}),
+        ("/v1/rerank", {"rank_fields": ["text"]}),
+        ("/v2/rerank", {}),
+        ("/rerank", {}),
+    ],
+)
+async def test_a_request_of_cohere_or_jina_has_their_answer_alone(
+    browser: Browser, path: str, asked: dict[str, Any]
+) -> None:
+    _, answer = await browser.post(path, {"query": "q", "documents": ["a"], **asked})
+    assert "results" in answer
+    assert answer.keys().isdisjoint({"data", "object"})
+
+
+@pytest.mark.parametrize(("documents", "units"), [(1, 1), (100, 1), (101, 2), (250, 3)])
+async def test_a_hundred_documents_are_a_search_unit(browser: Browser, documents: int, units: int) -> None:
+    _, answer = await browser.post("/v2/rerank", {"query": "q", "documents": ["a"] * documents, "top_n": 1})
+    assert answer["meta"]["billed_units"] == {"search_units": units}
 
 
 async def test_two_numbers_of_results_are_refused_together(browser: Browser) -> None:
@@ -137,6 +176,13 @@ async def test_tei_cuts_nothing_and_returns_no_texts_unless_asked_to(browser: Br
     _, answer = await browser.post("/rerank", {"query": "q", "texts": ["a"]})
     assert answer == [{"index": 0, "score": 0.0}]
     assert browser.inputs[0].rerank.truncation == Truncation.TRUNCATION_UNSPECIFIED
+
+
+async def test_teis_form_may_ask_for_the_best_texts_as_litellm_does(browser: Browser) -> None:
+    _, answer = await browser.post("/rerank", {"query": "q", "texts": ["a", "b"], "top_n": 1})
+    assert answer == [{"index": 1, "score": 0.25}]
+    await browser.post("/rerank", {"query": "q", "texts": ["a", "b"], "top_n": 9})
+    assert [input.rerank.top_n for input in browser.inputs] == [1, 2]
 
 
 async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:
