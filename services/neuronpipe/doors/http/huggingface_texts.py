@@ -161,6 +161,8 @@ def write_text(text: GeneratedText, prompt: str, body: Prompted) -> dict[str, An
     answer: dict[str, Any] = {"generated_text": prompt + text.text if body.parameters.return_full_text else text.text}
     if body.parameters.details:
         tokens = [_token(token, token.text) for token in text.logprobs]
+        if tokens:
+            tokens[-1]["special"] = _is_special_end(text, text.logprobs[-1])
         answer["details"] = text_details(text, body) | {"prefill": [], "tokens": tokens}
     return answer
 
@@ -189,7 +191,7 @@ async def _values(
     events: AsyncGenerator[TextEvent, None], prompt: str, body: Prompted
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yields a value for each token; the last value also has the whole text."""
-    index, last = 0, dict[str, Any]()
+    index, last, last_token = 0, dict[str, Any](), tasks.TokenLogprob()
     async with aclosing(events):
         async for event in events:
             if isinstance(event, GeneratedPart):
@@ -202,16 +204,20 @@ async def _values(
                 ]
                 index += len(values)
                 if event.is_last:
-                    last = values.pop()
+                    last, last_token = values.pop(), event.logprobs[-1]
                 for value in values:
                     yield value
             elif isinstance(event, InferenceResult):
                 text = event.texts[0]
-                is_end = text.finish_reason == FinishReason.FINISH_REASON_END
-                last["token"]["special"] = is_end and not last["token"]["text"]
+                last["token"]["special"] = _is_special_end(text, last_token)
                 whole = write_text(text, prompt, body)["generated_text"]
                 details = text_details(text, body) | {"input_length": event.usage.tokens}
                 yield last | {"generated_text": whole, "details": details}
+
+
+def _is_special_end(text: GeneratedText, last_token: tasks.TokenLogprob) -> bool:
+    """Returns whether the last token ended the text, and has no text itself."""
+    return text.finish_reason == FinishReason.FINISH_REASON_END and not last_token.text
 
 
 def _token(token: tasks.TokenLogprob, text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import orjson
+import pytest
 
 from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -18,8 +19,8 @@ from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
 from neuronpipe.doors.http.exchange import HttpRequest
-from neuronpipe.doors.http.huggingface_bodies import Generate
-from neuronpipe.doors.http.huggingface_texts import answer_tokens
+from neuronpipe.doors.http.huggingface_bodies import Generate, GenerateParameters
+from neuronpipe.doors.http.huggingface_texts import answer_tokens, write_text
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
@@ -79,3 +80,23 @@ async def test_a_token_that_ends_the_text_is_special() -> None:
     assert last["token"] == _token(2, "", special=True)
     assert last["generated_text"] == "ab"
     assert last["details"] == {"finish_reason": "eos_token", **_DETAILS}
+
+
+@pytest.mark.parametrize(
+    ("reason", "last_text", "special"),
+    [
+        (FinishReason.FINISH_REASON_END, "", True),
+        (FinishReason.FINISH_REASON_END, "b", False),  # a token of stop_token_ids
+        (FinishReason.FINISH_REASON_LENGTH, "", False),
+    ],
+)
+async def test_a_whole_text_and_a_stream_agree_on_its_last_token(reason: int, last_text: str, special: bool) -> None:
+    logprobs = [TokenLogprob(token_id=3, text="a"), TokenLogprob(token_id=2, text=last_text)]
+    text = GeneratedText(
+        text="a" + last_text, token_ids=[3, 2], finish_reason=FinishReason.ValueType(reason), logprobs=logprobs
+    )
+    body = Generate(inputs="", parameters=GenerateParameters(details=True))
+    whole = write_text(text, "", body)["details"]["tokens"]
+    assert [token["special"] for token in whole] == [False, special]
+    *_, last = await _events(reason, GeneratedPart("a" + last_text, [3, 2], 0, logprobs, is_last=True))
+    assert last["token"]["special"] == special
