@@ -151,11 +151,9 @@ class GenerationFields(TypedDict, total=False):
         Mapping[int, float],
         Option("add to the logits of tokens", "biases", -100, 100, max_items=1024, huggingface=False),
     ]
-    presence_penalty: Annotated[
-        float, Option("take from the logits of tokens that the text has", "float", -2, 2, huggingface=False)
-    ]
+    presence_penalty: Annotated[float, Option("take from the logits of tokens that the text has", "float", -2, 2)]
     frequency_penalty: Annotated[
-        float, Option("take from the logits of tokens as often as the text has them", "float", -2, 2, huggingface=False)
+        float, Option("take from the logits of tokens as often as the text has them", "float", -2, 2)
     ]
     prompt_logprobs: Annotated[
         bool,

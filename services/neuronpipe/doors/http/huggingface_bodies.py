@@ -227,10 +227,7 @@ class Grammar(Body):
     value: str | dict[str, Any]
 
 
-@with_fields(
-    fixed(best_of=1, decoder_input_details=False, frequency_penalty=0, ignore_eos_token=False, top_n_tokens=0)
-    | fixed(watermark=False)
-)
+@with_fields(fixed(best_of=1, decoder_input_details=False, ignore_eos_token=False, top_n_tokens=0, watermark=False))
 class GenerateParameters(WritingOptions):
     """The parameters of a text, also for TGI. Without a parameter of sampling, the most probable tokens are taken."""
 

@@ -102,6 +102,13 @@ async def test_options_of_the_writing_tasks(browser: Browser, given: dict[str, A
     assert _asked(browser).options == GenerationOptions(**expected)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/models/text_generation", "/models/summarization"])
+async def test_penalties_are_taken_as_in_tgi(browser: Browser, path: str) -> None:
+    penalties: dict[str, Any] = {"frequency_penalty": 0.5, "presence_penalty": -0.5}
+    status, _ = await browser.post(path, {"inputs": "t", "parameters": penalties})
+    assert (status, _asked(browser).options) == (200, GenerationOptions(**penalties))
+
+
 async def test_stop_strings_of_all_names_are_taken(browser: Browser) -> None:
     given = {"stop": ["a"], "stop_sequences": ["b"], "stop_strings": ["c"]}
     assert (await browser.post("/models/text_generation", {"inputs": "t", "parameters": given}))[0] == 200
