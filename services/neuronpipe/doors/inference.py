@@ -12,7 +12,7 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
-from neuronpipe.api.v1.inference_pb2 import Priority, Usage
+from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority, Usage
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeError, SetupError
@@ -41,6 +41,7 @@ _PRIORITIES = {
 # and TEI's documentation, and the server's address, which Hugging Face's client for JavaScript sends.
 _ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
 _PLACE_OF_TEXT = re.compile(r"texts\[(\d+)\]")
+_CACHED = CacheControl.CACHE_CONTROL_UNSPECIFIED
 # Largest results that are written on the event loop: making lists of larger results takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
 
@@ -64,10 +65,12 @@ class ModelCall(NamedTuple):
     model: ModelName
     fields: FieldNames
     input_index: int | None = None
+    bypasses_cache: bool = False
 
     def request(self, input: TaskInput) -> InferenceRequest:
         """Returns the request for the pipeline."""
-        return InferenceRequest(self.call, *self.model, pack_input(input))
+        cache_control = CacheControl.CACHE_CONTROL_BYPASS if self.bypasses_cache else _CACHED
+        return InferenceRequest(self.call, *self.model, pack_input(input), cache_control)
 
     def renamed(self, error: InvalidInput) -> InvalidInput:
         """Returns the error of an input with the protocol's names."""
@@ -79,6 +82,7 @@ class Inputs:
     """The values in the field `name` of a request, and the function that makes an input of each value.
 
     `is_list`: whether errors name the index of an input. `check`: raises InvalidInput for values that all inputs share.
+    `bypasses_cache`: whether all results are computed, and not kept.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Inputs:
     fields: FieldNames
     is_list: bool = True
     check: Callable[[], None] = lambda: None
+    bypasses_cache: bool = False
 
     def made(self, limit: int) -> list[TaskInput]:
         """Makes the inputs, at most `limit`. Raises InvalidInput."""
@@ -150,7 +155,8 @@ class Inference:
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
         inputs = request_inputs.made(self.settings.max_http_inputs)
-        whole_call = ModelCall(call, model, request_inputs.fields, 0 if request_inputs.is_list else None)
+        first_index = 0 if request_inputs.is_list else None
+        whole_call = ModelCall(call, model, request_inputs.fields, first_index, request_inputs.bypasses_cache)
         if len(inputs) == 1:
             return [await self.infer_one(whole_call, inputs[0])]
         limit_bytes = left_bytes = self.settings.max_batch_response_bytes

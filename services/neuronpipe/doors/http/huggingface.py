@@ -87,7 +87,14 @@ async def answer_body(inference: Inference, request: HttpRequest, model: ModelSp
     is_list = isinstance(body_inputs, list)
     values = body_inputs if is_list else [body_inputs]
     fields = {**converter.fields, **converter.option_fields(body)}
-    inputs = Inputs("inputs", values, lambda value: converter.read(task, value, body, model), fields, is_list)
+    inputs = Inputs(
+        "inputs",
+        values,
+        lambda value: converter.read(task, value, body, model),
+        fields,
+        is_list,
+        bypasses_cache=body.bypasses_cache,
+    )
     results = await inference.each(request.call, request.model(model.name), inputs)
 
     def make() -> Any:

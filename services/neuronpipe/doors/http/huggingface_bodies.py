@@ -32,13 +32,11 @@ _Image = Annotated[str, Field(description="a JPEG, PNG or WebP file in Base64; o
 
 
 class _Options(Body):
-    """Options of Hugging Face's own machines, which change nothing here."""
+    """Options of Hugging Face's own machines. Only `use_cache` has a meaning here."""
 
-    use_cache: bool | None = None
-    use_gpu: bool | None = None
-    wait_for_model: bool | None = None
-    retry_on_error: bool | None = None
-    dont_load_model: bool | None = None
+    harmless = HARMLESS | {"use_gpu", "wait_for_model", "retry_on_error", "dont_load_model"}
+
+    use_cache: bool | None = Field(None, description="false: the result is computed, and not kept")
 
 
 class TaskBody(Body):
@@ -46,6 +44,11 @@ class TaskBody(Body):
 
     options: _Options | None = None
     stream: Annotated[Any, only(False)] = None
+
+    @property
+    def bypasses_cache(self) -> bool:
+        """Whether the answer must not come from the result cache."""
+        return self.options is not None and self.options.use_cache is False
 
 
 class NoParameters(Body):

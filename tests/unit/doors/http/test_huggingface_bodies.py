@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from neuronpipe.api.v1.inference_pb2 import CacheControl
 from neuronpipe.api.v1.tasks_pb2 import (
     EarlyStopping,
     FinishReason,
@@ -209,6 +210,25 @@ async def test_what_is_not_known_is_refused_by_name(
 async def test_fields_beside_the_parameters_are_the_clients_own(browser: Browser) -> None:
     body = {"inputs": "t", "options": {"wait_for_model": True}, "provider": "x"}
     assert (await browser.post("/models/summarization", body))[0] == 200
+    assert browser.headers["x-neuronpipe-ignored"] == "provider, wait_for_model"
+
+
+@pytest.mark.parametrize("inputs", ["t", ["t", "u"]], ids=str)
+@pytest.mark.parametrize(
+    ("options", "cache_control"),
+    [
+        ({}, CacheControl.CACHE_CONTROL_UNSPECIFIED),
+        ({"use_cache": True}, CacheControl.CACHE_CONTROL_UNSPECIFIED),
+        ({"use_cache": False}, CacheControl.CACHE_CONTROL_BYPASS),
+    ],
+    ids=str,
+)
+async def test_an_answer_comes_from_no_cache_where_that_is_asked(
+    browser: Browser, inputs: object, options: dict[str, bool], cache_control: "CacheControl.ValueType"
+) -> None:
+    assert (await browser.post("/models/summarization", {"inputs": inputs, "options": options}))[0] == 200
+    assert {request.cache_control for request in browser.pipeline.asked} == {cache_control}
+    assert "x-neuronpipe-ignored" not in browser.headers
 
 
 @pytest.mark.parametrize(
