@@ -182,11 +182,16 @@ def _probabilities(result: tasks.TaskResult, spec: ModelSpec) -> list[float]:
 
 
 def _pooling_task(body: Pooling, spec: ModelSpec) -> str:
-    """Returns the task of the model that answers. Raises WrongTask if the model has none that the caller asks for."""
+    """Returns the task of the model that answers.
+
+    Raises InvalidInput if the model has none that the caller asks for, and WrongTask if it has none of this path.
+    """
     wanted = _POOLING[body.task] if body.task else [spec.task, *_ANY_POOLING]
     for task in wanted:
         if task in _ANY_POOLING and task in spec.tasks:
             return task
+    if body.task:
+        raise InvalidInput("task", f"model {spec.name!r} has no task for {body.task}; it has: {', '.join(spec.tasks)}")
     raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, which /pooling does not give")
 
 

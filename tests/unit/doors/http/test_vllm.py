@@ -161,11 +161,13 @@ async def test_the_options_of_a_pooled_vector(browser: Browser) -> None:
     ("body", "error"),
     [
         ({"model": "filler"}, "model 'filler' has the task fill_mask, which /pooling does not give"),
-        ({"model": "tokens", "task": "embed"}, "model 'tokens' has the task feature_extraction, which /pooling does"),
+        ({"model": "tokens", "task": "embed"}, "task: model 'tokens' has no task for embed; it has: feature_ex"),
+        ({"model": "embedder", "task": "classify"}, "task: model 'embedder' has no task for classify; it has: s"),
         ({"model": "tokens", "dimensions": 2}, "dimensions: is for models of sentence embeddings"),
     ],
 )
 async def test_what_a_model_does_not_pool_is_refused(browser: Browser, body: Any, error: str) -> None:
     status, answer = await browser.post("/pooling", {"input": "t", **body})
     assert status == 400
+    assert answer["error"]["param"] == next((field for field in ("task", "dimensions") if field in body), None)
     assert answer["error"]["message"].startswith(error)
