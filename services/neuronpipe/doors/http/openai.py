@@ -18,6 +18,7 @@ from neuronpipe.doors.http.bodies import (
     Many,
     Part,
     TokenIds,
+    UnknownFields,
     either,
     embedding_task,
     fixed,
@@ -120,6 +121,13 @@ MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
 _FIELDS = {"truncation": "truncate", "precision": "output_dtype", "dimensions": "dimensions"}
 # The fields that choose a prompt of the model.
 _PROMPT_FIELDS = ("prompt_name", "input_type", "task")
+# Fields by which a request is Voyage's, and fields by which it is Jina's.
+_VOYAGES_OR_JINAS = frozenset(
+    (
+        *("truncation", "output_dimension", "output_dtype"),
+        *("embedding_type", "normalized", "late_chunking", "return_multivector"),
+    )
+)
 
 
 async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -188,7 +196,12 @@ def _prompt_name(body: EmbeddingOptions, names: Sequence[str]) -> str:
         return body.prompt_name or ""
     if named_fields[1:]:
         raise InvalidInput(named_fields[1], f"says the same as {named_fields[0]}; send one of them")
-    return prompt_of_word(named_fields[0], getattr(body, named_fields[0]), names)
+    [field] = named_fields
+    # Clients of Voyage and Jina send a word also for a model without prompts, as Cohere's do.
+    is_theirs = not body.sent_names.isdisjoint(_VOYAGES_OR_JINAS)
+    if not names and is_theirs and UnknownFields.current().ignore(field, is_harmless=True):
+        return ""
+    return prompt_of_word(field, getattr(body, field), names)
 
 
 def embeddings_answer(

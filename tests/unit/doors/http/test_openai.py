@@ -125,6 +125,30 @@ async def test_a_prompt_that_the_model_does_not_have_is_refused(
     assert problem in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        ({"input_type": "query", "truncation": True}, "input_type"),
+        ({"input_type": "document", "output_dimension": 2}, "input_type"),
+        ({"task": "retrieval.query", "embedding_type": "float"}, "task"),
+        ({"task": "text-matching", "late_chunking": False}, "task"),
+    ],
+    ids=str,
+)
+async def test_voyages_and_jinas_word_for_a_prompt_is_ignored_by_a_model_without_prompts(
+    browser: Browser, given: dict[str, Any], ignored: str
+) -> None:
+    body = {"model": "small", "input": "a", **given}
+    assert (await browser.post("/v1/embeddings", body))[0] == 200
+    assert browser.headers["x-neuronpipe-ignored"] == ignored
+    assert browser.inputs[0].sentence_embedding.prompt_name == ""
+    status, answer = await browser.post("/v1/embeddings", body, neuronpipe_strict="true")
+    assert (status, answer["error"]["param"]) == (400, ignored)
+    with_prompts = Browser([model_spec("sentence_embedding", prompts={"query": "q", "passage": "p"})], _answer)
+    status, _ = await with_prompts.post("/v1/embeddings", body | {ignored: "separation"})
+    assert status == 400
+
+
 async def test_the_words_of_other_clients_are_understood_and_their_defaults_change_nothing(browser: Browser) -> None:
     defaults = {"embedding_type": "float", "late_chunking": False, "modality": "text"}
     defaults |= {"priority": 0, "embed_dtype": "float32", "endianness": "native", "metadata": {"a": "b"}}
