@@ -2,18 +2,20 @@
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import Packed, pack_result
 from neuronpipe.core.tensors import float_bytes, write_floats
 from neuronpipe.tasks.many_texts import MAX_TEXTS
-from neuronpipe.tasks.vectors import VECTOR_OPTIONS
+from neuronpipe.tasks.vectors import VECTOR_OPTIONS, check_vector_options, vectors_result
 
 _NO_PLACE = (None, None)
 # The characters of the texts that are one input together, whose tokens are far fewer than an input may have.
@@ -29,6 +31,7 @@ PRECISIONS: Mapping[str, "tasks.EmbeddingPrecision.ValueType"] = {
     "uint8": tasks.EMBEDDING_PRECISION_UINT8,
     "binary": tasks.EMBEDDING_PRECISION_BINARY,
     "ubinary": tasks.EMBEDDING_PRECISION_UBINARY,
+    "base64": tasks.EMBEDDING_PRECISION_UNSPECIFIED,
 }
 _SIGNED = (PRECISIONS["int8"], PRECISIONS["binary"])
 
@@ -112,6 +115,44 @@ def results_of_texts(result: tasks.TaskResult, count: int) -> Iterator[Packed[ta
         else:
             write_floats(own, message.sentence_embedding)
         yield pack_result(message)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorTypes:
+    """The types in which a request wants each vector, and their options by the protocol's words for types.
+
+    `whole`: the options of the input from whose vector all types are made. The vector is not scaled.
+    """
+
+    options: Mapping[str, tasks.SentenceEmbeddingInput]
+    spec: ModelSpec
+    whole: ClassVar[Mapping[str, Any]] = {"skip_normalize": True, "dimensions": 0}
+
+    @classmethod
+    def of(cls, words: Sequence[str], spec: ModelSpec, dimensions: int | None, *, skip_normalize: bool = False) -> Self:
+        """Returns the types of these words."""
+        options = {
+            word: tasks.SentenceEmbeddingInput(
+                dimensions=dimensions or 0, skip_normalize=skip_normalize, precision=PRECISIONS[word]
+            )
+            for word in words
+        }
+        return cls(options, spec)
+
+    def check(self) -> None:
+        """Raises InvalidInput for a type that the model's vectors cannot have."""
+        for options in self.options.values():
+            check_vector_options(options, self.spec)
+
+    def write(
+        self, result: tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult, *, is_base64: bool = False
+    ) -> dict[str, Any]:
+        """Returns the vector in each type, as numbers. With `is_base64`, or for the type base64, as Base64."""
+        whole, written = vector(result)[np.newaxis], dict[str, Any]()
+        for word, options in self.options.items():
+            converted = vectors_result(tasks.SentenceEmbeddingResult, whole, options, self.spec)
+            written[word] = base64_of(converted) if is_base64 or word == "base64" else numbers(converted)
+        return written
 
 
 def embedding_of(result: tasks.TaskResult) -> tasks.SentenceEmbeddingResult | tasks.ImageEmbeddingResult:

@@ -3,27 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, SentenceEmbeddingResult, TaskInput
+from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.bodies import Body, Count, Many, ModelBody, Part, UnknownFields, embedding_task, write_body
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
-from neuronpipe.doors.vectors import (
-    PRECISIONS,
-    base64_of,
-    embedding_input,
-    embedding_of,
-    numbers,
-    prompt_of_word,
-    vector,
-)
+from neuronpipe.doors.vectors import VectorTypes, embedding_input, embedding_of, prompt_of_word
 from neuronpipe.gateway.requests import InferenceResult
-from neuronpipe.tasks.vectors import check_vector_options, vectors_result
 
 _Type = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _SIDES = {"NONE": None, "START": "left", "END": "right"}
@@ -84,27 +74,17 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     spec = inference.catalog.spec(*model)
     spec.check_answers(task)
     prompt_name, cuts = _prompt_name(body, spec), _cuts(body)
-    conversions = {word: _conversion(body, word) for word in body.embedding_types}
-
-    def check() -> None:
-        for conversion in conversions.values():
-            check_vector_options(conversion, spec)
+    types = VectorTypes.of(body.embedding_types, spec, body.output_dimension)
 
     def make(part: Part) -> TaskInput:
-        # The whole vector, not scaled: each type is made of it.
-        return embedding_input(part.value, skip_normalize=True, prompt_name=prompt_name, **cuts)
+        return embedding_input(part.value, prompt_name=prompt_name, **types.whole, **cuts)
 
-    inputs = Inputs(name, parts, make, _FIELDS | dict.fromkeys(("text", "image"), f"{name}…"), check=check)
+    inputs = Inputs(name, parts, make, _FIELDS | dict.fromkeys(("text", "image"), f"{name}…"), check=types.check)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:
-        vectors = [vector(embedding_of(result.result.message)) for result in results]
-        embeddings: dict[str, list[Any]] = {}
-        for word, conversion in conversions.items():
-            converted = (
-                vectors_result(SentenceEmbeddingResult, each[np.newaxis], conversion, spec) for each in vectors
-            )
-            embeddings[word] = list(map(base64_of if word == "base64" else numbers, converted))
+        vectors = [types.write(embedding_of(result.result.message)) for result in results]
+        embeddings = {word: [each[word] for each in vectors] for word in types.options}
         answer = {"id": request.call.request_id, "response_type": "embeddings_by_type", "embeddings": embeddings}
         meta = {"api_version": {"version": "2"}, "billed_units": _billed(parts, results)}
         return write_body(answer | {"texts": body.texts or [], "meta": meta})
@@ -121,13 +101,6 @@ def _billed(parts: Sequence[Part], results: Sequence[InferenceResult]) -> dict[s
     units = {"input_tokens": sum(tokens)} if tokens else {}
     images = len(parts) - len(tokens)
     return units | {"images": images} if images else units
-
-
-def _conversion(body: CohereEmbed, word: str) -> SentenceEmbeddingInput:
-    """Returns the options of a vector of an embedding type."""
-    return SentenceEmbeddingInput(
-        dimensions=body.output_dimension or 0, precision=PRECISIONS["float" if word == "base64" else word]
-    )
 
 
 def _prompt_name(body: CohereEmbed, spec: ModelSpec) -> str:

@@ -1,6 +1,6 @@
 """OpenAI's embeddings and list of models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import FieldNames, Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
+    VectorTypes,
     base64_of,
     embedding_input,
     embedding_of,
@@ -37,6 +38,8 @@ from neuronpipe.doors.vectors import (
     numbers,
     prompt_of_word,
 )
+
+_Type = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 @with_fields(
@@ -69,12 +72,18 @@ class EmbeddingOptions(AliasedBody):
     prompt_name: str | None = Field(None, description="a prompt of the model instead of its default prompt")
     input_type: str | None = Field(None, description="Voyage's, Cohere's word for a prompt of the model")
     task: str | None = Field(None, description="Jina's word for a prompt of the model")
-    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] = Field(
+    output_dtype: _Type | Annotated[Many[_Type], Field(min_length=1)] = Field(
         "float",
         validation_alias=AliasChoices("output_dtype", "embedding_type"),
-        description="Voyage's, Jina's: the numbers of the vectors; binary: eight dimensions in a byte",
+        description="Voyage's, Jina's: the numbers of the vectors; binary: eight dimensions in a byte; several: an "
+        "object for each vector",
     )
     endianness: Annotated[Any, only("native", "little")] = None
+
+    @property
+    def is_base64(self) -> bool:
+        """Whether the answer has vectors in Base64."""
+        return self.encoding_format == "base64" or self.output_dtype == "base64"
 
 
 # A text in a list of parts counts as a part.
@@ -104,7 +113,10 @@ class EmbeddedChat(EmbeddingOptions):
         return content if isinstance(content, str) else content[0]
 
 
-_VECTOR = Annotated[list[float] | str, Field(description="numbers, or their bytes, little-endian, in Base64")]
+_VECTOR = Annotated[
+    list[float] | str | dict[str, list[float] | str],
+    Field(description="numbers, or their bytes, little-endian, in Base64; or both by their types"),
+]
 _EMBEDDING: Any = named("Embedding", object=Literal["embedding"], index=int, embedding=_VECTOR)
 _USAGE = named("EmbeddingsUsage", prompt_tokens=int, total_tokens=int)
 _LIST = Literal["list"]
@@ -135,17 +147,25 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     body: EmbeddingsRequest | EmbeddedChat = request.body
     values, is_list = listed(body.input)
     model = inference.choose(request.model(body.model), embedding_task(values))
-    options = _options(body, inference.catalog.spec(*model).public_facts.get("prompt_names", ()))
+    spec = inference.catalog.spec(*model)
+    options = _options(body, spec.public_facts.get("prompt_names", ()))
+    words = body.output_dtype if isinstance(body.output_dtype, list) else ()
+    types = VectorTypes.of(words, spec, body.dimensions, skip_normalize=not body.normalize)
+    if words:
+        spec.check_answers(embedding_task(values))
     name = "messages[0].content" if isinstance(body, EmbeddedChat) else "input"
-    inputs = Inputs(name, values, partial(_input, **options), _fields(body, name), is_list)
+    inputs = Inputs(name, values, partial(_input, **options), _fields(body, name), is_list, types.check)
     results = await inference.each(request.call, model, inputs)
 
     def write() -> bytes:
         vectors = [embedding_of(result.result.message) for result in results]
         tokens = sum(result.usage.tokens for result in results)
+        if words:
+            written = partial(types.write, is_base64=body.is_base64)
+            return write_body(_answer(model.name, map(written, vectors), tokens))
         return write_body(embeddings_answer(body, model.name, vectors, tokens))
 
-    return HttpResponse(await of_results(results, write), is_compressible=body.encoding_format != "base64")
+    return HttpResponse(await of_results(results, write), is_compressible=not body.is_base64)
 
 
 async def _models(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -166,6 +186,8 @@ ANSWERS: Answers[Inference] = [(EMBEDDINGS, embeddings), (MODELS, _models), (MOD
 
 def embeddings_inputs(body: EmbeddingsRequest, prompt_names: Sequence[str]) -> list[TaskInput]:
     """Returns the inputs of a request to a model with these prompts. Raises InvalidInput."""
+    if isinstance(body.output_dtype, list):
+        raise InvalidInput(body.sent_name("output_dtype"), "must be one type here, not a list")
     options = _options(body, prompt_names)
     return [_input(value, **options) for value in listed(body.input)[0]]
 
@@ -185,7 +207,10 @@ def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, A
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     cuts = {"truncation": truncation_of(body.truncate, side)} if max_tokens is None else kept_tokens(max_tokens, side)
     options: dict[str, Any] = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
-    options["precision"] = PRECISIONS[body.output_dtype]
+    if isinstance(body.output_dtype, str):
+        options["precision"] = PRECISIONS[body.output_dtype]
+    else:
+        options |= VectorTypes.whole
     return options | {"prompt_name": _prompt_name(body, prompt_names)} | cuts
 
 
@@ -210,13 +235,17 @@ def embeddings_answer(
     """Returns the answer for write_body. `model`: the caller's name of the model. `tokens`: tokens of all inputs."""
 
     def written(result: SentenceEmbeddingResult | ImageEmbeddingResult) -> Any:
-        return base64_of(result) if body.encoding_format == "base64" else numbers(result)
+        return base64_of(result) if body.is_base64 else numbers(result)
 
+    return _answer(model, map(written, vectors), tokens)
+
+
+def _answer(model: str, embeddings: Iterable[Any], tokens: int) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": written(result)}
-            for index, result in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(embeddings)
         ],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},

@@ -186,6 +186,7 @@ def test_openai_s_batch_files_choose_prompts_by_the_words_of_every_client() -> N
         (_openai(body={"model": "m", "input": []}), "input"),
         (_openai(body={"model": "m", "input": "x", "instruction": "Find."}), "instruction: is not supported"),
         (_openai(body={"model": "m", "input": "x", "input_type": "query"}), "input_type: is none of"),
+        (_openai(body={"model": "m", "input": "x", "embedding_type": ["float"]}), "embedding_type: must be one"),
         (_openai(body={"model": "m", "input": ["x", "\ud800"]}), "body.input: is no valid Unicode"),
         ("is no valid JSON", "row"),
     ],

@@ -228,6 +228,62 @@ async def test_voyage_and_jina_name_the_numbers_of_a_vector(
     assert b64decode(body["data"][0]["embedding"]) == b"\x01\xff"
 
 
+async def test_jinas_base64_is_a_type_of_float32(browser: Browser) -> None:
+    _, body = await browser.post("/v1/embeddings", {"model": "small", "input": "abc", "embedding_type": "base64"})
+    assert np.frombuffer(b64decode(body["data"][0]["embedding"]), "<f4").tolist() == [3, -3]
+    assert browser.inputs == [TaskInput(sentence_embedding=SentenceEmbeddingInput(text="abc"))]
+
+
+_VECTOR = np.array([3, -1, 0.5, 2, -4, 1, 1, -0.25], np.float32)
+
+
+def _typed_browser() -> Browser:
+    spec = model_spec("sentence_embedding", embedding_dimensions=8)
+    return Browser([spec], lambda _: TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=_VECTOR)))
+
+
+async def test_several_types_are_an_object_for_each_vector_of_one_run() -> None:
+    browser = _typed_browser()
+    given = {"input": ["a", "b"], "embedding_type": ["float", "ubinary", "base64"]}
+    _, body = await browser.post("/v1/embeddings", given)
+    assert [entry["embedding"].keys() for entry in body["data"]] == [{"float", "ubinary", "base64"}] * 2
+    found = body["data"][1]["embedding"]
+    scaled = _VECTOR / np.linalg.norm(_VECTOR)
+    np.testing.assert_allclose(found["float"], scaled, atol=1e-7)
+    np.testing.assert_allclose(np.frombuffer(b64decode(found["base64"]), "<f4"), scaled, atol=1e-7)
+    assert found["ubinary"] == [0b10110110]
+    whole = SentenceEmbeddingInput(text="a", skip_normalize=True)
+    assert browser.inputs[0] == TaskInput(sentence_embedding=whole)
+    assert len(browser.inputs) == 2
+
+
+async def test_several_types_have_the_options_of_one() -> None:
+    given = {"input": "a", "embedding_type": ["float"], "dimensions": 2, "normalize": False}
+    _, body = await _typed_browser().post("/v1/embeddings", given)
+    assert body["data"][0]["embedding"] == {"float": [3, -1]}
+    _, body = await _typed_browser().post("/v1/embeddings", given | {"encoding_format": "base64"})
+    assert np.frombuffer(b64decode(body["data"][0]["embedding"]["float"]), "<f4").tolist() == [3, -1]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"embedding_type": ["int8"]}, "embedding_type: the model's bundle has no ranges for int8"),
+        ({"embedding_type": ["binary"], "dimensions": 7}, "embedding_type: binary vectors have"),
+        ({"embedding_type": ["float"], "output_dimension": 9}, "output_dimension: 9, the model has 8"),
+        ({"embedding_type": ["int4"]}, "embedding_type[0]: input should be 'float'"),
+        ({"embedding_type": "int4"}, "embedding_type: input should be 'float'"),
+        ({"embedding_type": []}, "embedding_type: list should have at least 1 item"),
+    ],
+    ids=str,
+)
+async def test_a_type_that_the_model_cannot_have_is_refused(given: dict[str, Any], told: str) -> None:
+    browser = _typed_browser()
+    status, body = await browser.post("/v1/embeddings", {"input": "a", **given})
+    assert (status, browser.inputs) == (400, [])
+    assert body["error"]["message"].startswith(told)
+
+
 async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a", ""]})
     assert status == 400
