@@ -15,6 +15,14 @@ from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, re
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
 from neuronpipe.doors.oip import service as oip
+from neuronpipe.doors.oip.options import (
+    BASE64,
+    CONTENT_TYPE,
+    CONTENT_TYPES,
+    DATA_SIZE,
+    IS_BINARY,
+    check_tensor_parameters,
+)
 from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
 from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
 
@@ -25,8 +33,9 @@ _LARGE = 1 << 16
 # Largest JSON before binary tensors.
 _MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
-_DATA_SIZE, _IS_BINARY, _ARE_BINARY = "binary_data_size", "binary_data", "binary_data_output"
-_UNSUPPORTED = ("shared_memory_region", "classification")
+_ARE_BINARY = "binary_data_output"
+_SHARED_MEMORY = "shared_memory_region"
+_UNSUPPORTED = (_SHARED_MEMORY, "classification")
 
 _Parameters = Annotated[
     Mapping[str, bool | int | float | str], Field(max_length=MAX_TENSORS), BeforeValidator(without_nulls)
@@ -177,34 +186,37 @@ def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
     inputs = []
     for index, tensor in enumerate(body.inputs):
         field = f"inputs[{index}]"
-        if any(name in tensor.parameters for name in _UNSUPPORTED):
+        if _SHARED_MEMORY in tensor.parameters:
             raise InvalidInput(f"{field}.parameters", "shared memory is not supported")
+        check_tensor_parameters(field, tensor.parameters.items(), DATA_SIZE, (*CONTENT_TYPES, BASE64))
         described = tensor.name, tensor.datatype, tuple(tensor.shape)
-        size, remaining_bytes = tensor.parameters.get(_DATA_SIZE), len(data) - end
+        size, remaining_bytes = tensor.parameters.get(DATA_SIZE), len(data) - end
         if size is None:
             if tensor.data is None:
-                raise InvalidInput(field, f"has neither data nor parameters.{_DATA_SIZE}")
+                raise InvalidInput(field, f"has neither data nor parameters.{DATA_SIZE}")
             inputs.append(GivenTensor(*described, values=_values(field, tensor)))
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= remaining_bytes:
             raise InvalidInput(
-                f"{field}.parameters.{_DATA_SIZE}", f"must be a number of bytes, {remaining_bytes} are left"
+                f"{field}.parameters.{DATA_SIZE}", f"must be a number of bytes, {remaining_bytes} are left"
             )
         if tensor.data is not None:
-            raise InvalidInput(field, f"has both data and parameters.{_DATA_SIZE}")
+            raise InvalidInput(field, f"has both data and parameters.{DATA_SIZE}")
         inputs.append(GivenTensor(*described, data[end : end + size]))
         end += size
     if end != len(data):
         raise InvalidInput("body", f"{len(data) - end} bytes more than its inputs take")
     if any(name in output.parameters for output in body.outputs or () for name in _UNSUPPORTED):
         raise InvalidInput("outputs", f"{' and '.join(_UNSUPPORTED)} are not supported")
+    for index, output in enumerate(body.outputs or ()):
+        check_tensor_parameters(f"outputs[{index}]", output.parameters.items(), IS_BINARY)
     return body, inputs
 
 
 def _values(field: str, tensor: Input) -> list[Any]:
     """Returns the elements in JSON. Bytes that are no text come in Base64."""
     values = tensor.data or []
-    if tensor.datatype != BYTES or tensor.parameters.get("content_type") != "base64":
+    if tensor.datatype != BYTES or tensor.parameters.get(CONTENT_TYPE) != BASE64:
         return values
     try:
         return [read_base64(value) for value in values]
@@ -213,14 +225,14 @@ def _values(field: str, tensor: Input) -> list[Any]:
 
 
 def _answer(body: Infer, response: TensorResponse) -> HttpResponse:
-    wishes = {output.name: output.parameters.get(_IS_BINARY) for output in body.outputs or ()}
+    wishes = {output.name: output.parameters.get(IS_BINARY) for output in body.outputs or ()}
     outputs, tensors = [], []
     for tensor in response.outputs:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         wish = wishes.get(tensor.name)
         if wish if wish is not None else body.parameters.get(_ARE_BINARY):
             tensors.append(tensor.raw())
-            output["parameters"] = {_DATA_SIZE: len(tensors[-1])}
+            output["parameters"] = {DATA_SIZE: len(tensors[-1])}
         else:
             output["data"] = np.ravel(tensor.values) if tensor.datatype != BYTES else tensor.values
         outputs.append(output)

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over gRPC: its messages to tensors and back."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sized
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.doors.oip import service as oip
+from neuronpipe.doors.oip.options import DATA_SIZE, IS_BINARY, check_tensor_parameters
 from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
 from neuronpipe.doors.oip.tensors import MAX_TENSORS, GivenTensor, Parameter, shown
 from neuronpipe.gateway.many import answer_stream
@@ -129,24 +130,26 @@ def _read(message: messages.ModelInferRequest) -> TensorRequest:
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise InvalidInput("raw_input_contents", f"{len(raw)} entries, there are {len(message.inputs)} inputs")
-    inputs = [_given(tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)]
-    for output in message.outputs:
+    inputs = [_given(index, tensor, raw[index] if raw else None) for index, tensor in enumerate(message.inputs)]
+    for index, output in enumerate(message.outputs):
         if _SHARED_MEMORY in output.parameters or _CLASSIFICATION in output.parameters:
             raise InvalidInput("outputs", f"{_SHARED_MEMORY} and {_CLASSIFICATION} are not supported")
+        check_tensor_parameters(f"outputs[{index}]", _values(output.parameters), IS_BINARY)
     return TensorRequest(
         model=message.model_name,
         version=message.model_version,
         request_id=message.id,
-        parameters={name: _value(name, parameter) for name, parameter in message.parameters.items()},
+        parameters=dict(_values(message.parameters)),
         inputs=inputs,
         outputs=[output.name for output in message.outputs],
     )
 
 
-def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> GivenTensor:
+def _given(index: int, tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | None) -> GivenTensor:
     name, shape = tensor.name, tuple(tensor.shape)
     if _SHARED_MEMORY in tensor.parameters:
         raise InvalidInput("inputs", oip.NO_SHARED_MEMORY)
+    check_tensor_parameters(f"inputs[{index}]", _values(tensor.parameters), DATA_SIZE)
     if raw is None:
         field = _CONTENTS.get(tensor.datatype)
         return GivenTensor(name, tensor.datatype, shape, values=getattr(tensor.contents, field) if field else ())
@@ -155,12 +158,12 @@ def _given(tensor: messages.ModelInferRequest.InferInputTensor, raw: bytes | Non
     return GivenTensor(name, tensor.datatype, shape, raw)
 
 
-def _value(name: str, parameter: messages.InferParameter) -> Parameter:
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind is None:
-        raise InvalidInput("parameters", f"{shown(name)} has no value")
-    value: Parameter = getattr(parameter, kind)
-    return value
+def _values(parameters: Mapping[str, messages.InferParameter]) -> Iterator[tuple[str, Parameter]]:
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidInput("parameters", f"{shown(name)} has no value")
+        yield name, getattr(parameter, kind)
 
 
 def _write(answer: TensorResponse, response: messages.ModelInferResponse) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority
@@ -19,6 +19,10 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _PRIORITIES = {0: Priority.PRIORITY_UNSPECIFIED, 1: Priority.PRIORITY_INTERACTIVE}
 _KNOWN = ("priority", "timeout", CACHE_CONTROL)
 _MICROSECONDS = 1_000_000
+DATA_SIZE, IS_BINARY = "binary_data_size", "binary_data"
+# The meaning of a tensor's bytes, as MLServer's clients send it. Without base64 it is what the datatype says.
+CONTENT_TYPE, BASE64 = "content_type", "base64"
+CONTENT_TYPES = ("str", "np")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,23 @@ def read_options(parameters: Mapping[str, Parameter], of_task: Mapping[str, str]
         _cache_control(parameters.get(CACHE_CONTROL)),
         task_options,
     )
+
+
+def check_tensor_parameters(
+    field: str, parameters: Iterable[tuple[str, Parameter]], known: str, content_types: Sequence[str] = CONTENT_TYPES
+) -> None:
+    """Refuses parameters of an input or an output, `field`, that have no meaning here.
+
+    `known`: the name of a parameter beside the type of the contents. Raises InvalidInput.
+    """
+    for name, value in parameters:
+        if name == CONTENT_TYPE:
+            if value not in content_types:
+                problem = f"{shown(value)}, must be {' or '.join(content_types)}"
+                raise InvalidInput(f"{field}.parameters.{name}", problem)
+        elif name != known and not name.startswith(_IGNORED_PREFIX):
+            problem = f"there is no parameter {shown(name)}, only {known}, {CONTENT_TYPE}"
+            raise InvalidInput(f"{field}.parameters", problem)
 
 
 def _whole(name: str, parameters: Mapping[str, Parameter]) -> int:

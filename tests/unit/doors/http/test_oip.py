@@ -224,6 +224,21 @@ _IDS = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64"}
             "outputs: shared_memory_region and classification are not supported",
         ),
         (
+            "small",
+            {"inputs": [_text("a", parameters={"content_typ": "base64"})]},
+            "inputs[0].parameters: there is no parameter 'content_typ', only binary_data_size, content_type",
+        ),
+        (
+            "small",
+            {"inputs": [_text("a", parameters={"content_type": "hex"})]},
+            "inputs[0].parameters.content_type: 'hex', must be str or np or base64",
+        ),
+        (
+            "small",
+            {"inputs": [_text("a")], "outputs": [{"name": "label"}, {"name": "score", "parameters": {"binary": True}}]},
+            "outputs[1].parameters: there is no parameter 'binary', only binary_data, content_type",
+        ),
+        (
             "viewer",
             {
                 "inputs": [

@@ -415,9 +415,10 @@ def _with_output(name: str, **parameters: str) -> Any:
     return request
 
 
-def _in_shared_memory() -> Any:
+def _with_input(**parameters: str) -> Any:
     request = asks("small", text=[["a"]])
-    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    for key, value in parameters.items():
+        request.inputs[0].parameters[key].string_param = value
     return request
 
 
@@ -451,7 +452,16 @@ def _empty_parameter() -> Any:
         (_with(elements=[b"a"]), "raw_input_contents: input 'text' also has contents"),
         (_with(raw=[]), "text: 0 elements, its shape takes 1"),
         (_with(raw=[], elements=[b"a", b"b"]), "text: 2 elements, its shape takes 1"),
-        (_in_shared_memory(), "inputs: there is no shared memory: send tensors in the request"),
+        (
+            _with_input(content_typ="str"),
+            "inputs[0].parameters: there is no parameter 'content_typ', only binary_data_size, content_type",
+        ),
+        (_with_input(content_type="base64"), "inputs[0].parameters.content_type: 'base64', must be str or np"),
+        (
+            _with_output("label", binary="yes"),
+            "outputs[0].parameters: there is no parameter 'binary', only binary_data, content_type",
+        ),
+        (_with_input(shared_memory_region="r"), "inputs: there is no shared memory: send tensors in the request"),
         (_with_output("labels"), "outputs: there is no output 'labels', only label, score, count"),
         (
             _with_output("label", classification="2"),
@@ -487,6 +497,15 @@ async def test_a_request_that_is_at_fault_says_where(request_: Any, message: str
         await _classifier().infer(request_)
     assert error.value.message.startswith(message)
     assert len(error.value.message) < 300
+
+
+async def test_parameters_of_other_servers_clients_that_change_nothing_are_taken() -> None:
+    request = _with_output("label", content_type="str", triton_x="1")
+    for name in ("content_type", "triton_x"):
+        request.inputs[0].parameters[name].string_param = "str"
+    request.inputs[0].parameters["binary_data_size"].int64_param = 5
+    request.outputs[0].parameters["binary_data"].bool_param = True
+    assert [output.name for output in (await _classifier().infer(request)).outputs] == ["label"]
 
 
 async def test_there_is_a_limit_to_what_is_read_one_by_one() -> None:
