@@ -35,13 +35,12 @@ from neuronpipe.doors.http.exchange import (
     read_header,
 )
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
-from neuronpipe.doors.http.wire import Exchange, too_large
+from neuronpipe.doors.http.wire import REQUEST_ID_HEADER, Exchange, too_large
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
 from neuronpipe.platform.process.in_flight import InFlight
 
 TIMEOUT_HEADER = b"x-request-timeout-ms"
-REQUEST_ID_HEADER = b"x-request-id"
 IGNORED_HEADER = b"x-neuronpipe-ignored"
 # Smaller answers cost more to compress than to send.
 _GZIP_FROM_BYTES = 64 << 10

@@ -11,8 +11,9 @@ from functools import partial
 
 from neuronpipe.core.deadlines import LAST_LOOK_S, Deadlines
 from neuronpipe.core.names import Metrics
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, RequestParser, RequestPhase
-from neuronpipe.doors.http.wire import STATUS_LINES, Application, Exchange, RequestHead
+from neuronpipe.doors.http.wire import REQUEST_ID_HEADER, STATUS_LINES, Application, Exchange, RequestHead
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
@@ -314,8 +315,10 @@ class HttpConnection(asyncio.Protocol):
         self._write_refusal(bad.message, bad.status)
 
     def _write_refusal(self, message: str, status: int) -> None:
-        head = b"%s%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (STATUS_LINES[status], self.date(), len(message)) + message.encode())
+        request_id = b"%s: %s\r\n" % (REQUEST_ID_HEADER, new_request_id().encode())
+        head = b"%s%s%scontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        values = STATUS_LINES[status], self.date(), request_id, len(message)
+        self.transport.write(head % values + message.encode())
         self._close()
 
     def _close(self) -> None:

@@ -12,6 +12,7 @@ from neuronpipe.doors.http.problems import RequestRefused
 # Bytes of a body that wait for the application before the connection stops reading.
 _MAX_WAITING_BYTES = 64 << 10
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+REQUEST_ID_HEADER = b"x-request-id"
 # Characters that no value of a field has (RFC 9110, 5.5).
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS = (204, 304)

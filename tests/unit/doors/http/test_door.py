@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -481,6 +482,15 @@ async def test_a_caller_of_http_2_is_told_that_this_is_http_1() -> None:
         answer = await _refused(port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 505 HTTP Version Not Supported\r\n")
     assert answer.endswith(b"This port takes HTTP/1.1.")
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\nx-request-id: a\x7fb\r\n\r\n", b"\x16\x03 nonsense\r\n\r\n"])
+async def test_the_answer_to_a_request_that_cannot_be_parsed_has_a_new_request_id(head: bytes) -> None:
+    async with _running([]) as (_, _, port):
+        answers = [await _refused(port, head) for _ in range(2)]
+    ids = [re.findall(rb"\r\nx-request-id: ([0-9a-f]{32})\r\n", answer) for answer in answers]
+    assert [len(found) for found in ids] == [1, 1]
+    assert ids[0] != ids[1]
 
 
 @pytest.mark.parametrize("host", [b"a b", b"a/b", b"a@b", b"a, b", b"a\\b", b"h\xc3\xb6st"])
