@@ -10,9 +10,10 @@ from pydantic import Discriminator, Field
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, ModelBody, option_field, write_body
+from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, ModelBody, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
@@ -108,6 +109,8 @@ class CountedMessages(ModelBody):
     tools: Annotated[Many[InputTool], Field(max_length=128)] | None = None
     tool_choice: InputToolChoice = InputToolChoice(type="auto")
     thinking: Thinking | None = None
+    # With a thread a client sends new turns only.
+    thread: Annotated[Any, only(advice="send the whole conversation; tool_runner(thread=False)")] = None
 
 
 @with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
@@ -183,7 +186,11 @@ def _tool_use(body: CountedMessages) -> ToolUse:
         tools.append({"type": "function", "function": present})
     chosen, choice = body.tool_choice, ToolChoice(_CHOICES.get(body.tool_choice.type))
     if chosen.type == "tool":
-        choice = ToolChoice(function=chosen.name or "", field="tool_choice.name")
+        if chosen.name is None:
+            raise InvalidInput("tool_choice.name", "is missing")
+        choice = ToolChoice(function=chosen.name, field="tool_choice.name")
+    elif chosen.name is not None:
+        raise InvalidInput("tool_choice.name", f'has an effect only with the type "tool", not with "{chosen.type}"')
     return ToolUse.of(tools, choice, has_several=not chosen.disable_parallel_tool_use)
 
 

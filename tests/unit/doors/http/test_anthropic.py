@@ -182,6 +182,8 @@ async def test_tokens_are_counted_as_the_model_reads_them() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: has an effect only with tools"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name: 'b' is not among"),
+        ({"tools": [_TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name: is missing"),
+        ({"tools": [_TOOL], "tool_choice": {"type": "any", "name": "look"}}, "tool_choice.name: has an effect only"),
         ({"mcp_servers": []}, "mcp_servers: is not supported"),
         ({"model": "other"}, "other"),
     ],
@@ -192,6 +194,14 @@ async def test_an_error_has_anthropics_form(fields: dict[str, Any], message: str
     kind = "not_found_error" if fields.get("model") else "invalid_request_error"
     assert (status, answer["type"], answer["error"]["type"]) == (404 if fields.get("model") else 400, "error", kind)
     assert message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_thread_is_refused_even_where_unknown_fields_are_ignored(path: str) -> None:
+    headers = {"neuronpipe_strict": "false"}
+    status, answer = await _browser().post(path, _ASKED | {"thread": {"type": "create"}}, **headers)
+    advice = "thread: is not supported; send the whole conversation; tool_runner(thread=False)"
+    assert (status, answer["error"]["message"]) == (400, advice)
 
 
 async def test_an_error_within_a_stream_is_an_event() -> None:
