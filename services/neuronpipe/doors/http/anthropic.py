@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field
@@ -206,30 +207,36 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
     said: list[dict[str, Any]] = []
     fields: dict[str, str] = {}
 
-    def say(place: str, role: str, content: str, **further: Any) -> None:
+    def say(place: str, role: str, content: str, content_place: str = "", **further: Any) -> None:
         ours = f"messages[{len(said)}]"
-        fields.update({ours: place, f"{ours}.role": f"{place}.role", f"{ours}.content": f"{place}.content"})
+        fields.update({ours: place, f"{ours}.role": place, f"{ours}.content": content_place or place})
         said.append({"role": role, "content": content, **further})
 
     if system := _text(body.system):
         say("system", "system", system)
-    for number, message in enumerate(body.messages):
-        place = f"messages[{number}]"
-        blocks = message.content if isinstance(message.content, list) else []
-        for block in blocks:
-            if isinstance(block, ToolResultBlock):
-                say(place, "tool", _text(block.content), tool_call_id=block.tool_use_id)
+    # Consecutive messages of a role are one turn, as in Anthropic's API: many templates refuse them otherwise.
+    for role, turn in groupby(enumerate(body.messages), key=lambda numbered: numbered[1].role):
+        numbers, messages = zip(*turn, strict=True)
+        place = f"messages[{numbers[0]}]" + (f" to messages[{numbers[-1]}]" if numbers[1:] else "")
+        blocks = [
+            (f"messages[{number}].content[{index}]", block)
+            for number, message in zip(numbers, messages, strict=True)
+            for index, block in enumerate(message.content if isinstance(message.content, list) else ())
+        ]
+        results = [(at, block) for at, block in blocks if isinstance(block, ToolResultBlock)]
+        for at, block in results:
+            say(at, "tool", _text(block.content), f"{at}.content", tool_call_id=block.tool_use_id)
         calls = [
             {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-            for block in blocks
+            for _, block in blocks
             if isinstance(block, ToolUseBlock)
         ]
-        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+        thoughts = "".join(block.thinking for _, block in blocks if isinstance(block, ThinkingBlock))
         further: dict[str, Any] = {"tool_calls": calls} if calls else {}
         further |= {"reasoning_content": thoughts} if thoughts else {}
-        has_results = any(isinstance(block, ToolResultBlock) for block in blocks)
-        if (text := _text(message.content)) or further or not has_results:
-            say(place, message.role, text, **further)
+        text = "\n".join(filter(None, (_text(message.content) for message in messages)))
+        if text or further or not results:
+            say(place, role, text, "" if numbers[1:] else f"{place}.content", **further)
     continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
     variables = {} if body.thinking is None else dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
     input = TextGenerationInput(

@@ -7,7 +7,7 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
-from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
 
@@ -139,6 +139,52 @@ async def test_blocks_become_messages_of_the_template() -> None:
     assert json.loads(input.template_arguments) == {"enable_thinking": False, "thinking": False}
     assert (input.options.max_new_tokens, input.options.do_sample, list(input.options.stop_strings)) == (9, True, ["."])
     assert not input.continue_final_message
+
+
+async def test_consecutive_messages_of_a_role_are_one_turn() -> None:
+    browser = _browser()
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "The sun."}]},
+        {"role": "user", "content": "And?"},
+    ]
+    assert (await browser.post("/v1/messages", _ASKED | {"messages": messages}))[0] == 200
+    said = browser.inputs[0].text_generation.messages
+    expected = [("user", "a\nbc"), ("assistant", "I look."), ("tool", "The sun."), ("user", "And?")]
+    assert [(message.role, message.content) for message in said] == expected
+    assert len(json.loads(said[1].fields)["tool_calls"]) == 1
+
+
+_NUL = "a\0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"system": _NUL}, "system"),
+        ({"system": [{"type": "text", "text": _NUL}]}, "system"),
+        ({"messages": [{"role": "user", "content": _NUL}]}, "messages[0].content"),
+        ({"messages": [*_ASKED["messages"], {"role": "user", "content": _NUL}]}, "messages[0] to messages[1]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": _NUL}]}]},
+            "messages[0].content[0].content",
+        ),
+    ],
+    ids=str,
+)
+async def test_an_error_of_a_message_has_the_path_of_its_text(fields: dict[str, Any], place: str) -> None:
+    def answer(input: TaskInput) -> NeuronpipeError:
+        chat = input.text_generation.messages
+        [wrong] = [index for index, message in enumerate(chat) if "\0" in message.content]
+        return InvalidInput(f"messages[{wrong}].content", "has the character NUL")
+
+    browser = Browser([model_spec("text_generation", chat_template=_TEMPLATE)], answer)
+    _, error = await browser.post("/v1/messages", _ASKED | fields)
+    assert error["error"]["message"] == f"{place}: has the character NUL"
 
 
 @pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]], ids=str)
