@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
@@ -44,6 +44,16 @@ _DELTAS = {
 }
 
 
+def _without_media(block: Any) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("image", "document"):
+        raise ValueError(f"{kind}s are not supported; send texts")
+    return block
+
+
+_NO_MEDIA = BeforeValidator(_without_media)
+
+
 class TextBlock(Body):
     harmless = HARMLESS | {"citations"}
 
@@ -56,6 +66,13 @@ class ThinkingBlock(Body):
 
     type: Literal["thinking"]
     thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    """Reasoning that only Anthropic can read. The template does not get it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
 
 
 class ToolUseBlock(Body):
@@ -72,10 +89,14 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Many[TextBlock] = ""
+    content: str | Many[Annotated[TextBlock, _NO_MEDIA]] = ""
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Discriminator("type"),
+    _NO_MEDIA,
+]
 
 
 class Message(Body):

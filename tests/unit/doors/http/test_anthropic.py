@@ -31,6 +31,10 @@ def _browser(
     return browser
 
 
+def _of_blocks(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": blocks}]}
+
+
 async def _answers(browser: Browser, **fields: Any) -> dict[str, Any]:
     """The message, which is the same whole and as events."""
     status, message = await browser.post("/v1/messages", _ASKED | fields, x_request_id="r")
@@ -106,6 +110,7 @@ async def test_blocks_become_messages_of_the_template() -> None:
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
                 {"type": "text", "text": "I look."},
                 {"type": "tool_use", "id": "1", "name": "look", "input": {"at": "sky"}},
             ],
@@ -225,7 +230,13 @@ async def test_tokens_are_counted_as_the_model_reads_them() -> None:
     [
         ({"max_tokens": None}, "max_tokens: field required"),
         ({"messages": []}, "messages: list should have at least 1 item"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content"),
+        (_of_blocks({"type": "image", "source": {}}), "messages[0].content[0]: images are not supported; send texts"),
+        (
+            _of_blocks({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": {}}]}),
+            "messages[0].content[0].content[0]: documents are not supported",
+        ),
+        (_of_blocks({"type": "search_result"}), "messages[0].content"),
+        (_of_blocks({"type": "text", "text": "a", "foo": 1}), "messages[0].content[0].foo: is not supported"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: has an effect only with tools"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name: 'b' is not among"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name: is missing"),
