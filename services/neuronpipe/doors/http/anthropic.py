@@ -29,6 +29,7 @@ _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {
     "options.max_new_tokens": "max_tokens",
     "options.stop_strings": "stop_sequences",
+    "options.json_schema": "output_config.format.schema",
     **{f"options.{name}": name for name in _DRAWING},
 }
 _CHOICES = {"any": "required", "auto": "auto", "none": "none"}
@@ -125,12 +126,25 @@ class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = Field(None, description="the form of the text")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="a variable of the model's template: reasoning_effort"
+    )
+
+
 class CountedMessages(ModelBody):
     messages: Annotated[Many[Message], Field(min_length=1)]
     system: str | Many[TextBlock] = ""
     tools: Annotated[Many[InputTool], Field(max_length=128)] | None = None
     tool_choice: InputToolChoice = InputToolChoice(type="auto")
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
     # With a thread a client sends new turns only.
     thread: Annotated[Any, only(advice="send the whole conversation; tool_runner(thread=False)")] = None
 
@@ -170,6 +184,7 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
     model = inference.choose(request.model(body.model), "text_generation")
     options = {name: value for name in _DRAWING if (value := getattr(body, name)) is not None}
     options |= {"stop_strings": body.stop_sequences} if body.stop_sequences else {}
+    options |= {"json_schema": form.schema_} if (form := body.output_config.format) else {}
     tools = _tool_use(body)
     generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
     tools.force(generation)
@@ -259,7 +274,11 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
         if text or further or not results:
             say(place, role, text, "" if numbers[1:] else f"{place}.content", **further)
     continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
-    variables = {} if body.thinking is None else dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables = dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
+    if effort := body.output_config.effort:
+        variables["reasoning_effort"] = effort
     input = TextGenerationInput(
         messages=[SaidMessage.model_validate(message).message() for message in said],
         tools=tools.for_template,

@@ -13,6 +13,7 @@ from tests.unit.model_specs import model_spec
 
 _TEMPLATE = "<tool_call> <think></think>"
 _TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"at": {}}}}
+_FORM = {"type": "json_schema", "schema": _TOOL["input_schema"]}
 _CALL = '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
 _ASKED: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
 _END = FinishReason.FINISH_REASON_END
@@ -218,6 +219,17 @@ async def test_a_choice_may_force_a_call(choice: dict[str, str], schema: str) ->
     assert (message["content"][0]["type"] == "tool_use") == bool(schema)
 
 
+async def test_an_output_config_sets_the_form_of_the_text_and_the_effort() -> None:
+    browser = _browser('{"at": "sky"}')
+    config = {"format": _FORM, "effort": "max"}
+    message = await _answers(browser, output_config=config, tools=[_TOOL], thinking={"type": "adaptive"})
+    assert message["content"] == [{"type": "text", "text": '{"at": "sky"}'}]
+    input = browser.inputs[0].text_generation
+    assert json.loads(input.options.json_schema) == _FORM["schema"]
+    variables = {"enable_thinking": True, "thinking": True, "reasoning_effort": "max"}
+    assert json.loads(input.template_arguments) == variables
+
+
 async def test_tokens_are_counted_as_the_model_reads_them() -> None:
     browser = _browser()
     status, answer = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})
@@ -241,6 +253,11 @@ async def test_tokens_are_counted_as_the_model_reads_them() -> None:
         ({"tools": [_TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name: 'b' is not among"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name: is missing"),
         ({"tools": [_TOOL], "tool_choice": {"type": "any", "name": "look"}}, "tool_choice.name: has an effect only"),
+        (
+            {"tools": [_TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": _FORM}},
+            "tool_choice: that forces a call cannot be combined",
+        ),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: field required"),
         ({"mcp_servers": []}, "mcp_servers: is not supported"),
         ({"model": "other"}, "other"),
     ],
