@@ -169,6 +169,8 @@ def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[
     assert found["tokens"][0] == found["tokens"][1] > 0
     jsonschema.validate(found["form"], SCHEMA)
     assert found["refused"] == "not_found_error"
+    assert found["id"][0] == f"msg_{found['id'][1]}"
+    assert found["models"] == [["writer", "writer", 0]]
 
 
 def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

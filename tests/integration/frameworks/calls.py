@@ -218,7 +218,8 @@ def anthropic(url: str, writer: str) -> dict[str, Any]:
     """Anthropic's own client."""
     import anthropic as client
 
-    messages = client.Anthropic(base_url=writer, api_key=None, auth_token="none", max_retries=0).messages
+    anthropic = client.Anthropic(base_url=writer, api_key=None, auth_token="none", max_retries=0)
+    messages = anthropic.messages
     asked: dict[str, Any] = {"model": "writer", "system": CHAT[0]["content"], "messages": CHAT[1:]}
     with messages.stream(**asked, max_tokens=MAX_TOKENS) as stream:
         streamed = "".join(stream.text_stream)
@@ -239,6 +240,8 @@ def anthropic(url: str, writer: str) -> dict[str, Any]:
         "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens],
         "form": forced.content[0].input,
         "refused": refused,
+        "id": [whole.id, whole._request_id],
+        "models": [[model.id, model.display_name, model.created_at.timestamp()] for model in anthropic.models.list()],
     }
 
 

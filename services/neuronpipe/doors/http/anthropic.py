@@ -169,7 +169,8 @@ _MESSAGE = named(
     stop_sequence=str | None,
     usage=dict[str, int],
 )
-_post = partial(Route, "POST", error_form=ANTHROPIC_ERROR)
+# Anthropic's clients read the request's id from this header.
+_post = partial(Route, "POST", error_form=ANTHROPIC_ERROR, id_headers=(b"request-id",))
 MESSAGES = _post("/v1/messages", "Anthropic: the next message, whole or as events", MessagesRequest, _MESSAGE)
 COUNT = _post(
     "/v1/messages/count_tokens",

@@ -278,6 +278,15 @@ async def test_a_thread_is_refused_even_where_unknown_fields_are_ignored(path: s
     assert (status, answer["error"]["message"]) == (400, advice)
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"messages": []}], ids=str)
+async def test_every_answer_has_the_id_of_its_request_where_anthropics_client_reads_it(fields: dict[str, Any]) -> None:
+    browser = _browser()
+    await browser.post("/v1/messages", _ASKED | fields, x_request_id="mine")
+    assert (browser.headers["request-id"], browser.headers["x-request-id"]) == ("mine", "mine")
+    await browser.get("/v1/models")
+    assert "request-id" not in browser.headers
+
+
 async def test_an_error_within_a_stream_is_an_event() -> None:
     browser = _browser(error=Overloaded("full", retry_after_s=1))
     _, events = await browser.post("/v1/messages", _ASKED | {"stream": True})
