@@ -422,6 +422,7 @@ def decode(
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
+    text.stop_string = released.stop_string
     if (score := outputs[0].get("score")) is not None:
         if score.dtype != np.float32 or score.shape:
             raise InvalidInput("outputs[0].score", "must be float32 []")

@@ -476,7 +476,11 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
     answer = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=24, stop=stop)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
     stream = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=24, stop=[stop], stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == answer.choices[0].text
+    choices = [chunk.choices[0] async for chunk in stream]
+    assert "".join(choice.text for choice in choices) == answer.choices[0].text
+    # vLLM's field, which OpenAI's client keeps.
+    reasons = [choice.model_extra.get("stop_reason") for choice in (answer.choices[0], choices[-1], choices[0])]
+    assert reasons == [stop, stop, None]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

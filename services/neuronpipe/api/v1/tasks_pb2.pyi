@@ -2108,6 +2108,7 @@ class GeneratedText(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text, without the prompt and the stop string, and without special tokens unless skip_special_tokens is false."""
     finish_reason: Global___FinishReason.ValueType
@@ -2117,6 +2118,8 @@ class GeneratedText(_message.Message):
     length_penalty; the probabilities are those after penalties and, with do_sample, after temperature and what else
     tokens are drawn by. Not set without a search.
     """
+    stop_string: _builtins.str
+    """The stop string that ended the text; empty for another end."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The generated tokens, with the one that ended the text, and all of those that hold the stop string."""
@@ -2138,10 +2141,11 @@ class GeneratedText(_message.Message):
         score: _builtins.float | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        stop_string: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "score", b"score", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "score", b"score", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015

@@ -381,5 +381,6 @@ class _MessageWriter:
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
         usage = {"output_tokens": result.usage.generated_tokens}
-        yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+        delta = {"stop_reason": reason, "stop_sequence": result.texts[0].stop_string or None}
+        yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}

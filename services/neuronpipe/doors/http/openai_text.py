@@ -48,7 +48,8 @@ _MESSAGE = named(
 
 
 def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
-    choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, finish_reason=reasons)
+    ends: Any = {"finish_reason": reasons, "stop_reason": NotRequired[str | int]}
+    choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, **ends)
     return named(name, id=str, object=kind, created=int, model=str, choices=list[choice], usage=_USAGE)
 
 
@@ -279,7 +280,7 @@ def _whole_choice(
         logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
     if body.return_token_ids:
         choice["token_ids"] = list(text.token_ids)
-    return _choice(index, choice, _reason(text, reader), logprobs)
+    return _choice(index, choice, _reason(text, reader), logprobs) | _stop_reason(text, body)
 
 
 @dataclass(slots=True)
@@ -347,7 +348,9 @@ class _ChunkWriter:
             reader = self._choices[index].reader
             for piece in reader.read("", is_last=True):
                 yield self._chunk(index, self._write_piece(piece))
-            yield self._chunk(index, self._writer.part(""), _reason(text, reader))
+            end = self._chunk(index, self._writer.part(""), _reason(text, reader))
+            end["choices"][0] |= _stop_reason(text, self._body)
+            yield end
 
     def _write_piece(self, piece: str | dict[str, Any]) -> dict[str, Any]:
         if isinstance(piece, ReasoningText):
@@ -372,6 +375,14 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     """Returns the reason for the end of a text that the reader has read."""
     reason = _REASONS.get(text.finish_reason, "stop")
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _stop_reason(text: GeneratedText, body: bodies.CompletionOptions) -> dict[str, Any]:
+    """Returns vLLM's field of a choice that a stop string or a stop token of the request ended."""
+    stop_ids = getattr(body, "stop_token_ids", None) or ()
+    if text.finish_reason == FinishReason.FINISH_REASON_END and text.token_ids and text.token_ids[-1] in stop_ids:
+        return {"stop_reason": text.token_ids[-1]}
+    return {"stop_reason": text.stop_string} if text.stop_string else {}
 
 
 def _thinking(body: bodies.ChatRequest) -> str:

@@ -20,9 +20,14 @@ _END = FinishReason.FINISH_REASON_END
 
 
 def _browser(
-    text: str = "Four.", reason: "FinishReason.ValueType" = _END, error: NeuronpipeError | None = None, **facts: Any
+    text: str = "Four.",
+    reason: "FinishReason.ValueType" = _END,
+    error: NeuronpipeError | None = None,
+    stop_string: str = "",
+    **facts: Any,
 ) -> Browser:
-    result = TextGenerationResult(sequences=[GeneratedText(text=text, finish_reason=reason)])
+    generated = GeneratedText(text=text, finish_reason=reason, stop_string=stop_string)
+    result = TextGenerationResult(sequences=[generated])
 
     def answer(input: TaskInput) -> TaskResult | NeuronpipeError:
         return error or TaskResult(text_generation=result)
@@ -101,6 +106,11 @@ async def test_reasoning_text_and_calls_are_blocks() -> None:
 )
 async def test_the_reason_for_the_end_has_anthropics_word(reason: "FinishReason.ValueType", stop_reason: str) -> None:
     assert (await _answers(_browser(reason=reason)))["stop_reason"] == stop_reason
+
+
+async def test_the_stop_sequence_that_ended_the_text_is_named() -> None:
+    message = await _answers(_browser(reason=FinishReason.FINISH_REASON_STOP_STRING, stop_string="\n"))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n")
 
 
 async def test_blocks_become_messages_of_the_template() -> None:

@@ -14,8 +14,8 @@ _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
 _CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = ()) -> Browser:
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text)]))
+def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = (), **ends: Any) -> Browser:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **ends)]))
 
     def answer(input: TaskInput) -> TaskResult:
         return result
@@ -71,3 +71,22 @@ async def test_no_effort_turns_the_thinking_of_templates_off() -> None:
     await browser.post("/v1/chat/completions", _CHAT | {"reasoning_effort": "none"})
     arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
     assert arguments == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        ({"finish_reason": "FINISH_REASON_STOP_STRING", "stop_string": "END"}, "END"),
+        ({"finish_reason": "FINISH_REASON_END", "token_ids": [3, 7]}, 7),
+        ({"finish_reason": "FINISH_REASON_END", "token_ids": [7, 2]}, None),
+        ({"finish_reason": "FINISH_REASON_LENGTH", "token_ids": [3, 7]}, None),
+    ],
+    ids=str,
+)
+async def test_a_choice_names_the_stop_of_the_request_that_ended_its_text(ends: dict[str, Any], reason: Any) -> None:
+    fields = _CHAT | {"stop": ["END"], "stop_token_ids": [7]}
+    browser = _browser("Four.", **ends)
+    _, whole = await browser.post("/v1/chat/completions", fields)
+    _, events = await browser.post("/v1/chat/completions", fields | {"stream": True})
+    last = json.loads(events.decode().splitlines()[-4].removeprefix("data: "))
+    assert [answer["choices"][0].get("stop_reason") for answer in (whole, last)] == [reason, reason]
