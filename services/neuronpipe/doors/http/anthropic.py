@@ -193,8 +193,11 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     def new_writer() -> _MessageWriter:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        thinking = "" if input.text_generation.continue_final_message else _thinking(body)
-        reader = reader_of_answer(tools, facts, has_form=bool(generation.json_schema), thinking=thinking)
+        chat, thinking, begun = input.text_generation, _thinking(body), ""
+        if chat.continue_final_message:
+            thinking, begun = "", chat.messages[-1].content
+        has_form = bool(generation.json_schema)
+        reader = reader_of_answer(tools, facts, has_form=has_form, thinking=thinking, begun=begun)
         return _MessageWriter(request.call.request_id, model.name, reader)
 
     if body.stream:

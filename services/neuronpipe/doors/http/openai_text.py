@@ -242,7 +242,8 @@ async def _answer_texts(
     def new_reader() -> AnswerReader:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
         if isinstance(body, bodies.ChatRequest):
-            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body))
+            begun = body.messages[-1].message().content if body.continue_final_message else ""
+            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body), begun=begun)
         return AnswerReader(tools.reader(""))
 
     if body.stream:

@@ -217,6 +217,12 @@ async def test_the_answer_continues_the_last_message_of_the_assistant() -> None:
     assert browser.inputs[0].text_generation.continue_final_message
 
 
+async def test_the_answer_to_a_reasoning_that_the_last_message_begins_is_reasoning() -> None:
+    messages = [*_ASKED["messages"], {"role": "assistant", "content": "<think>\nLet me think"}]
+    thinking, text = (await _answers(_browser(" about it.\n</think>\nFour."), messages=messages))["content"]
+    assert (thinking["thinking"], text["text"]) == (" about it.", "Four.")
+
+
 @pytest.mark.parametrize(
     ("choice", "schema"),
     [({"type": "auto"}, ""), ({"type": "tool", "name": "look"}, json.dumps(_TOOL["input_schema"]))],

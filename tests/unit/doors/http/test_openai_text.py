@@ -66,6 +66,24 @@ async def test_a_template_may_open_the_reasoning(opens: tuple[str, ...], fields:
     assert await _said(_browser(text, opens=opens), **fields) == expected
 
 
+@pytest.mark.parametrize(
+    ("begun", "is_open"),
+    [
+        ("<think>\nLet me think", True),
+        ("<think>a</think>b<think>", True),
+        ("<think>a</think>\nIt is", False),
+        ("It is", False),
+    ],
+)
+async def test_an_answer_that_continues_a_reasoning_begins_with_reasoning(begun: str, is_open: bool) -> None:
+    text = "Two and two.\n</think>\n\nFour."
+    expected = ("Two and two.", "Four.") if is_open else (None, text)
+    messages = [*_CHAT["messages"], {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+    assert await _said(_browser(text), messages=messages, continue_final_message=True) == expected
+    closed = await _said(_browser(text), messages=messages)
+    assert closed == (None, text)
+
+
 async def test_no_effort_turns_the_thinking_of_templates_off() -> None:
     browser = _browser()
     await browser.post("/v1/chat/completions", _CHAT | {"reasoning_effort": "none"})
