@@ -333,6 +333,10 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     else:
         encoded = tokenizer.encode_truncated(input.prompt, None, max_tokens=room, side=side_of(input.truncation))
     tokens, name = len(encoded.token_ids), "messages" if input.messages else "prompt"
+    if tokens >= model.max_tokens:
+        advice, mentions = ("send less", []) if input.messages else (CUT, ["truncation"])
+        problem = f"{tokens} tokens, which leave no room for a text: the model takes {model.max_tokens}; {advice}"
+        raise InvalidInput(name, problem, mentions)
     if tokens > room:
         advice = "lower max_new_tokens" + ("" if input.messages else f", or {CUT}")
         problem = f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; {advice}"

@@ -27,6 +27,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts
 
 _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {
+    "prompt": "messages",
     "options.max_new_tokens": "max_tokens",
     "options.stop_strings": "stop_sequences",
     "options.json_schema": "output_config.format.schema",

@@ -39,7 +39,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {
-    "messages": "input",
+    **dict.fromkeys(("messages", "prompt"), "input"),
     "options.max_new_tokens": "max_output_tokens",
     "options.json_schema": "text.format.schema",
     **{f"options.{name}": name for name in _DRAWING},

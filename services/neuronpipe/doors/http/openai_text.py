@@ -425,6 +425,7 @@ def _fields(body: bodies.CompletionOptions) -> dict[str, str]:
     if isinstance(body, bodies.ChatRequest):
         limit = "max_completion_tokens" if body.max_completion_tokens else limit
         best = "top_logprobs" if body.top_logprobs else best
+        names |= {"prompt": "messages"}
     else:
         names |= {
             "prompt": "prompt…",
