@@ -317,12 +317,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     room = model.max_tokens - reserved
     room = min(room, input.truncation_tokens or room)
     if input.messages:
-        messages = [
-            {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
-            for message in input.messages
-        ]
-        tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
-        encoded = tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
+        encoded = encode_messages(input, tokenizer)
     elif input.prompt_token_ids:
         ids = np.array(input.prompt_token_ids, np.int32)
         cut = 0 if or_default(input.truncation) == Truncation.TRUNCATION_ERROR else max(0, len(ids) - room)
@@ -345,6 +340,16 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
         raise InvalidInput(name, "has no tokens" if name == "prompt" else "have no tokens")
     window = window_arrays(encoded.token_ids[-WINDOW_TOKENS:].tolist())
     return Encoded([{"input_ids": encoded.token_ids}], window, encoded.truncated_tokens)
+
+
+def encode_messages(input: TextGenerationInput, tokenizer: TextTokenizer) -> EncodedText:
+    """Encodes the prompt that the template makes of the messages, however long it is. Raises InvalidInput."""
+    messages = [
+        {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
+        for message in input.messages
+    ]
+    tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
+    return tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
 
 
 def _reserved(options: GenerationOptions) -> int:

@@ -167,6 +167,7 @@ def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[
     assert (found["whole"], found["stream"]) == (said(MAX_TOKENS), said(MAX_TOKENS))
     assert found["ends"] == ["max_tokens", "max_tokens", MAX_TOKENS]
     assert found["tokens"][0] == found["tokens"][1] > 0
+    assert found["tokens"][2] > 500  # more than the model takes
     jsonschema.validate(found["form"], SCHEMA)
     assert found["refused"] == "not_found_error"
     assert found["id"][0] == f"msg_{found['id'][1]}"

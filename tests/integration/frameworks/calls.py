@@ -233,11 +233,12 @@ def anthropic(url: str, writer: str) -> dict[str, Any]:
     except client.NotFoundError as error:
         refused = error.body["error"]["type"]
     whole = messages.create(**asked, max_tokens=MAX_TOKENS)
+    long = messages.count_tokens(**asked | {"messages": [{"role": "user", "content": "module " * 500}]})
     return {
         "whole": whole.content[0].text,
         "stream": streamed,
         "ends": [whole.stop_reason, final.stop_reason, final.usage.output_tokens],
-        "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens],
+        "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens, long.input_tokens],
         "form": forced.content[0].input,
         "refused": refused,
         "id": [whole.id, whole._request_id],

@@ -2361,19 +2361,27 @@ class TokenizationInput(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text; not empty. It may be longer than the model takes, up to 16,384 tokens."""
     skip_special_tokens: _builtins.bool
     """Leave out the special tokens that the model gets around a text, such as [CLS] and [SEP]."""
+    @_builtins.property
+    def chat(self) -> Global___TextGenerationInput:
+        """Instead of a text: messages for a model that generates, of which only the number of tokens is told. They may be longer
+        than the model takes. Options and truncation have no effect.
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         skip_special_tokens: _builtins.bool = ...,
+        chat: Global___TextGenerationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2386,6 +2394,9 @@ class TokenizationResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    CHAT_TOKENS_FIELD_NUMBER: _builtins.int
+    chat_tokens: _builtins.int
+    """Of a chat: the number of the tokens that the model would read. The result has no tokens then."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
         """The tokens in their order, without the prompt that the model may have."""
@@ -2394,10 +2405,11 @@ class TokenizationResult(_message.Message):
         self,
         *,
         tokens: _abc.Iterable[Global___Token] | None = ...,
+        chat_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_tokens", b"chat_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -209,12 +209,12 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 
 async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/messages/count_tokens: the model reads the messages, and writes one token."""
+    """Answers POST /v1/messages/count_tokens."""
     body: CountedMessages = request.body
     model = inference.choose(request.model(body.model), "text_generation")
-    input, fields = _input(body, _tool_use(body), GenerationOptions(max_new_tokens=1))
-    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
-    return HttpResponse(write_body({"input_tokens": result.usage.tokens}))
+    input, fields = _input(body, _tool_use(body), GenerationOptions())
+    tokens = await inference.count_tokens(ModelCall(request.call, model, fields), input)
+    return HttpResponse(write_body({"input_tokens": tokens}))
 
 
 ANSWERS: Answers[Inference] = [(MESSAGES, _messages), (COUNT, _count)]

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
+    TaskInput,
+    TaskResult,
+    TextGenerationResult,
+    TokenizationResult,
+)
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
@@ -246,11 +253,14 @@ async def test_an_output_config_sets_the_form_of_the_text_and_the_effort() -> No
     assert json.loads(input.template_arguments) == variables
 
 
-async def test_tokens_are_counted_as_the_model_reads_them() -> None:
-    browser = _browser()
-    status, answer = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})
-    assert (status, answer) == (200, {"input_tokens": 5})
-    assert browser.inputs[0].text_generation.options.max_new_tokens == 1
+async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:
+    def answer(input: TaskInput) -> TaskResult:
+        assert [message.content for message in input.tokenization.chat.messages] == ["b", "a"]
+        return TaskResult(tokenization=TokenizationResult(chat_tokens=7))
+
+    browser = Browser([model_spec("text_generation", chat_template=_TEMPLATE)], answer)
+    status, counted = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})
+    assert (status, counted) == (200, {"input_tokens": 7})
 
 
 @pytest.mark.parametrize(
