@@ -696,6 +696,9 @@ async def test_a_response_is_read_by_openais_client(theirs: openai.AsyncOpenAI, 
     assert (answer.output_text, answer.status) == (text, "incomplete")
     assert answer.usage
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.tokens, 12)
+    said = {name: asked[name] for name in ("input", "instructions")}
+    counted = await theirs.responses.input_tokens.count(model="writer", **said)
+    assert (counted.input_tokens, counted.object) == (expected.usage.tokens, "response.input_tokens")
     async with theirs.responses.stream(model="writer", **asked) as stream:
         events = [event async for event in stream]
         whole = await stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response
