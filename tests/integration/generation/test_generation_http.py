@@ -397,6 +397,15 @@ async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_th
         for row, top in zip(expected, lists.top_logprobs[1:], strict=True):
             assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
         assert choice.text.startswith(tokenizer.decode(prompt, skip_special_tokens=True))
+    scored = await theirs.completions.create(prompt=prompts, **asked | {"max_tokens": 0})
+    assert scored.usage
+    assert scored.usage.completion_tokens == 0
+    for prompt, choice, whole in zip(prompts, scored.choices, answer.choices, strict=True):
+        assert choice.logprobs
+        assert whole.logprobs
+        assert whole.logprobs.token_logprobs
+        assert choice.logprobs.token_logprobs == whole.logprobs.token_logprobs[:-1]
+        assert (choice.text, choice.finish_reason) == (tokenizer.decode(prompt, skip_special_tokens=True), "length")
     plain = await theirs.completions.create(model="writer", prompt=prompts, max_tokens=9)
     texts = await theirs.completions.create(model="writer", prompt=[_PROMPT], max_tokens=9)
     assert plain.choices[0].text == texts.choices[0].text

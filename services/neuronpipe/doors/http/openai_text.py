@@ -14,6 +14,7 @@ from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TokenLogprob
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
+from neuronpipe.core.packed import pack_texts
 from neuronpipe.doors.http import openai_text_bodies as bodies
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
@@ -198,7 +199,11 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
     if body.best_of not in (None, texts):
         raise InvalidInput("best_of", f"{body.best_of}, must be n, {texts}: no more texts are made than asked")
     prompts, _ = listed(body.prompt)
-    options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
+    if body.max_tokens == 0 and not (body.echo and body.logprobs is not None):
+        raise InvalidInput("max_tokens", "0, must be at least 1 without echo and logprobs")
+    # A prompt is scored by the steps that generate a token behind it.
+    max_tokens = _MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    options = _options(body, max_tokens, body.logprobs)
     if body.echo and body.logprobs is not None:
         if body.stream:
             raise InvalidInput("echo", "with logprobs cannot be combined with stream")
@@ -251,10 +256,22 @@ async def _answer_texts(
         chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
+    if body.max_tokens == 0:
+        results = [_prompt_alone(result) for result in results]
     texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
     choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
+
+
+def _prompt_alone(result: InferenceResult) -> InferenceResult:
+    """Returns a result without the token that was generated behind the prompt."""
+    end = FinishReason.FINISH_REASON_LENGTH
+    texts = [GeneratedText(prompt_logprobs=text.prompt_logprobs, finish_reason=end) for text in result.texts]
+    usage = Usage()
+    usage.CopyFrom(result.usage)
+    usage.generated_tokens = 0
+    return result._replace(value=pack_texts("text_generation", texts), usage=usage)
 
 
 def _whole_choice(

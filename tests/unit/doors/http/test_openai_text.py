@@ -108,3 +108,16 @@ async def test_a_choice_names_the_stop_of_the_request_that_ended_its_text(ends: 
     _, events = await browser.post("/v1/chat/completions", fields | {"stream": True})
     last = json.loads(events.decode().splitlines()[-4].removeprefix("data: "))
     assert [answer["choices"][0].get("stop_reason") for answer in (whole, last)] == [reason, reason]
+
+
+async def test_a_completion_without_new_tokens_scores_its_prompt() -> None:
+    prompt = [{"token_id": 3, "text": "a", "utf8": b"a"}, {"token_id": 4, "text": " b", "utf8": b" b", "logprob": -1}]
+    new = {"token_id": 5, "text": " c", "utf8": b" c", "logprob": -2}
+    browser = _browser(" c", token_ids=[5], prompt_logprobs=prompt, logprobs=[new])
+    asked = {"prompt": "a b", "max_tokens": 0, "logprobs": 0}
+    _, answer = await browser.post("/v1/completions", asked | {"echo": True})
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]) == ("a b", "length", ["a", " b"])
+    assert browser.inputs[0].text_generation.options.max_new_tokens == 1
+    status, refused = await browser.post("/v1/completions", asked)
+    assert (status, refused["error"]["param"]) == (400, "max_tokens")
