@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority, Usage
-from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TokenizationInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeError, SetupError
 from neuronpipe.core.model import base_name
@@ -151,6 +151,13 @@ class Inference:
             return await self.pipeline.infer(model_call.request(input), span)
         except InvalidInput as error:
             raise model_call.renamed(error) from error
+
+    async def count_tokens(self, model_call: ModelCall, input: TaskInput) -> int:
+        """Returns the number of tokens of a chat, an input of text-generation. Raises as `infer_one`."""
+        chat = TaskInput(tokenization=TokenizationInput(chat=input.text_generation))
+        result = await self.infer_one(model_call, chat)
+        tokens: int = result.result.message.tokenization.chat_tokens
+        return tokens
 
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
         """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""

@@ -160,6 +160,7 @@ class _RunningText:
     - `text`: the text so far.
     - `decoded_tokens`: the number of tokens that are in `text`.
     - `seen_tokens`: the number of tokens that had come when tokens were last decoded.
+    - `is_stopped`, `stop_string`: whether a stop string has ended the text, and which.
     """
 
     number: int
@@ -177,6 +178,7 @@ class _RunningText:
     decoded_tokens: int = 0
     seen_tokens: int = 0
     is_stopped: bool = False
+    stop_string: str = ""
 
     async def generate(self, request: GenerationRequest, work: Work, after: "_RunningText | None" = None) -> Prediction:
         """Generates the tokens up to a stop string, and makes text of them as they come, if the request reads along.
@@ -229,6 +231,7 @@ class _RunningText:
         if not self.is_stopped:
             last = await self._decode(request, work, self.finish_reason)
         whole = GeneratedText(text=self.text, finish_reason=last.finish_reason, logprobs=self.text_logprobs)
+        whole.stop_string = self.stop_string
         whole.token_ids.extend(self.token_ids[: self.decoded_tokens])
         whole.prompt_logprobs.extend(last.prompt_logprobs)
         if last.HasField("score"):
@@ -289,7 +292,7 @@ class _RunningText:
         self.text += part.text
         self.decoded_tokens += len(part.token_ids)
         self.text_logprobs.extend(part.logprobs)
-        self.is_stopped = part.finish_reason == _STOP_STRING
+        self.is_stopped, self.stop_string = part.finish_reason == _STOP_STRING, part.stop_string
         if request.parts and part.token_ids:
             is_last, token_ids = part.finish_reason != _MORE, list(part.token_ids)
             request.parts.put(GeneratedPart(part.text, token_ids, self.number, list(part.logprobs), is_last))

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 # Number of tokens before a part that its text may depend on, as a space between words does.
@@ -47,11 +48,16 @@ class Detokenizer:
 
 
 class Released(NamedTuple):
-    """Text that cannot change any more, the number of its tokens, and whether a stop string ended it."""
+    """Text that cannot change any more, the number of its tokens, and the stop string that ended it, or none."""
 
     text: str
     tokens: int
-    is_stopped: bool
+    stop_string: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string ended the text."""
+        return bool(self.stop_string)
 
 
 def release(
@@ -71,7 +77,7 @@ def release(
     """
     texts = _plain_texts(detokenizer, window, token_ids)
     if texts is not None and not stop_strings:  # the usual case
-        return Released("".join(texts), len(token_ids), is_stopped=False)
+        return Released("".join(texts), len(token_ids))
     parts: Iterable[tuple[int, str, bool]]
     if texts is None:
         parts = _parts(detokenizer, window, token_ids, is_last=is_last)
@@ -80,16 +86,17 @@ def release(
     text, ends = "", [(0, 0)]  # number of tokens, and of the characters up to their end
     for count, new, is_whole in parts:
         so_far = text + new
-        if new and (places := [at for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
-            return Released(so_far[: min(places)], count, is_stopped=True)
+        if new and (found := [(at, stop) for stop in stop_strings if (at := so_far.find(stop)) >= 0]):
+            end, stop_string = min(found, key=itemgetter(0))
+            return Released(so_far[:end], count, stop_string)
         if is_whole:
             text = so_far
             ends.append((count, len(text)))
     if is_last:
-        return Released(text, len(token_ids), is_stopped=False)
+        return Released(text, len(token_ids))
     safe = len(text) - _held(text, stop_strings)
     tokens, length = max((end for end in ends if end[1] <= safe), default=(0, 0))
-    return Released(text[:length], tokens, is_stopped=False)
+    return Released(text[:length], tokens)
 
 
 def _plain_texts(detokenizer: Detokenizer, window: Sequence[int], token_ids: Sequence[int]) -> list[str] | None:

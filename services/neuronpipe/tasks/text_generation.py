@@ -317,12 +317,7 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     room = model.max_tokens - reserved
     room = min(room, input.truncation_tokens or room)
     if input.messages:
-        messages = [
-            {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
-            for message in input.messages
-        ]
-        tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
-        encoded = tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
+        encoded = encode_messages(input, tokenizer)
     elif input.prompt_token_ids:
         ids = np.array(input.prompt_token_ids, np.int32)
         cut = 0 if or_default(input.truncation) == Truncation.TRUNCATION_ERROR else max(0, len(ids) - room)
@@ -333,6 +328,10 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
     else:
         encoded = tokenizer.encode_truncated(input.prompt, None, max_tokens=room, side=side_of(input.truncation))
     tokens, name = len(encoded.token_ids), "messages" if input.messages else "prompt"
+    if tokens >= model.max_tokens:
+        advice, mentions = ("send less", []) if input.messages else (CUT, ["truncation"])
+        problem = f"{tokens} tokens, which leave no room for a text: the model takes {model.max_tokens}; {advice}"
+        raise InvalidInput(name, problem, mentions)
     if tokens > room:
         advice = "lower max_new_tokens" + ("" if input.messages else f", or {CUT}")
         problem = f"{tokens} tokens and {reserved} new ones, the model takes {model.max_tokens} together; {advice}"
@@ -341,6 +340,16 @@ def encode(input: TextGenerationInput, tokenizer: TextTokenizer, model: ModelSpe
         raise InvalidInput(name, "has no tokens" if name == "prompt" else "have no tokens")
     window = window_arrays(encoded.token_ids[-WINDOW_TOKENS:].tolist())
     return Encoded([{"input_ids": encoded.token_ids}], window, encoded.truncated_tokens)
+
+
+def encode_messages(input: TextGenerationInput, tokenizer: TextTokenizer) -> EncodedText:
+    """Encodes the prompt that the template makes of the messages, however long it is. Raises InvalidInput."""
+    messages = [
+        {"role": message.role, "content": message.content, **json.loads(message.fields or "{}")}
+        for message in input.messages
+    ]
+    tools, arguments = json.loads(input.tools or "null"), json.loads(input.template_arguments or "{}")
+    return tokenizer.encode_chat(messages, tools, arguments, continues=input.continue_final_message)
 
 
 def _reserved(options: GenerationOptions) -> int:
@@ -422,6 +431,7 @@ def decode(
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
     text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
+    text.stop_string = released.stop_string
     if (score := outputs[0].get("score")) is not None:
         if score.dtype != np.float32 or score.shape:
             raise InvalidInput("outputs[0].score", "must be float32 []")

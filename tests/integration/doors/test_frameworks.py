@@ -167,8 +167,16 @@ def test_anthropic(http_server: HttpServer, writer: HttpServer, said: Callable[[
     assert (found["whole"], found["stream"]) == (said(MAX_TOKENS), said(MAX_TOKENS))
     assert found["ends"] == ["max_tokens", "max_tokens", MAX_TOKENS]
     assert found["tokens"][0] == found["tokens"][1] > 0
+    assert found["tokens"][2] > 500  # more than the model takes
     jsonschema.validate(found["form"], SCHEMA)
+    jsonschema.validate(found["output form"], SCHEMA)
+    stop, *ends = found["stop"]
+    assert ends == [stop, "stop_sequence"]
     assert found["refused"] == "not_found_error"
+    assert "tool_runner(thread=False)" in found["thread"]
+    assert found["alone"] == found["whole"]
+    assert found["id"][0] == f"msg_{found['id'][1]}"
+    assert found["models"] == [["writer", "writer", 0]]
 
 
 def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

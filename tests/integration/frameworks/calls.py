@@ -218,7 +218,8 @@ def anthropic(url: str, writer: str) -> dict[str, Any]:
     """Anthropic's own client."""
     import anthropic as client
 
-    messages = client.Anthropic(base_url=writer, api_key=None, auth_token="none", max_retries=0).messages
+    anthropic = client.Anthropic(base_url=writer, api_key=None, auth_token="none", max_retries=0)
+    messages = anthropic.messages
     asked: dict[str, Any] = {"model": "writer", "system": CHAT[0]["content"], "messages": CHAT[1:]}
     with messages.stream(**asked, max_tokens=MAX_TOKENS) as stream:
         streamed = "".join(stream.text_stream)
@@ -232,13 +233,30 @@ def anthropic(url: str, writer: str) -> dict[str, Any]:
     except client.NotFoundError as error:
         refused = error.body["error"]["type"]
     whole = messages.create(**asked, max_tokens=MAX_TOKENS)
+    stop = whole.content[0].text[4:7]
+    stopped = messages.create(**asked, max_tokens=MAX_TOKENS, stop_sequences=[stop])
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"}
+    formed = messages.create(**asked, max_tokens=_FORM_TOKENS, output_config=config)
+    runner = anthropic.beta.messages.tool_runner(**asked, max_tokens=MAX_TOKENS, tools=[])
+    try:
+        runner.until_done()
+    except client.BadRequestError as error:
+        threads = error.body["error"]["message"]
+    alone = anthropic.beta.messages.tool_runner(**asked, max_tokens=MAX_TOKENS, tools=[], thread=False).until_done()
+    long = messages.count_tokens(**asked | {"messages": [{"role": "user", "content": "module " * 500}]})
     return {
         "whole": whole.content[0].text,
         "stream": streamed,
         "ends": [whole.stop_reason, final.stop_reason, final.usage.output_tokens],
-        "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens],
+        "tokens": [whole.usage.input_tokens, messages.count_tokens(**asked).input_tokens, long.input_tokens],
         "form": forced.content[0].input,
+        "output form": json.loads(formed.content[0].text),
+        "stop": [stop, stopped.stop_sequence, stopped.stop_reason],
         "refused": refused,
+        "thread": threads,
+        "alone": alone.content[0].text,
+        "id": [whole.id, whole._request_id],
+        "models": [[model.id, model.display_name, model.created_at.timestamp()] for model in anthropic.models.list()],
     }
 
 

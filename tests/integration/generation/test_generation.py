@@ -105,7 +105,8 @@ async def test_messages_are_what_their_template_makes_of_them(client: AsyncClien
         ({"messages": []}, "prompt: is empty"),
         ({"messages": _CHAT * 513}, "messages: 1026 messages, the limit is 1024"),
         ({"messages": _CHAT, "truncation": Truncation.TRUNCATION_LEFT}, "truncation: is for prompts"),
-        ({"messages": [_said("module " * 500)]}, "the model takes 192 together; lower max_new_tokens"),
+        ({"messages": [_said("module " * 500)]}, "no room for a text: the model takes 192; send less"),
+        ({"messages": _CHAT, "max_new_tokens": 190}, "the model takes 192 together; lower max_new_tokens"),
         ({"messages": _CHAT, "prompt": "both"}, "prompt: give either a prompt or messages"),
         ({"messages": [{"role": "user", "text": "hi"}]}, "messages: takes messages, each with a role and a content"),
     ],
@@ -304,8 +305,10 @@ async def test_bad_options_are_refused_by_name(client: AsyncClient, options: dic
 async def test_an_empty_prompt_and_one_that_is_too_long_are_refused(client: AsyncClient) -> None:
     with pytest.raises(InvalidInput, match="prompt: is empty"):
         await client.generate_text("writer", "")
-    with pytest.raises(InvalidInput, match=r"the model takes 192 together; lower max_new_tokens, or set truncation"):
+    with pytest.raises(InvalidInput, match=r"no room for a text: the model takes 192; set truncation to cut"):
         await client.generate_text("writer", "module " * 500, max_new_tokens=8)
+    with pytest.raises(InvalidInput, match=r"the model takes 192 together; lower max_new_tokens, or set truncation"):
+        await client.generate_text("writer", _PROMPT, max_new_tokens=190)
     text = await client.generate_text(
         "writer", "module " * 500, max_new_tokens=8, truncation=Truncation.TRUNCATION_LEFT
     )

@@ -397,6 +397,15 @@ async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_th
         for row, top in zip(expected, lists.top_logprobs[1:], strict=True):
             assert sorted(top.values(), reverse=True) == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
         assert choice.text.startswith(tokenizer.decode(prompt, skip_special_tokens=True))
+    scored = await theirs.completions.create(prompt=prompts, **asked | {"max_tokens": 0})
+    assert scored.usage
+    assert scored.usage.completion_tokens == 0
+    for prompt, choice, whole in zip(prompts, scored.choices, answer.choices, strict=True):
+        assert choice.logprobs
+        assert whole.logprobs
+        assert whole.logprobs.token_logprobs
+        assert choice.logprobs.token_logprobs == whole.logprobs.token_logprobs[:-1]
+        assert (choice.text, choice.finish_reason) == (tokenizer.decode(prompt, skip_special_tokens=True), "length")
     plain = await theirs.completions.create(model="writer", prompt=prompts, max_tokens=9)
     texts = await theirs.completions.create(model="writer", prompt=[_PROMPT], max_tokens=9)
     assert plain.choices[0].text == texts.choices[0].text
@@ -476,7 +485,11 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
     answer = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=24, stop=stop)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (whole[: whole.index(stop)], "stop")
     stream = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=24, stop=[stop], stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == answer.choices[0].text
+    choices = [chunk.choices[0] async for chunk in stream]
+    assert "".join(choice.text for choice in choices) == answer.choices[0].text
+    # vLLM's field, which OpenAI's client keeps.
+    reasons = [choice.model_extra.get("stop_reason") for choice in (answer.choices[0], choices[-1], choices[0])]
+    assert reasons == [stop, stop, None]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -692,6 +705,9 @@ async def test_a_response_is_read_by_openais_client(theirs: openai.AsyncOpenAI, 
     assert (answer.output_text, answer.status) == (text, "incomplete")
     assert answer.usage
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.tokens, 12)
+    said = {name: asked[name] for name in ("input", "instructions")}
+    counted = await theirs.responses.input_tokens.count(model="writer", **said)
+    assert (counted.input_tokens, counted.object) == (expected.usage.tokens, "response.input_tokens")
     async with theirs.responses.stream(model="writer", **asked) as stream:
         events = [event async for event in stream]
         whole = await stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response

@@ -56,6 +56,21 @@ def test_a_stop_string_ends_the_text_before_it(size: int) -> None:
     assert is_stopped
 
 
+@pytest.mark.parametrize(
+    ("stops", "stop_string"),
+    [
+        (["two", "Human:"], "Human:"),
+        (["Human", "Human:"], "Human"),
+        (["Human:", "\nHuman:"], "\nHuman:"),
+        (["three"], ""),
+    ],
+    ids=str,
+)
+def test_the_stop_string_that_ended_the_text_is_named(stops: list[str], stop_string: str) -> None:
+    released = release(_BYTES, list(b"so "), list(b"one\n\nHuman: two"), stops, is_last=True)
+    assert (released.stop_string, released.is_stopped) == (stop_string, bool(stop_string))
+
+
 def test_a_stop_string_before_half_a_character_ends_the_text_with_its_token() -> None:
     pieces = (b"x", b"at\xe5", b"\x8c\x97")  # a token may have the end of a word and the begin of a character
     detokenizer = Detokenizer(lambda ids: b"".join(pieces[token] for token in ids).decode("utf-8", errors="replace"))

@@ -14,6 +14,7 @@ from neuronpipe.core.tensors import Array
 from neuronpipe.tasks.generated_text import Detokenizer
 from neuronpipe.tasks.text_generation import TASK, decode, logprob_arrays, part_arrays, prompt_arrays, window_arrays
 from tests.unit.model_specs import model_spec
+from tests.unit.tasks.word_tokenizer import WordTokenizer
 
 _MODEL = model_spec("text_generation", max_tokens=4, vocabulary_size=26)
 _LETTERS = Detokenizer(lambda ids: "".join(string.ascii_lowercase[id] for id in ids))
@@ -119,3 +120,25 @@ def test_json_that_is_nested_too_deeply_is_refused_by_its_fields_name(name: str)
         input.options.json_schema = deep
     with pytest.raises(InvalidInput, match=rf"^{re.escape(name)}: lists and objects are nested more than 128 deep"):
         TASK.check(input, model)
+
+
+_SAID = [ChatMessage(role="user", content="a b c")]  # four tokens, and two special ones
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens", "problem"),
+    [
+        ({"messages": _SAID}, 6, "messages: 6 tokens, which leave no room for a text: the model takes 6; send less"),
+        ({"prompt": "a b c d e"}, 6, "prompt: 7 tokens, .*: the model takes 6; set truncation to cut"),
+        ({"prompt_token_ids": [3] * 6}, 6, "prompt: 6 tokens, .*: the model takes 6; set truncation to cut"),
+        ({"messages": _SAID}, 7, "messages: 6 tokens and 3 new ones, the model takes 7 together; lower max_new_tokens"),
+    ],
+    ids=str,
+)
+def test_only_a_prompt_that_leaves_room_is_advised_to_ask_for_fewer_tokens(
+    fields: dict[str, Any], max_tokens: int, problem: str
+) -> None:
+    model = model_spec("text_generation", max_tokens=max_tokens)
+    input = TextGenerationInput(**fields, options=GenerationOptions(max_new_tokens=3))
+    with pytest.raises(InvalidInput, match=f"^{problem}$"):
+        TASK.encode(input, WordTokenizer(), model)

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, Token, TokenizationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    ChatMessage,
+    DetokenizationInput,
+    TextGenerationInput,
+    Token,
+    TokenizationInput,
+)
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.tokenization import DETOKENIZATION, TOKENIZATION
 from tests.unit.model_specs import model_spec
@@ -33,6 +39,43 @@ def test_a_text_longer_than_the_model_takes_becomes_tokens_with_their_places() -
 def test_special_tokens_are_left_out_where_asked() -> None:
     tokens = _result(TOKENIZATION, TokenizationInput(text="a day", skip_special_tokens=True)).tokens
     assert [(token.token_id, token.is_special) for token in tokens] == [(_A, False), (_DAY, False)]
+
+
+_CHAT = TextGenerationInput(messages=[ChatMessage(role="user", content="a fine day")])
+_WRITER = model_spec("text_generation", max_tokens=4, chat_template="{{ messages }}")
+
+
+def test_the_tokens_of_a_chat_are_counted_even_if_the_model_takes_fewer() -> None:
+    encoded = encode_checked(TOKENIZATION, TokenizationInput(chat=_CHAT), WordTokenizer(), _WRITER)
+    assert encoded.sequences == []
+    result: Any = TOKENIZATION.decode(TokenizationInput(), _WRITER, encoded.annotations, [])
+    assert (result.chat_tokens, list(result.tokens)) == (6, [])  # CLS user: a fine day SEP
+
+
+def test_a_chat_has_a_key_of_its_own_for_each_day_and_content() -> None:
+    other = TextGenerationInput(messages=[ChatMessage(role="user", content="a")])
+    inputs = [TokenizationInput(chat=_CHAT), TokenizationInput(chat=other), TokenizationInput(text="a")]
+    assert len({TOKENIZATION.traits(input) for input in inputs}) == 3
+    assert [TOKENIZATION.reads_date(input) for input in inputs] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("input", "model", "problem"),
+    [
+        (TokenizationInput(chat=_CHAT), _MODEL, "chat: model 'small' takes none; send a text"),
+        (TokenizationInput(chat=_CHAT, text="a"), _WRITER, "chat: cannot be combined with a text"),
+        (TokenizationInput(chat=TextGenerationInput(prompt="a")), _WRITER, "messages: is empty"),
+        (
+            TokenizationInput(chat=TextGenerationInput(messages=[ChatMessage(role="user", content="a\0")])),
+            _WRITER,
+            r"messages\[0\].content: has the character NUL at position 1",
+        ),
+    ],
+    ids=str,
+)
+def test_a_chat_that_no_model_reads_is_not_counted(input: Any, model: Any, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{problem}$"):
+        TOKENIZATION.check(input, model)
 
 
 @pytest.mark.parametrize(("skips", "text"), [(False, "[CLS] a day [SEP]"), (True, "a day")])

@@ -2108,6 +2108,7 @@ class GeneratedText(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text, without the prompt and the stop string, and without special tokens unless skip_special_tokens is false."""
     finish_reason: Global___FinishReason.ValueType
@@ -2117,6 +2118,8 @@ class GeneratedText(_message.Message):
     length_penalty; the probabilities are those after penalties and, with do_sample, after temperature and what else
     tokens are drawn by. Not set without a search.
     """
+    stop_string: _builtins.str
+    """The stop string that ended the text; empty for another end."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The generated tokens, with the one that ended the text, and all of those that hold the stop string."""
@@ -2138,10 +2141,11 @@ class GeneratedText(_message.Message):
         score: _builtins.float | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        stop_string: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "score", b"score", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "score", b"score", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -2357,19 +2361,27 @@ class TokenizationInput(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text; not empty. It may be longer than the model takes, up to 16,384 tokens."""
     skip_special_tokens: _builtins.bool
     """Leave out the special tokens that the model gets around a text, such as [CLS] and [SEP]."""
+    @_builtins.property
+    def chat(self) -> Global___TextGenerationInput:
+        """Instead of a text: messages for a model that generates, of which only the number of tokens is told. They may be longer
+        than the model takes. Options and truncation have no effect.
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         skip_special_tokens: _builtins.bool = ...,
+        chat: Global___TextGenerationInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "skip_special_tokens", b"skip_special_tokens", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2382,6 +2394,9 @@ class TokenizationResult(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    CHAT_TOKENS_FIELD_NUMBER: _builtins.int
+    chat_tokens: _builtins.int
+    """Of a chat: the number of the tokens that the model would read. The result has no tokens then."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
         """The tokens in their order, without the prompt that the model may have."""
@@ -2390,10 +2405,11 @@ class TokenizationResult(_message.Message):
         self,
         *,
         tokens: _abc.Iterable[Global___Token] | None = ...,
+        chat_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_tokens", b"chat_tokens", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

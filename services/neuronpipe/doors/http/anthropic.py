@@ -4,15 +4,17 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import BeforeValidator, Discriminator, Field
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TaskInput, TextGenerationInput
+from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, ModelBody, option_field, write_body
+from neuronpipe.doors.http.bodies import HARMLESS, Body, Count, Many, ModelBody, only, option_field, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
@@ -25,8 +27,10 @@ from neuronpipe.tasks.text_generation import GenerationFacts
 
 _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {
+    "prompt": "messages",
     "options.max_new_tokens": "max_tokens",
     "options.stop_strings": "stop_sequences",
+    "options.json_schema": "output_config.format.schema",
     **{f"options.{name}": name for name in _DRAWING},
 }
 _CHOICES = {"any": "required", "auto": "auto", "none": "none"}
@@ -40,6 +44,16 @@ _DELTAS = {
     "text": ("text", "text_delta"),
     "tool_use": ("partial_json", "input_json_delta"),
 }
+
+
+def _without_media(block: Any) -> Any:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind in ("image", "document"):
+        raise ValueError(f"{kind}s are not supported; send texts")
+    return block
+
+
+_NO_MEDIA = BeforeValidator(_without_media)
 
 
 class TextBlock(Body):
@@ -56,6 +70,13 @@ class ThinkingBlock(Body):
     thinking: str
 
 
+class RedactedThinkingBlock(Body):
+    """Reasoning that only Anthropic can read. The template does not get it."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 class ToolUseBlock(Body):
     harmless = HARMLESS | {"caller"}
 
@@ -70,10 +91,14 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Many[TextBlock] = ""
+    content: str | Many[Annotated[TextBlock, _NO_MEDIA]] = ""
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")]
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Discriminator("type"),
+    _NO_MEDIA,
+]
 
 
 class Message(Body):
@@ -102,12 +127,27 @@ class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = Field(None, description="the form of the text")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="a variable of the model's template: reasoning_effort"
+    )
+
+
 class CountedMessages(ModelBody):
     messages: Annotated[Many[Message], Field(min_length=1)]
     system: str | Many[TextBlock] = ""
     tools: Annotated[Many[InputTool], Field(max_length=128)] | None = None
     tool_choice: InputToolChoice = InputToolChoice(type="auto")
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    # With a thread a client sends new turns only.
+    thread: Annotated[Any, only(advice="send the whole conversation; tool_runner(thread=False)")] = None
 
 
 @with_fields({name: option_field(OPTIONS[name]) for name in _DRAWING})
@@ -130,7 +170,8 @@ _MESSAGE = named(
     stop_sequence=str | None,
     usage=dict[str, int],
 )
-_post = partial(Route, "POST", error_form=ANTHROPIC_ERROR)
+# Anthropic's clients read the request's id from this header.
+_post = partial(Route, "POST", error_form=ANTHROPIC_ERROR, id_headers=(b"request-id",))
 MESSAGES = _post("/v1/messages", "Anthropic: the next message, whole or as events", MessagesRequest, _MESSAGE)
 COUNT = _post(
     "/v1/messages/count_tokens",
@@ -145,6 +186,7 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
     model = inference.choose(request.model(body.model), "text_generation")
     options = {name: value for name in _DRAWING if (value := getattr(body, name)) is not None}
     options |= {"stop_strings": body.stop_sequences} if body.stop_sequences else {}
+    options |= {"json_schema": form.schema_} if (form := body.output_config.format) else {}
     tools = _tool_use(body)
     generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
     tools.force(generation)
@@ -152,8 +194,11 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     def new_writer() -> _MessageWriter:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
-        thinking = "" if input.text_generation.continue_final_message else _thinking(body)
-        reader = reader_of_answer(tools, facts, has_form=bool(generation.json_schema), thinking=thinking)
+        chat, thinking, begun = input.text_generation, _thinking(body), ""
+        if chat.continue_final_message:
+            thinking, begun = "", chat.messages[-1].content
+        has_form = bool(generation.json_schema)
+        reader = reader_of_answer(tools, facts, has_form=has_form, thinking=thinking, begun=begun)
         return _MessageWriter(request.call.request_id, model.name, reader)
 
     if body.stream:
@@ -164,12 +209,12 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
 
 
 async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
-    """Answers POST /v1/messages/count_tokens: the model reads the messages, and writes one token."""
+    """Answers POST /v1/messages/count_tokens."""
     body: CountedMessages = request.body
     model = inference.choose(request.model(body.model), "text_generation")
-    input, fields = _input(body, _tool_use(body), GenerationOptions(max_new_tokens=1))
-    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
-    return HttpResponse(write_body({"input_tokens": result.usage.tokens}))
+    input, fields = _input(body, _tool_use(body), GenerationOptions())
+    tokens = await inference.count_tokens(ModelCall(request.call, model, fields), input)
+    return HttpResponse(write_body({"input_tokens": tokens}))
 
 
 ANSWERS: Answers[Inference] = [(MESSAGES, _messages), (COUNT, _count)]
@@ -183,7 +228,11 @@ def _tool_use(body: CountedMessages) -> ToolUse:
         tools.append({"type": "function", "function": present})
     chosen, choice = body.tool_choice, ToolChoice(_CHOICES.get(body.tool_choice.type))
     if chosen.type == "tool":
-        choice = ToolChoice(function=chosen.name or "", field="tool_choice.name")
+        if chosen.name is None:
+            raise InvalidInput("tool_choice.name", "is missing")
+        choice = ToolChoice(function=chosen.name, field="tool_choice.name")
+    elif chosen.name is not None:
+        raise InvalidInput("tool_choice.name", f'has an effect only with the type "tool", not with "{chosen.type}"')
     return ToolUse.of(tools, choice, has_several=not chosen.disable_parallel_tool_use)
 
 
@@ -199,32 +248,42 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
     said: list[dict[str, Any]] = []
     fields: dict[str, str] = {}
 
-    def say(place: str, role: str, content: str, **further: Any) -> None:
+    def say(place: str, role: str, content: str, content_place: str = "", **further: Any) -> None:
         ours = f"messages[{len(said)}]"
-        fields.update({ours: place, f"{ours}.role": f"{place}.role", f"{ours}.content": f"{place}.content"})
+        fields.update({ours: place, f"{ours}.role": place, f"{ours}.content": content_place or place})
         said.append({"role": role, "content": content, **further})
 
     if system := _text(body.system):
         say("system", "system", system)
-    for number, message in enumerate(body.messages):
-        place = f"messages[{number}]"
-        blocks = message.content if isinstance(message.content, list) else []
-        for block in blocks:
-            if isinstance(block, ToolResultBlock):
-                say(place, "tool", _text(block.content), tool_call_id=block.tool_use_id)
+    # Consecutive messages of a role are one turn, as in Anthropic's API: many templates refuse them otherwise.
+    for role, turn in groupby(enumerate(body.messages), key=lambda numbered: numbered[1].role):
+        numbers, messages = zip(*turn, strict=True)
+        place = f"messages[{numbers[0]}]" + (f" to messages[{numbers[-1]}]" if numbers[1:] else "")
+        blocks = [
+            (f"messages[{number}].content[{index}]", block)
+            for number, message in zip(numbers, messages, strict=True)
+            for index, block in enumerate(message.content if isinstance(message.content, list) else ())
+        ]
+        results = [(at, block) for at, block in blocks if isinstance(block, ToolResultBlock)]
+        for at, block in results:
+            say(at, "tool", _text(block.content), f"{at}.content", tool_call_id=block.tool_use_id)
         calls = [
             {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-            for block in blocks
+            for _, block in blocks
             if isinstance(block, ToolUseBlock)
         ]
-        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+        thoughts = "".join(block.thinking for _, block in blocks if isinstance(block, ThinkingBlock))
         further: dict[str, Any] = {"tool_calls": calls} if calls else {}
         further |= {"reasoning_content": thoughts} if thoughts else {}
-        has_results = any(isinstance(block, ToolResultBlock) for block in blocks)
-        if (text := _text(message.content)) or further or not has_results:
-            say(place, message.role, text, **further)
+        text = "\n".join(filter(None, (_text(message.content) for message in messages)))
+        if text or further or not results:
+            say(place, role, text, "" if numbers[1:] else f"{place}.content", **further)
     continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
-    variables = {} if body.thinking is None else dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables = dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
+    if effort := body.output_config.effort:
+        variables["reasoning_effort"] = effort
     input = TextGenerationInput(
         messages=[SaidMessage.model_validate(message).message() for message in said],
         tools=tools.for_template,
@@ -326,5 +385,6 @@ class _MessageWriter:
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
         usage = {"output_tokens": result.usage.generated_tokens}
-        yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+        delta = {"stop_reason": reason, "stop_sequence": result.texts[0].stop_string or None}
+        yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -162,6 +162,7 @@ class App:
         headers: Headers = dict(reversed(head.fields))  # the first value of a name counts, as over gRPC
         request_id = _request_id(headers)
         error_form: ErrorForm = UNKNOWN_PATH
+        id_headers = [REQUEST_ID_HEADER]
         with ExitStack() as streaming:  # resources that a stream holds until its end
             try:
                 response = self._preflight(head.method, headers)
@@ -169,6 +170,7 @@ class App:
                     found = self._routes.find(head.method, self._without_prefix(head.path))
                     routed = _RoutedRequest(*found, headers, request_id)
                     error_form = routed.route.error_form
+                    id_headers += routed.route.id_headers
                     response = await self._answer(routed, exchange, streaming)
                 if head.method == "HEAD" and response.stream:
                     response = replace(response, stream=_no_parts())
@@ -182,7 +184,7 @@ class App:
                 response = _error_response(problem_of(internal_error(fault, Call(request_id))), error_form)
             finally:
                 exchange.forget()
-            await self._send(response, request_id, headers, exchange)
+            await self._send(response, [(name, request_id.encode()) for name in id_headers], headers, exchange)
 
     def _preflight(self, method: str, headers: Headers) -> HttpResponse | None:
         """Returns the answer to a browser that asks whether a page may call; None for every other request."""
@@ -291,13 +293,12 @@ class App:
             raise too_large(limit, hint)
         return body
 
-    async def _send(self, response: HttpResponse, request_id: str, headers: Headers, exchange: Exchange) -> None:
+    async def _send(
+        self, response: HttpResponse, ids: Iterable[tuple[bytes, bytes]], headers: Headers, exchange: Exchange
+    ) -> None:
+        """Sends a response. `ids`: the headers with the id of the request."""
         body = response.body
-        fields = [
-            (b"content-type", response.media_type.encode()),
-            (REQUEST_ID_HEADER, request_id.encode()),
-            *response.headers,
-        ]
+        fields = [(b"content-type", response.media_type.encode()), *ids, *response.headers]
         if ignored := UnknownFields.header():
             fields.append((IGNORED_HEADER, ignored))
         if self._cors_origins:

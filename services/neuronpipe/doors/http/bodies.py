@@ -410,15 +410,27 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 
     pydantic's location also has steps that name forms of a value, which the path leaves out.
     """
-    path = ""
-    for depth, step in enumerate(location):
-        is_step = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
-        if is_step:
-            value = value[step]
-        elif not (is_missing and depth == len(location) - 1):
-            continue
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    steps = _fields_of(value, location, is_missing)
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     return path.removeprefix(".")[:_MAX_PATH] or "body"
+
+
+def _fields_of(value: Any, location: tuple[int | str, ...], is_missing: bool) -> list[int | str]:
+    """Returns the steps of a location that are indices and fields of the value, as many as possible.
+
+    A form may have the name of a field: then the last step, the field at fault, counts more than a step before it.
+    """
+    if not location:
+        return []
+    step, rest = location[0], location[1:]
+    is_step = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
+    if not is_step:
+        return [step] if is_missing and not rest else _fields_of(value, rest, is_missing)
+    steps = [step, *_fields_of(value[step], rest, is_missing)]
+    if isinstance(step, int) or len(steps) == len(location):
+        return steps
+    others = _fields_of(value, rest, is_missing)
+    return max(steps, others, key=lambda found: (len(found), found[-1:] == [location[-1]]))
 
 
 def _problem(error: ErrorDetails) -> str:

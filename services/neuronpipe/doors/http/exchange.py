@@ -94,6 +94,7 @@ class Route:
     - `is_raw`: the handler gets the body as bytes, because its type depends on the model.
     - `takes_media`: media types of raw bodies in addition to JSON.
     - `query`: parameters with their meanings.
+    - `id_headers`: names of headers in which the answer also has the id of the request.
     - `is_counted`: false for a route that must answer while the process starts and drains.
     - `service`: "health", "reflection" or "metrics" if the route may be open to callers without credentials.
     """
@@ -107,6 +108,7 @@ class Route:
     is_raw: bool = False
     takes_media: Sequence[str] = ()
     query: Mapping[str, str] = field(default_factory=dict)
+    id_headers: Sequence[bytes] = ()
     is_counted: bool = True
     service: str = ""
 

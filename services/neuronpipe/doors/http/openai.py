@@ -121,8 +121,10 @@ _EMBEDDING: Any = named("Embedding", object=Literal["embedding"], index=int, emb
 _USAGE = named("EmbeddingsUsage", prompt_tokens=int, total_tokens=int)
 _LIST = Literal["list"]
 _EMBEDDINGS = named("EmbeddingsResponse", object=_LIST, data=list[_EMBEDDING], model=str, usage=_USAGE)
-_ROOT = "`root`: the model that an alias stands for."
-_MODEL: Any = named("ModelEntry", _ROOT, id=str, root=str, object=Literal["model"], created=int, owned_by=str)
+_ROOT = "`root`: the model that an alias stands for. `type`, `display_name` and `created_at` are Anthropic's."
+_NAMES: Any = {"id": str, "root": str, "display_name": str}
+_KINDS: Any = dict.fromkeys(("object", "type"), Literal["model"])
+_MODEL: Any = named("ModelEntry", _ROOT, **_NAMES, **_KINDS, created=int, created_at=str, owned_by=str)
 _EITHER = either(EmbeddingsRequest, EmbeddedChat, {"messages"}, "OpenAI's with `input`, vLLM's with `messages`")
 EMBEDDINGS = Route(
     "POST", "/v1/embeddings", "OpenAI: vectors of texts and images", _EITHER, _EMBEDDINGS, error_form=OPENAI_ERROR
@@ -254,5 +256,6 @@ def _answer(model: str, embeddings: Iterable[Any], tokens: int) -> dict[str, Any
 
 def _entry(name: str, model: Model) -> dict[str, Any]:
     # No manifest says when its bundle was made.
-    owner = {"created": 0, "owned_by": "neuronpipe"}
-    return {"id": name, "root": model.name, "object": "model", **owner, "tasks": list(model.tasks)}
+    owner = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "neuronpipe"}
+    kinds = {"object": "model", "type": "model"}
+    return {"id": name, "root": model.name, "display_name": name, **kinds, **owner, "tasks": list(model.tasks)}

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -39,7 +40,7 @@ from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {
-    "messages": "input",
+    **dict.fromkeys(("messages", "prompt"), "input"),
     "options.max_new_tokens": "max_output_tokens",
     "options.json_schema": "text.format.schema",
     **{f"options.{name}": name for name in _DRAWING},
@@ -185,8 +186,13 @@ _RESPONSE = named(
 _SUMMARY = "OpenAI: a text that continues a conversation, or calls of its functions, whole or as events"
 RESPONSES = Route("POST", "/v1/responses", _SUMMARY, ResponsesRequest, _RESPONSE, error_form=OPENAI_ERROR)
 
+_COUNTED = named("ResponseTokens", object=Literal["response.input_tokens"], input_tokens=int)
+_COUNTS = "OpenAI: the number of tokens of a conversation"
+COUNT = Route("POST", "/v1/responses/input_tokens", _COUNTS, ResponsesRequest, _COUNTED, error_form=OPENAI_ERROR)
 
-async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse:
+
+async def _responses(inference: Inference, request: HttpRequest, *, counts: bool = False) -> HttpResponse:
+    """Answers POST /v1/responses, or, if it only `counts` tokens, /v1/responses/input_tokens."""
     body: ResponsesRequest = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
@@ -200,6 +206,9 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     if variables:
         input.template_arguments = json.dumps(variables)
     model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters"))
+    if counts:
+        tokens = await inference.count_tokens(model_call, TaskInput(text_generation=input))
+        return HttpResponse(write_body({"object": "response.input_tokens", "input_tokens": tokens}))
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""
@@ -215,7 +224,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
-ANSWERS: Answers[Inference] = [(RESPONSES, _responses)]
+ANSWERS: Answers[Inference] = [(RESPONSES, _responses), (COUNT, partial(_responses, counts=True))]
 
 
 _ONLY_REASONING = {"role", "reasoning_content"}

@@ -14,6 +14,7 @@ from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TokenLogprob
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
+from neuronpipe.core.packed import pack_texts
 from neuronpipe.doors.http import openai_text_bodies as bodies
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
@@ -48,7 +49,8 @@ _MESSAGE = named(
 
 
 def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
-    choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, finish_reason=reasons)
+    ends: Any = {"finish_reason": reasons, "stop_reason": NotRequired[str | int]}
+    choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, **ends)
     return named(name, id=str, object=kind, created=int, model=str, choices=list[choice], usage=_USAGE)
 
 
@@ -197,7 +199,11 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
     if body.best_of not in (None, texts):
         raise InvalidInput("best_of", f"{body.best_of}, must be n, {texts}: no more texts are made than asked")
     prompts, _ = listed(body.prompt)
-    options = _options(body, body.max_tokens or _MAX_TOKENS, body.logprobs)
+    if body.max_tokens == 0 and not (body.echo and body.logprobs is not None):
+        raise InvalidInput("max_tokens", "0, must be at least 1 without echo and logprobs")
+    # A prompt is scored by the steps that generate a token behind it.
+    max_tokens = _MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    options = _options(body, max_tokens, body.logprobs)
     if body.echo and body.logprobs is not None:
         if body.stream:
             raise InvalidInput("echo", "with logprobs cannot be combined with stream")
@@ -241,7 +247,8 @@ async def _answer_texts(
     def new_reader() -> AnswerReader:
         facts = GenerationFacts.of(inference.catalog.spec(*model))
         if isinstance(body, bodies.ChatRequest):
-            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body))
+            begun = body.messages[-1].message().content if body.continue_final_message else ""
+            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body), begun=begun)
         return AnswerReader(tools.reader(""))
 
     if body.stream:
@@ -249,10 +256,22 @@ async def _answer_texts(
         chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
+    if body.max_tokens == 0:
+        results = [_prompt_alone(result) for result in results]
     texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
     choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
+
+
+def _prompt_alone(result: InferenceResult) -> InferenceResult:
+    """Returns a result without the token that was generated behind the prompt."""
+    end = FinishReason.FINISH_REASON_LENGTH
+    texts = [GeneratedText(prompt_logprobs=text.prompt_logprobs, finish_reason=end) for text in result.texts]
+    usage = Usage()
+    usage.CopyFrom(result.usage)
+    usage.generated_tokens = 0
+    return result._replace(value=pack_texts("text_generation", texts), usage=usage)
 
 
 def _whole_choice(
@@ -279,7 +298,7 @@ def _whole_choice(
         logprobs["token_logprobs"][0] = logprobs["top_logprobs"][0] = None
     if body.return_token_ids:
         choice["token_ids"] = list(text.token_ids)
-    return _choice(index, choice, _reason(text, reader), logprobs)
+    return _choice(index, choice, _reason(text, reader), logprobs) | _stop_reason(text, body)
 
 
 @dataclass(slots=True)
@@ -347,7 +366,9 @@ class _ChunkWriter:
             reader = self._choices[index].reader
             for piece in reader.read("", is_last=True):
                 yield self._chunk(index, self._write_piece(piece))
-            yield self._chunk(index, self._writer.part(""), _reason(text, reader))
+            end = self._chunk(index, self._writer.part(""), _reason(text, reader))
+            end["choices"][0] |= _stop_reason(text, self._body)
+            yield end
 
     def _write_piece(self, piece: str | dict[str, Any]) -> dict[str, Any]:
         if isinstance(piece, ReasoningText):
@@ -372,6 +393,14 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     """Returns the reason for the end of a text that the reader has read."""
     reason = _REASONS.get(text.finish_reason, "stop")
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _stop_reason(text: GeneratedText, body: bodies.CompletionOptions) -> dict[str, Any]:
+    """Returns vLLM's field of a choice that a stop string or a stop token of the request ended."""
+    stop_ids = getattr(body, "stop_token_ids", None) or ()
+    if text.finish_reason == FinishReason.FINISH_REASON_END and text.token_ids and text.token_ids[-1] in stop_ids:
+        return {"stop_reason": text.token_ids[-1]}
+    return {"stop_reason": text.stop_string} if text.stop_string else {}
 
 
 def _thinking(body: bodies.ChatRequest) -> str:
@@ -413,6 +442,7 @@ def _fields(body: bodies.CompletionOptions) -> dict[str, str]:
     if isinstance(body, bodies.ChatRequest):
         limit = "max_completion_tokens" if body.max_completion_tokens else limit
         best = "top_logprobs" if body.top_logprobs else best
+        names |= {"prompt": "messages"}
     else:
         names |= {
             "prompt": "prompt…",

@@ -226,6 +226,7 @@ class CompletionRequest(CompletionOptions):
         str | Many[str] | TokenIds | Many[TokenIds],
         Field(description="a text or its token ids; or several, of which each gets a choice"),
     ]
+    max_tokens: Whole | None = Field(None, description="0 only with echo and logprobs: to score the prompt")
     logprobs: Whole | None = None
     echo: Annotated[bool | None, Field(description="the prompt before the text")] = None
     best_of: Count | None = Field(None, description="number of texts to choose from: the same as n")

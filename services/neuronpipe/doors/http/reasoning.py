@@ -36,14 +36,16 @@ class AnswerReader:
 
     - `calls`: divides the answer behind the reasoning.
     - `marks`: texts before and behind the reasoning; None: the text has no reasoning.
-    - `is_open`: whether the prompt already has the first mark.
+    - `begun`: the reasoning in the prompt, which may be empty; None: the prompt does not have the first mark.
     """
 
-    def __init__(self, calls: CallReader, marks: tuple[str, str] | None = None, *, is_open: bool = False) -> None:
+    def __init__(self, calls: CallReader, marks: tuple[str, str] | None = None, *, begun: str | None = None) -> None:
+        is_open = begun is not None
         self._calls, (self._opening, self._closing) = calls, marks or ("", "")
         self._may_open, self._is_open = bool(marks) and not is_open, bool(marks) and is_open
         self._rest = ""  # text that is not divided yet
-        self._skips_space = self._is_open  # whether white space at the beginning of the rest is left out
+        # Whether white space at the beginning of the rest is left out.
+        self._skips_space = self._is_open and not (begun or "").strip()
 
     @property
     def ends_with_calls(self) -> bool:
@@ -105,12 +107,18 @@ class AnswerReader:
             self._is_open, self._skips_space = False, True
 
 
-def reader_of_answer(tools: ToolUse, facts: GenerationFacts, *, has_form: bool, thinking: str) -> AnswerReader:
+def reader_of_answer(
+    tools: ToolUse, facts: GenerationFacts, *, has_form: bool, thinking: str, begun: str = ""
+) -> AnswerReader:
     """Returns the reader of a model's answer.
 
     - `has_form`: the text has a form, which holds from the first token on, so there is no reasoning.
     - `thinking`: see `thinking_of`; empty for a prompt that ends in the answer.
+    - `begun`: the message that the answer continues, which may end within the reasoning.
     """
     calls = tools.reader(facts.chat_template if tools.tools else "")
     marks = None if has_form else facts.reasoning_marks
-    return AnswerReader(calls, marks, is_open=thinking in facts.opens_reasoning)
+    reasoning = "" if thinking in facts.opens_reasoning else None
+    if marks and marks[0] in (last := begun.rpartition(marks[1])[2]):
+        reasoning = last.rpartition(marks[0])[2]
+    return AnswerReader(calls, marks, begun=reasoning)

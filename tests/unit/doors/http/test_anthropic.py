@@ -6,22 +6,35 @@ from typing import Any
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
-from neuronpipe.core.errors import NeuronpipeError, Overloaded
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
+    TaskInput,
+    TaskResult,
+    TextGenerationResult,
+    TokenizationResult,
+)
+from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
 
 _TEMPLATE = "<tool_call> <think></think>"
 _TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"at": {}}}}
+_FORM = {"type": "json_schema", "schema": _TOOL["input_schema"]}
 _CALL = '<tool_call>{"name": "look", "arguments": {"at": "sky"}}</tool_call>'
 _ASKED: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]}
 _END = FinishReason.FINISH_REASON_END
 
 
 def _browser(
-    text: str = "Four.", reason: "FinishReason.ValueType" = _END, error: NeuronpipeError | None = None, **facts: Any
+    text: str = "Four.",
+    reason: "FinishReason.ValueType" = _END,
+    error: NeuronpipeError | None = None,
+    stop_string: str = "",
+    **facts: Any,
 ) -> Browser:
-    result = TextGenerationResult(sequences=[GeneratedText(text=text, finish_reason=reason)])
+    generated = GeneratedText(text=text, finish_reason=reason, stop_string=stop_string)
+    result = TextGenerationResult(sequences=[generated])
 
     def answer(input: TaskInput) -> TaskResult | NeuronpipeError:
         return error or TaskResult(text_generation=result)
@@ -29,6 +42,10 @@ def _browser(
     browser = Browser([model_spec("text_generation", **{"chat_template": _TEMPLATE} | facts)], answer)
     browser.pipeline.parts = [GenerateStart(prompt_tokens=5), *parts_of(text)]
     return browser
+
+
+def _of_blocks(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": blocks}]}
 
 
 async def _answers(browser: Browser, **fields: Any) -> dict[str, Any]:
@@ -98,6 +115,11 @@ async def test_the_reason_for_the_end_has_anthropics_word(reason: "FinishReason.
     assert (await _answers(_browser(reason=reason)))["stop_reason"] == stop_reason
 
 
+async def test_the_stop_sequence_that_ended_the_text_is_named() -> None:
+    message = await _answers(_browser(reason=FinishReason.FINISH_REASON_STOP_STRING, stop_string="\n"))
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n")
+
+
 async def test_blocks_become_messages_of_the_template() -> None:
     browser = _browser()
     messages = [
@@ -106,6 +128,7 @@ async def test_blocks_become_messages_of_the_template() -> None:
             "role": "assistant",
             "content": [
                 {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
                 {"type": "text", "text": "I look."},
                 {"type": "tool_use", "id": "1", "name": "look", "input": {"at": "sky"}},
             ],
@@ -141,6 +164,52 @@ async def test_blocks_become_messages_of_the_template() -> None:
     assert not input.continue_final_message
 
 
+async def test_consecutive_messages_of_a_role_are_one_turn() -> None:
+    browser = _browser()
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "The sun."}]},
+        {"role": "user", "content": "And?"},
+    ]
+    assert (await browser.post("/v1/messages", _ASKED | {"messages": messages}))[0] == 200
+    said = browser.inputs[0].text_generation.messages
+    expected = [("user", "a\nbc"), ("assistant", "I look."), ("tool", "The sun."), ("user", "And?")]
+    assert [(message.role, message.content) for message in said] == expected
+    assert len(json.loads(said[1].fields)["tool_calls"]) == 1
+
+
+_NUL = "a\0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"system": _NUL}, "system"),
+        ({"system": [{"type": "text", "text": _NUL}]}, "system"),
+        ({"messages": [{"role": "user", "content": _NUL}]}, "messages[0].content"),
+        ({"messages": [*_ASKED["messages"], {"role": "user", "content": _NUL}]}, "messages[0] to messages[1]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": _NUL}]}]},
+            "messages[0].content[0].content",
+        ),
+    ],
+    ids=str,
+)
+async def test_an_error_of_a_message_has_the_path_of_its_text(fields: dict[str, Any], place: str) -> None:
+    def answer(input: TaskInput) -> NeuronpipeError:
+        chat = input.text_generation.messages
+        [wrong] = [index for index, message in enumerate(chat) if "\0" in message.content]
+        return InvalidInput(f"messages[{wrong}].content", "has the character NUL")
+
+    browser = Browser([model_spec("text_generation", chat_template=_TEMPLATE)], answer)
+    _, error = await browser.post("/v1/messages", _ASKED | fields)
+    assert error["error"]["message"] == f"{place}: has the character NUL"
+
+
 @pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]], ids=str)
 async def test_an_empty_message_is_still_a_message(content: object) -> None:
     browser = _browser()
@@ -155,6 +224,12 @@ async def test_the_answer_continues_the_last_message_of_the_assistant() -> None:
     assert browser.inputs[0].text_generation.continue_final_message
 
 
+async def test_the_answer_to_a_reasoning_that_the_last_message_begins_is_reasoning() -> None:
+    messages = [*_ASKED["messages"], {"role": "assistant", "content": "<think>\nLet me think"}]
+    thinking, text = (await _answers(_browser(" about it.\n</think>\nFour."), messages=messages))["content"]
+    assert (thinking["thinking"], text["text"]) == (" about it.", "Four.")
+
+
 @pytest.mark.parametrize(
     ("choice", "schema"),
     [({"type": "auto"}, ""), ({"type": "tool", "name": "look"}, json.dumps(_TOOL["input_schema"]))],
@@ -167,11 +242,25 @@ async def test_a_choice_may_force_a_call(choice: dict[str, str], schema: str) ->
     assert (message["content"][0]["type"] == "tool_use") == bool(schema)
 
 
-async def test_tokens_are_counted_as_the_model_reads_them() -> None:
-    browser = _browser()
-    status, answer = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})
-    assert (status, answer) == (200, {"input_tokens": 5})
-    assert browser.inputs[0].text_generation.options.max_new_tokens == 1
+async def test_an_output_config_sets_the_form_of_the_text_and_the_effort() -> None:
+    browser = _browser('{"at": "sky"}')
+    config = {"format": _FORM, "effort": "max"}
+    message = await _answers(browser, output_config=config, tools=[_TOOL], thinking={"type": "adaptive"})
+    assert message["content"] == [{"type": "text", "text": '{"at": "sky"}'}]
+    input = browser.inputs[0].text_generation
+    assert json.loads(input.options.json_schema) == _FORM["schema"]
+    variables = {"enable_thinking": True, "thinking": True, "reasoning_effort": "max"}
+    assert json.loads(input.template_arguments) == variables
+
+
+async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:
+    def answer(input: TaskInput) -> TaskResult:
+        assert [message.content for message in input.tokenization.chat.messages] == ["b", "a"]
+        return TaskResult(tokenization=TokenizationResult(chat_tokens=7))
+
+    browser = Browser([model_spec("text_generation", chat_template=_TEMPLATE)], answer)
+    status, counted = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})
+    assert (status, counted) == (200, {"input_tokens": 7})
 
 
 @pytest.mark.parametrize(
@@ -179,9 +268,22 @@ async def test_tokens_are_counted_as_the_model_reads_them() -> None:
     [
         ({"max_tokens": None}, "max_tokens: field required"),
         ({"messages": []}, "messages: list should have at least 1 item"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content"),
+        (_of_blocks({"type": "image", "source": {}}), "messages[0].content[0]: images are not supported; send texts"),
+        (
+            _of_blocks({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": {}}]}),
+            "messages[0].content[0].content[0]: documents are not supported",
+        ),
+        (_of_blocks({"type": "search_result"}), "messages[0].content"),
+        (_of_blocks({"type": "text", "text": "a", "foo": 1}), "messages[0].content[0].foo: is not supported"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: has an effect only with tools"),
         ({"tools": [_TOOL], "tool_choice": {"type": "tool", "name": "b"}}, "tool_choice.name: 'b' is not among"),
+        ({"tools": [_TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name: is missing"),
+        ({"tools": [_TOOL], "tool_choice": {"type": "any", "name": "look"}}, "tool_choice.name: has an effect only"),
+        (
+            {"tools": [_TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": _FORM}},
+            "tool_choice: that forces a call cannot be combined",
+        ),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: field required"),
         ({"mcp_servers": []}, "mcp_servers: is not supported"),
         ({"model": "other"}, "other"),
     ],
@@ -192,6 +294,23 @@ async def test_an_error_has_anthropics_form(fields: dict[str, Any], message: str
     kind = "not_found_error" if fields.get("model") else "invalid_request_error"
     assert (status, answer["type"], answer["error"]["type"]) == (404 if fields.get("model") else 400, "error", kind)
     assert message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_a_thread_is_refused_even_where_unknown_fields_are_ignored(path: str) -> None:
+    headers = {"neuronpipe_strict": "false"}
+    status, answer = await _browser().post(path, _ASKED | {"thread": {"type": "create"}}, **headers)
+    advice = "thread: is not supported; send the whole conversation; tool_runner(thread=False)"
+    assert (status, answer["error"]["message"]) == (400, advice)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"messages": []}], ids=str)
+async def test_every_answer_has_the_id_of_its_request_where_anthropics_client_reads_it(fields: dict[str, Any]) -> None:
+    browser = _browser()
+    await browser.post("/v1/messages", _ASKED | fields, x_request_id="mine")
+    assert (browser.headers["request-id"], browser.headers["x-request-id"]) == ("mine", "mine")
+    await browser.get("/v1/models")
+    assert "request-id" not in browser.headers
 
 
 async def test_an_error_within_a_stream_is_an_event() -> None:

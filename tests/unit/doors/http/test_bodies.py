@@ -3,11 +3,11 @@
 import json
 from base64 import b64encode, encodebytes, urlsafe_b64encode
 from codecs import BOM_UTF8
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, read_json, write_body
@@ -22,6 +22,21 @@ from tests.unit.doors.http.written_pipeline import ROUTES
 
 class _Inner(Body):
     text: str
+
+
+class _Words(Body):
+    type: Literal["text"]
+    text: str | list[str]
+    str: int = 0
+
+
+class _Number(Body):
+    type: Literal["number"]
+    number: int
+
+
+class _Parts(Body):
+    parts: str | list[Annotated[_Words | _Number, Discriminator("type")]]
 
 
 class _Example(Body):
@@ -131,6 +146,26 @@ def test_a_path_has_an_end() -> None:
 def test_fields_that_change_nothing_are_left_out_at_any_depth() -> None:
     body = {"input": [{"text": "a", "cache_control": {"type": "ephemeral"}}], "user": {"id": 3}, "foo": None}
     assert read_body(_KIND, json.dumps(body).encode()).input == [_Inner(text="a")]
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"type": "text", "text": "a", "foo": 1}, "foo"),
+        ({"type": "text", "text": 1}, "text"),
+        ({"type": "text", "text": ["a", 1]}, "text[1]"),
+        ({"type": "text", "text": "a", "str": "b"}, "str"),
+        ({"type": "text"}, "text"),
+        ({"type": "number", "number": "a"}, "number"),
+        ({"type": "number", "number": 1, "foo": 2}, "foo"),
+        ({"type": "number", "number": 1, "text": 2}, "text"),
+    ],
+    ids=str,
+)
+def test_a_form_that_is_named_as_a_field_is_no_part_of_a_path(part: Any, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_body(TypeAdapter(_Parts), {"parts": [part]})
+    assert caught.value.field == f"parts[0].{field}"
 
 
 @pytest.mark.parametrize(

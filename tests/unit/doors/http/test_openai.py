@@ -2,9 +2,11 @@
 
 import asyncio
 from base64 import b64decode
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
@@ -396,6 +398,14 @@ async def test_models_are_listed_by_the_names_that_requests_call(browser: Browse
     expected = [("other", ["text_classification"]), ("small", ["sentence_embedding", "sentence_similarity"])]
     assert [(model["id"], model["tasks"]) for model in body["data"]] == expected
     assert (await browser.get("/v1/models/small"))[1] == body["data"][1]
+
+
+async def test_a_model_has_the_fields_of_anthropics_models(browser: Browser) -> None:
+    _, body = await browser.get("/v1/models/small")
+    assert (body["type"], body["display_name"]) == ("model", "small")
+    assert datetime.fromisoformat(body["created_at"]) == datetime.fromtimestamp(body["created"], UTC)
+    read = openai.types.Model.model_validate(body)
+    assert (read.id, read.created, read.owned_by) == ("small", 0, "neuronpipe")
 
 
 async def test_an_unknown_model_is_not_found(browser: Browser) -> None:

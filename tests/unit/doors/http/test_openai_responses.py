@@ -21,6 +21,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskResult,
     TextGenerationInput,
     TextGenerationResult,
+    TokenizationResult,
 )
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.core.names import Name, Spans
@@ -529,3 +530,15 @@ async def test_tools_that_are_allowed_are_those_that_may_be_called(browser: Brow
     choice["tools"] = [{"type": "function", "name": "none"}]
     status, body = await browser.post("/v1/responses", given)
     assert (status, body["error"]["param"]) == (400, "tool_choice.tools")
+
+
+async def test_tokens_of_a_conversation_are_counted_without_an_answer() -> None:
+    def answer(input: TaskInput) -> TaskResult:
+        assert [message.content for message in input.tokenization.chat.messages] == ["b", "a"]
+        return TaskResult(tokenization=TokenizationResult(chat_tokens=7))
+
+    browser, body = Browser(_SPECS, answer), {"input": "a", "instructions": "b"}
+    status, counted = await browser.post("/v1/responses/input_tokens", body)
+    assert (status, counted) == (200, {"object": "response.input_tokens", "input_tokens": 7})
+    status, refused = await browser.post("/v1/responses/input_tokens", body | {"previous_response_id": "r"})
+    assert (status, refused["error"]["param"]) == (400, "previous_response_id")

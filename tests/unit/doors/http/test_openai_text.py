@@ -14,8 +14,8 @@ _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
 _CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = ()) -> Browser:
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text)]))
+def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = (), **ends: Any) -> Browser:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **ends)]))
 
     def answer(input: TaskInput) -> TaskResult:
         return result
@@ -66,8 +66,58 @@ async def test_a_template_may_open_the_reasoning(opens: tuple[str, ...], fields:
     assert await _said(_browser(text, opens=opens), **fields) == expected
 
 
+@pytest.mark.parametrize(
+    ("begun", "is_open"),
+    [
+        ("<think>\nLet me think", True),
+        ("<think>a</think>b<think>", True),
+        ("<think>a</think>\nIt is", False),
+        ("It is", False),
+    ],
+)
+async def test_an_answer_that_continues_a_reasoning_begins_with_reasoning(begun: str, is_open: bool) -> None:
+    text = "Two and two.\n</think>\n\nFour."
+    expected = ("Two and two.", "Four.") if is_open else (None, text)
+    messages = [*_CHAT["messages"], {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+    assert await _said(_browser(text), messages=messages, continue_final_message=True) == expected
+    closed = await _said(_browser(text), messages=messages)
+    assert closed == (None, text)
+
+
 async def test_no_effort_turns_the_thinking_of_templates_off() -> None:
     browser = _browser()
     await browser.post("/v1/chat/completions", _CHAT | {"reasoning_effort": "none"})
     arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
     assert arguments == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        ({"finish_reason": "FINISH_REASON_STOP_STRING", "stop_string": "END"}, "END"),
+        ({"finish_reason": "FINISH_REASON_END", "token_ids": [3, 7]}, 7),
+        ({"finish_reason": "FINISH_REASON_END", "token_ids": [7, 2]}, None),
+        ({"finish_reason": "FINISH_REASON_LENGTH", "token_ids": [3, 7]}, None),
+    ],
+    ids=str,
+)
+async def test_a_choice_names_the_stop_of_the_request_that_ended_its_text(ends: dict[str, Any], reason: Any) -> None:
+    fields = _CHAT | {"stop": ["END"], "stop_token_ids": [7]}
+    browser = _browser("Four.", **ends)
+    _, whole = await browser.post("/v1/chat/completions", fields)
+    _, events = await browser.post("/v1/chat/completions", fields | {"stream": True})
+    last = json.loads(events.decode().splitlines()[-4].removeprefix("data: "))
+    assert [answer["choices"][0].get("stop_reason") for answer in (whole, last)] == [reason, reason]
+
+
+async def test_a_completion_without_new_tokens_scores_its_prompt() -> None:
+    prompt = [{"token_id": 3, "text": "a", "utf8": b"a"}, {"token_id": 4, "text": " b", "utf8": b" b", "logprob": -1}]
+    new = {"token_id": 5, "text": " c", "utf8": b" c", "logprob": -2}
+    browser = _browser(" c", token_ids=[5], prompt_logprobs=prompt, logprobs=[new])
+    asked = {"prompt": "a b", "max_tokens": 0, "logprobs": 0}
+    _, answer = await browser.post("/v1/completions", asked | {"echo": True})
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]) == ("a b", "length", ["a", " b"])
+    assert browser.inputs[0].text_generation.options.max_new_tokens == 1
+    status, refused = await browser.post("/v1/completions", asked)
+    assert (status, refused["error"]["param"]) == (400, "max_tokens")

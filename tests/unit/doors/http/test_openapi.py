@@ -14,6 +14,7 @@ from tests.unit.model_specs import model_spec
 # Generators of clients give their types these names.
 _ANSWERS = {
     *("Embedding", "EmbeddingsResponse", "EmbeddingsUsage", "ModelEntry", "ModelList", "Response"),
+    "ResponseTokens",
     *("Answered", "CachedTokens", "ChatChoice", "ChatCompletion", "Completion", "CompletionChoice", "TextUsage"),
     *("AnthropicMessage", "CohereEmbeddings", "MessageTokens", "ModerationResult", "Moderations"),
     *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank", "VoyageRank"),

@@ -12,7 +12,7 @@ _TOOL = {"type": "function", "function": {"name": "look"}}
 
 
 def _reader(*, is_open: bool = False, tools: bool = False) -> AnswerReader:
-    return AnswerReader(ToolUse([_TOOL] if tools else ()).reader("<tool_call>"), _MARKS, is_open=is_open)
+    return AnswerReader(ToolUse([_TOOL] if tools else ()).reader("<tool_call>"), _MARKS, begun="" if is_open else None)
 
 
 @pytest.mark.parametrize(

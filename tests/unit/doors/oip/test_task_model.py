@@ -35,8 +35,15 @@ _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 # task → tensors of one row, parameters, the input that they are, the result, and the outputs of a row.
 # One text, of which no log probabilities are asked for.
 _NO_LOGPROBS: dict[str, Any] = {"logprobs": [[]], "top_token_ids": [[]], "top_logprobs": [[]]}
-_WRITTEN: dict[str, Any] = {"text": " it", "token_ids": [7, 6], "finish_reason": FinishReason.FINISH_REASON_LENGTH}
-_SAID: dict[str, Any] = {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [3], "count": [1]}
+_ENDED: dict[str, Any] = {"finish_reason": FinishReason.FINISH_REASON_STOP_STRING, "stop_string": "."}
+_WRITTEN: dict[str, Any] = {"text": " it", "token_ids": [7, 6], **_ENDED}
+_SAID: dict[str, Any] = {
+    "text": [" it"],
+    "token_ids": [[7, 6]],
+    "finish_reason": [2],
+    "stop_string": ["."],
+    "count": [1],
+}
 _A, _SPACE = {"token_id": 9, "text": "a", "logprob": -0.5}, {"token_id": 7, "text": " ", "logprob": -1.5}
 _RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
 _CASES: dict[str, tuple[dict[str, Any], ...]] = {

@@ -270,11 +270,13 @@ class Generator:
         if is_too_long or not self.planner.blocks.could_hold(sequence):
             most_tokens = self.planner.blocks.most_tokens
             limit = min(most_tokens, self.spec.max_tokens) if is_too_long else most_tokens
-            raise InvalidInput(
-                "options.max_new_tokens",
-                f"{sequence.input_tokens} tokens of the {'text' if sequence.source.token_ids else 'prompt'} and "
-                f"{sequence.options.max_new_tokens} new ones, the executor's cache for this model holds {limit}",
-            )
+            tokens, name = sequence.input_tokens, "text" if sequence.source.token_ids else "prompt"
+            holds = f"the executor's cache for this model holds {limit}"
+            if tokens >= limit:
+                raise InvalidInput(name, f"{tokens} tokens, {holds}; send less")
+            new_tokens = sequence.options.max_new_tokens
+            problem = f"{tokens} tokens of the {name} and {new_tokens} new ones, {holds}"
+            raise InvalidInput("options.max_new_tokens", problem)
 
     def _admit(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
         """Adds a sequence to the planner. Returns the waiting sequence that must end for it, if the queue was full.

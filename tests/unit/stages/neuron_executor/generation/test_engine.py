@@ -238,6 +238,8 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InvalidInput, match=r"10 tokens of the prompt and 8 new ones.*holds 16"):
             await generator.generate(_item([1] * 10, 8))
+        with pytest.raises(InvalidInput, match=r"^prompt: 16 tokens, .*holds 16; send less$"):
+            await generator.generate(_item([1] * 16, 1))
         assert tokens_of(await beside) == greedy([1], 8)
 
 

@@ -97,6 +97,8 @@ async def test_a_source_that_the_cache_could_not_hold_beside_its_text_is_refused
         beside = asyncio.create_task(generator.generate(_item([1], 8)))
         with pytest.raises(InvalidInput, match=r"20 tokens of the text and 20 new ones.*holds 32"):
             await generator.generate(_item([1] * 20, 20))
+        with pytest.raises(InvalidInput, match=r"^text: 32 tokens, .*holds 32; send less$"):
+            await generator.generate(_item([1] * 32, 1))
         assert tokens_of(await beside) == greedy(_START, 8, [1])
 
 
