@@ -98,8 +98,8 @@ async def forms_that_multiply(server: Attacked) -> None:
 
 @attack("N1", "regexes of a few characters that repeat one, each another time", system="writing", sends_mib=1)
 async def regexes_that_repeat(server: Attacked) -> None:
-    first = 90_000 + next(_NUMBERS)
-    patterns = (f"a{{{first}}}", f"(a{{300}}b){{{first // 300}}}", f"(a|b{{{first}}}){{1,9}}")
+    number = next(_NUMBERS)
+    patterns = (f"a{{{9_000 + number}}}", f"(a{{300}}b){{300}}c{{{number}}}", f"(a|b{{{90_000 + number}}}){{1,9}}")
     schemas = (json.dumps({"type": "string", "pattern": f"^{pattern}$"}) for pattern in patterns)
     options = ({"regex": pattern} for pattern in patterns)
     await _ask(server, *(_request(max_new_tokens=8, **given) for given in options))

@@ -41,19 +41,20 @@ _SOON_S = 0.02
 # Grammars that are compiled at the same time, each of another tenant.
 _PLACES = 4
 # Limits of compiled grammars that are kept. The least recently used grammar of the tenant with most of them goes first.
-# A grammar of 42,000 characters takes 15 MB. Repetitions count as if they were written out: a{50000} takes 7 MB.
+# A grammar of 42,000 characters takes 15 MB. Repetitions count as if they were written out: a{9000} takes 3 MB.
 _MAX_KEPT, _MAX_KEPT_CHARACTERS, _KEPT_S = 64, 1 << 18, 600
-# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs: one after another, with pauses.
-_FREES_EVERY_S = 0.02
+# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs: one after another, with pauses, but soon
+# enough that few wait, however fast other grammars replace them.
+_FREES_EVERY_S, _FREES_WITHIN_S = 0.02, 0.1
 # llguidance finds multiples of a number by an automaton with as many states, which its own limits do not count: a
 # million states take 14 s and 400 MB.
 _MAX_MULTIPLES = 10_000
 # Limits of a step, below llguidance's own limits. With 30,000 tokens no step of the worst known grammars took more than
 # 3 ms. Usual schemas take 0.01 ms, p90 0.1 (CPU time, measured 2026-11-26).
 _LIMITS: dict[str, Any] = {
-    # Expressions of a grammar. The library's own limit of a million lets a{150000} take 60 MB and 25 ms a step. An enum
-    # of 6,000 words of 20 letters needs 60,000.
-    "initial_lexer_fuel": 100_000,
+    # Expressions of a grammar. The library's own limit of a million lets a{150000} take 60 MB and 25 ms a step. A list of
+    # 4,000 words of 20 letters is below this limit.
+    "initial_lexer_fuel": 50_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
     "max_lexer_states": 20_000,
@@ -265,7 +266,8 @@ class Grammars:
     def _free_later(self, job: _GrammarJob) -> None:
         """Keeps a job until its turn to be freed: the timer refers to it."""
         loop = asyncio.get_running_loop()
-        self._frees_last_s = max(self._frees_last_s, loop.time()) + _FREES_EVERY_S
+        now_s = loop.time()
+        self._frees_last_s = min(max(self._frees_last_s, now_s) + _FREES_EVERY_S, now_s + _FREES_WITHIN_S)
         loop.call_at(self._frees_last_s, job.leave)
 
     def _superfluous(self, now_s: float) -> tuple[str, str, str] | None:
@@ -322,8 +324,8 @@ class Grammars:
                 tokenizer, _ = self._tokenizer
             _check(option, text)
             matcher = LLMatcher(tokenizer, _written(option, text), log_level=0, limits=LLParserLimits(**_LIMITS))
-            matcher.compute_bitmask()  # the first takes longest, and shows whether any text has this grammar
-            return _refusal(option, matcher) if matcher.is_error() else matcher
+            matchers = _begun(matcher)
+            return next((_refusal(option, begun) for begun in matchers if begun.is_error()), matcher)
         except (ValueError, RecursionError) as error:
             return _invalid(option, str(error))
         except BaseException as fault:  # a panic of the library is no Exception
@@ -351,6 +353,19 @@ class Grammars:
             return LLTokenizer("" if model == "Unigram" else written.decode(), eos_token=ends), special_ids
         except ValueError as error:
             raise ValueError(f"{kind} is not supported") from error
+
+
+def _begun(matcher: "LLMatcher") -> Iterator["LLMatcher"]:
+    """Computes the first tokens of a text, then the tokens behind one of them. Yields the matcher of each.
+
+    The first bit mask takes longest of all. Both show whether any text has this grammar, and whether it is too large.
+    """
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    yield matcher
+    second = matcher.deep_copy()
+    if second.consume_token(int(bits.argmax())) and not second.is_stopped():
+        second.compute_bitmask()
+    yield second
 
 
 def _written_out(text: str) -> int:
