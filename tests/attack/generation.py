@@ -96,7 +96,14 @@ async def forms_that_multiply(server: Attacked) -> None:
     await _ask(server, *map(_form, (patterns, joined, of_all)), _request(grammar=grammar, max_new_tokens=8))
 
 
-@attack("N1", "regexes of a few characters that repeat one, each another time", system="writing", sends_mib=1)
+# Kept grammars take up to 90 MiB.
+@attack(
+    "N1",
+    "regexes of a few characters that repeat a letter thousands of times",
+    system="writing",
+    sends_mib=1,
+    constant_mib=128,
+)
 async def regexes_that_repeat(server: Attacked) -> None:
     number = next(_NUMBERS)
     patterns = (f"a{{{9_000 + number}}}", f"(a{{300}}b){{300}}c{{{number}}}", f"(a|b{{{90_000 + number}}}){{1,9}}")

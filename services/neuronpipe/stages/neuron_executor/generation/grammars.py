@@ -43,8 +43,8 @@ _PLACES = 4
 # Limits of compiled grammars that are kept. The least recently used grammar of the tenant with most of them goes first.
 # A grammar of 42,000 characters takes 15 MB. Repetitions count as if they were written out: a{9000} takes 3 MB.
 _MAX_KEPT, _MAX_KEPT_CHARACTERS, _KEPT_S = 64, 1 << 18, 600
-# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs: one after another, with pauses, but soon
-# enough that few wait, however fast other grammars replace them.
+# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs. Grammars are freed one after another,
+# with pauses, but soon enough that few wait, however fast other grammars replace them.
 _FREES_EVERY_S, _FREES_WITHIN_S = 0.02, 0.1
 # llguidance finds multiples of a number by an automaton with as many states, which its own limits do not count: a
 # million states take 14 s and 400 MB.
@@ -52,8 +52,8 @@ _MAX_MULTIPLES = 10_000
 # Limits of a step, below llguidance's own limits. With 30,000 tokens no step of the worst known grammars took more than
 # 3 ms. Usual schemas take 0.01 ms, p90 0.1 (CPU time, measured 2026-11-26).
 _LIMITS: dict[str, Any] = {
-    # Expressions of a grammar. The library's own limit of a million lets a{150000} take 60 MB and 25 ms a step. A list of
-    # 4,000 words of 20 letters is below this limit.
+    # Expressions of a grammar. The library's own limit of a million lets a{150000} take 60 MB and 25 ms a step. A list
+    # of 4,000 words of 20 letters is below this limit.
     "initial_lexer_fuel": 50_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
@@ -279,8 +279,8 @@ class Grammars:
             return None
         *older_keys, _ = self._kept
         parts = Counter[str]()
-        for tenant, *value in older_keys:
-            parts[tenant] += max(_MAX_KEPT_CHARACTERS // _MAX_KEPT, self._kept[tenant, *value].size)
+        for key in older_keys:
+            parts[key[0]] += max(_MAX_KEPT_CHARACTERS // _MAX_KEPT, self._kept[key].size)
         return next((key for key in older_keys if key[0] == max(parts, key=lambda name: parts[name])), None)
 
     def _begin(self) -> None:
@@ -307,7 +307,7 @@ class Grammars:
             job.compiled.set_exception(error)
         else:
             job.compiled.set_result(ended.result())
-        self._free_superfluous(job.used_s)  # its size is known now
+        self._free_superfluous(job.used_s)  # the size is known now
         self._begin()
 
     def _run(self, job: _GrammarJob) -> "LLMatcher | NeuronpipeError":
@@ -373,7 +373,7 @@ def _written_out(text: str) -> int:
 
     A text that contains patterns is read like a pattern.
     """
-    most, sizes, last, end = _LIMITS["initial_lexer_fuel"], [0], 0, 0
+    most, sizes, last, end = int(_LIMITS["initial_lexer_fuel"]), [0], 0, 0
     for match in _REPEATED.finditer(text):
         if match.start() > end:
             sizes[-1] += match.start() - end
@@ -383,7 +383,7 @@ def _written_out(text: str) -> int:
             sizes.append(0)
             continue
         if match[1]:
-            last *= max(0, int(match[2] or match[1]) - 1)  # the first one is counted
+            last *= max(0, int(match[2] or match[1]) - 1)  # the first repetition is counted
         else:
             last = sizes.pop() if part == ")" and len(sizes) > 1 else 1
         last = min(last, most)
