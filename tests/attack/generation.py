@@ -96,6 +96,24 @@ async def forms_that_multiply(server: Attacked) -> None:
     await _ask(server, *map(_form, (patterns, joined, of_all)), _request(grammar=grammar, max_new_tokens=8))
 
 
+# Kept grammars take up to 90 MiB.
+@attack(
+    "N1",
+    "regexes of a few characters that repeat a letter thousands of times",
+    system="writing",
+    sends_mib=1,
+    constant_mib=128,
+)
+async def regexes_that_repeat(server: Attacked) -> None:
+    number = next(_NUMBERS)
+    patterns = (f"a{{{9_000 + number}}}", f"(a{{300}}b){{300}}c{{{number}}}", f"(a|b{{{90_000 + number}}}){{1,9}}")
+    schemas = (json.dumps({"type": "string", "pattern": f"^{pattern}$"}) for pattern in patterns)
+    options = ({"regex": pattern} for pattern in patterns)
+    await _ask(server, *(_request(max_new_tokens=8, **given) for given in options))
+    await _ask(server, *(_request(max_new_tokens=8, json_schema=schema) for schema in schemas))
+    await _ask(server, _request(max_new_tokens=8, grammar=f"start: /{patterns[0]}/"))
+
+
 @attack("N4", "four searches of 16 beams at a time", system="writing", sends_mib=1, is_quick=True)
 async def wide_searches(server: Attacked) -> None:
     await _ask(server, *(_request(num_beams=16, max_new_tokens=_LONG) for _ in range(4)))

@@ -41,16 +41,20 @@ _SOON_S = 0.02
 # Grammars that are compiled at the same time, each of another tenant.
 _PLACES = 4
 # Limits of compiled grammars that are kept. The least recently used grammar of the tenant with most of them goes first.
-# A grammar of 42,000 characters takes 15 MB.
+# A grammar of 42,000 characters takes 15 MB. Repetitions count as if they were written out: a{9000} takes 3 MB.
 _MAX_KEPT, _MAX_KEPT_CHARACTERS, _KEPT_S = 64, 1 << 18, 600
-# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs: one after another, with pauses.
-_FREES_EVERY_S = 0.02
+# Freeing a grammar of 20,000 characters takes 2 ms, in which nothing else runs. Grammars are freed one after another,
+# with pauses, but soon enough that few wait, however fast other grammars replace them.
+_FREES_EVERY_S, _FREES_WITHIN_S = 0.02, 0.1
 # llguidance finds multiples of a number by an automaton with as many states, which its own limits do not count: a
 # million states take 14 s and 400 MB.
 _MAX_MULTIPLES = 10_000
 # Limits of a step, below llguidance's own limits. With 30,000 tokens no step of the worst known grammars took more than
 # 3 ms. Usual schemas take 0.01 ms, p90 0.1 (CPU time, measured 2026-11-26).
 _LIMITS: dict[str, Any] = {
+    # Expressions of a grammar. The library's own limit of a million lets a{150000} take 60 MB and 25 ms a step. A list
+    # of 4,000 words of 20 letters is below this limit.
+    "initial_lexer_fuel": 50_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
     "max_lexer_states": 20_000,
@@ -88,9 +92,13 @@ _FORMATS |= {
 # The start of pydantic's pattern of a Decimal, which has a look-ahead. llguidance supports none.
 _DECIMAL = r"^(?!^[-+.]*$)[+-]?0*"
 _MAX_DIGITS = 64
+# Python refuses to read longer whole numbers.
+_MAX_NUMBER_DIGITS = 4300
 # llguidance computes intersections of terms of a grammar in a time that each term doubles.
 _MAX_INTERSECTIONS = 8
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#).*')
+# The parts of a regex that decide how long it is with its repetitions written out.
+_REPEATED = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|[()]|\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _PATTERNS_OF = {name: 1 + len(patterns) for name, patterns in _FORMATS.items()}
 # All names are strings, so this says nothing; zod writes it for records.
 _ANY_NAMES = "propertyNames", {"type": "string"}
@@ -157,11 +165,16 @@ class TextGrammar:
 
 @dataclass(eq=False, slots=True)
 class _GrammarJob:
-    """A grammar to compile or to keep. `spent_s`: compute time of the thread that compiles it, `thread_id`."""
+    """A grammar to compile or to keep.
+
+    `size`: its characters, with repetitions written out once they are known. `spent_s`: compute time of the thread that
+    compiles it, `thread_id`.
+    """
 
     option: str
     text: str
     compiled: "asyncio.Future[LLMatcher | NeuronpipeError]"
+    size: int
     used_s: float = 0.0
     has_begun: bool = False
     thread_id: int = 0
@@ -184,12 +197,15 @@ class Grammars:
         self._kept: OrderedDict[tuple[str, str, str], _GrammarJob] = OrderedDict()
         # When the last superfluous grammar is freed, by the event loop's clock.
         self._frees_last_s = 0.0
+        self._sweep: asyncio.TimerHandle | None = None
         # By tenant. The first tenant has the next turn.
         self._waiting: dict[str, deque[_GrammarJob]] = {}
         # The tenants for which a thread computes.
         self._compiling: set[str] = set()
 
     def close(self) -> None:
+        if self._sweep:
+            self._sweep.cancel()
         for job in chain.from_iterable(self._waiting.values()):
             job.leave()
         self._waiting.clear()
@@ -225,34 +241,46 @@ class Grammars:
         key = tenant, option, text
         job = self._kept.pop(key, None)
         if job is None or job.compiled.cancelled():
-            job = _GrammarJob(option, text, asyncio.get_running_loop().create_future())
+            job = _GrammarJob(option, text, asyncio.get_running_loop().create_future(), len(text))
             waiting = self._waiting.get(tenant, ())
             self._waiting[tenant] = deque([*(other for other in waiting if not other.compiled.cancelled()), job])
         job.used_s = time.monotonic()
         self._kept[key] = job
-        while oldest := self._superfluous(job.used_s):
+        self._free_superfluous(job.used_s)
+        self._begin()
+        return job
+
+    def _free_superfluous(self, now_s: float) -> None:
+        """Frees the grammars beyond the limits, now and when the least recently used grammar has been kept for long."""
+        while oldest := self._superfluous(now_s):
             superfluous = self._kept.pop(oldest)
             superfluous.leave()
             self._free_later(superfluous)
-        self._begin()
-        return job
+        if self._kept and not self._sweep:
+            self._sweep = asyncio.get_running_loop().call_later(_KEPT_S, self._end_sweep)
+
+    def _end_sweep(self) -> None:
+        self._sweep = None
+        self._free_superfluous(time.monotonic())
 
     def _free_later(self, job: _GrammarJob) -> None:
         """Keeps a job until its turn to be freed: the timer refers to it."""
         loop = asyncio.get_running_loop()
-        self._frees_last_s = max(self._frees_last_s, loop.time()) + _FREES_EVERY_S
+        now_s = loop.time()
+        self._frees_last_s = min(max(self._frees_last_s, now_s) + _FREES_EVERY_S, now_s + _FREES_WITHIN_S)
         loop.call_at(self._frees_last_s, job.leave)
 
     def _superfluous(self, now_s: float) -> tuple[str, str, str] | None:
-        """Returns the key of the grammar that makes room, never the newest; None if there is room."""
-        *older_keys, _ = self._kept
-        if older_keys and now_s - self._kept[older_keys[0]].used_s > _KEPT_S:
-            return older_keys[0]
-        if len(self._kept) <= _MAX_KEPT and sum(len(text) for *_, text in self._kept) <= _MAX_KEPT_CHARACTERS:
+        """Returns the key of the grammar that makes room; None if there is room. The newest makes none for others."""
+        oldest = next(iter(self._kept), None)
+        if oldest and now_s - self._kept[oldest].used_s > _KEPT_S:
+            return oldest
+        if len(self._kept) <= _MAX_KEPT and sum(job.size for job in self._kept.values()) <= _MAX_KEPT_CHARACTERS:
             return None
+        *older_keys, _ = self._kept
         parts = Counter[str]()
-        for tenant, _, text in older_keys:
-            parts[tenant] += max(_MAX_KEPT_CHARACTERS // _MAX_KEPT, len(text))
+        for key in older_keys:
+            parts[key[0]] += max(_MAX_KEPT_CHARACTERS // _MAX_KEPT, self._kept[key].size)
         return next((key for key in older_keys if key[0] == max(parts, key=lambda name: parts[name])), None)
 
     def _begin(self) -> None:
@@ -279,10 +307,12 @@ class Grammars:
             job.compiled.set_exception(error)
         else:
             job.compiled.set_result(ended.result())
+        self._free_superfluous(job.used_s)  # the size is known now
         self._begin()
 
     def _run(self, job: _GrammarJob) -> "LLMatcher | NeuronpipeError":
         job.spent_s, job.thread_id = _stopwatch(), threading.get_native_id()
+        job.size = _written_out(job.text)
         return self._compiled(job.option, job.text)
 
     def _compiled(self, option: str, text: str) -> "LLMatcher | NeuronpipeError":
@@ -294,8 +324,8 @@ class Grammars:
                 tokenizer, _ = self._tokenizer
             _check(option, text)
             matcher = LLMatcher(tokenizer, _written(option, text), log_level=0, limits=LLParserLimits(**_LIMITS))
-            matcher.compute_bitmask()  # the first takes longest, and shows whether any text has this grammar
-            return _refusal(option, matcher) if matcher.is_error() else matcher
+            matchers = _begun(matcher)
+            return next((_refusal(option, begun) for begun in matchers if begun.is_error()), matcher)
         except (ValueError, RecursionError) as error:
             return _invalid(option, str(error))
         except BaseException as fault:  # a panic of the library is no Exception
@@ -323,6 +353,42 @@ class Grammars:
             return LLTokenizer("" if model == "Unigram" else written.decode(), eos_token=ends), special_ids
         except ValueError as error:
             raise ValueError(f"{kind} is not supported") from error
+
+
+def _begun(matcher: "LLMatcher") -> Iterator["LLMatcher"]:
+    """Computes the first tokens of a text, then the tokens behind one of them. Yields the matcher of each.
+
+    The first bit mask takes longest of all. Both show whether any text has this grammar, and whether it is too large.
+    """
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    yield matcher
+    second = matcher.deep_copy()
+    if second.consume_token(int(bits.argmax())) and not second.is_stopped():
+        second.compute_bitmask()
+    yield second
+
+
+def _written_out(text: str) -> int:
+    """Counts the characters of a grammar whose repetitions are written out, at most the expressions that it may have.
+
+    A text that contains patterns is read like a pattern.
+    """
+    most, sizes, last, end = int(_LIMITS["initial_lexer_fuel"]), [0], 0, 0
+    for match in _REPEATED.finditer(text):
+        if match.start() > end:
+            sizes[-1] += match.start() - end
+            last = 1
+        end, part = match.end(), match[0]
+        if part == "(":
+            sizes.append(0)
+            continue
+        if match[1]:
+            last *= max(0, int(match[2] or match[1]) - 1)  # the first repetition is counted
+        else:
+            last = sizes.pop() if part == ")" and len(sizes) > 1 else 1
+        last = min(last, most)
+        sizes[-1] += last
+    return min(most, sum(sizes) + len(text) - end)
 
 
 def _give_way_later(job: _GrammarJob) -> None:
@@ -442,7 +508,7 @@ def _check(option: str, text: str) -> None:
     """
     if option == "regex" and (len(text) - len(text.rstrip("\\"))) % 2:
         raise ValueError("it ends within an escape")
-    decoder = json.JSONDecoder(parse_float=Decimal)
+    decoder = json.JSONDecoder(parse_float=Decimal, parse_int=_whole_number)
     schemas: list[Any] = [decoder.decode(text)] if option == "json_schema" else []
     if option == "grammar":
         schemas += [decoder.raw_decode(text, place.end())[0] for place in re.finditer(r"%json\s*", text)]
@@ -477,6 +543,12 @@ def _check(option: str, text: str) -> None:
         )
 
 
+def _whole_number(digits: str) -> int:
+    if len(digits) > _MAX_NUMBER_DIGITS:
+        raise ValueError(f"it has a number of {len(digits)} digits, the limit is {_MAX_NUMBER_DIGITS}")
+    return int(digits)
+
+
 def _parts(value: Any) -> Iterator[Any]:
     """Yields a value of JSON, and all values that it contains."""
     yield value
@@ -499,6 +571,8 @@ def _is_exact(number: Decimal, is_bound: bool) -> bool:
 
 def _refusal(option: str, matcher: "LLMatcher") -> InvalidInput:
     reason = matcher.get_error().removesuffix("<non-verbose/>")
+    if "too many expressions" in reason or "grammar) too big" in reason:
+        reason = f"with its repetitions written out, it has more than {_LIMITS['initial_lexer_fuel']:,} expressions"
     return _invalid(option, "no text has it" if reason.startswith("NoExtension") else reason)
 
 

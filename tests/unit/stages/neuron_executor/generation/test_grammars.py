@@ -584,3 +584,60 @@ async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monk
     await happens(lambda: len(freed_s) == 3)
     assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammars._FREES_EVERY_S / 2
     own.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("abc", 3),
+        ("a{5}b", 6),
+        ("(ab){3}c{2,4}", 10),
+        (r"[a-z]{5}\d{3}", 8),
+        ("((a{50}b){50}c){50}", 50_000),
+        ("a)b{3}(c", 6),
+        ("a{0}b{2,}", 3),
+        ('{"pattern": "^a{10}$"}', 27),
+    ],
+)
+def test_the_size_of_a_grammar_has_its_repetitions_written_out(text: str, size: int) -> None:
+    assert grammars._written_out(text) == size
+
+
+async def test_few_grammars_of_many_repetitions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_MAX_KEPT_CHARACTERS", 60_000)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    for number in range(16):
+        await own.of(GenerationOptions(regex=f"a{{{9_000 + number}}}"), "mallory")
+        await own.of(GenerationOptions(regex=f"a|b{{{number}}}"), "alice")
+    large = [job for (tenant, *_), job in own._kept.items() if tenant == "mallory"]
+    assert len(large) == 6, "as many as have the characters of all kept grammars"
+    assert sum(tenant == "alice" for tenant, *_ in own._kept) == 16
+    own.close()
+
+
+async def test_a_grammar_is_freed_when_it_is_not_used_though_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "_KEPT_S", 0.05)
+    own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
+    await own.of(GenerationOptions(regex="a"))
+    assert own._kept
+    await happens(lambda: not own._kept)
+    await own.of(GenerationOptions(regex="a"))
+    await happens(lambda: not own._kept)
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"regex": "a{150000}"}, r"options.regex: cannot be followed: with its repetitions written out, it has more "),
+        ({"regex": "(a{300}b){400}"}, r"options.regex: cannot be followed: with its repetitions written out"),
+        (
+            {"json_schema": '{"const": %s}' % ("1" * 5001)},
+            "options.json_schema: cannot be followed: it has a number of 5001 digits, the limit is 4300",
+        ),
+    ],
+)
+async def test_a_grammar_that_is_too_large_is_refused_in_our_words(options: dict[str, Any], message: str) -> None:
+    async with _generator() as generator:
+        with pytest.raises(InvalidInput, match=message):
+            await _texts(generator, _item([5], 8, **options))
