@@ -181,7 +181,7 @@ def _check_kept(tokens: int) -> int:
 KeptTokens = Annotated[int, Field(json_schema_extra={"minimum": -1}), AfterValidator(_check_kept), WHOLE]
 Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
 # The token ids of a text: more than any model takes, and few enough to be converted on the event loop in about 10 ms.
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, max_length=1 << 16)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, min_length=1, max_length=1 << 16)]
 TextsOrTokens = Annotated[
     str | Many[str] | TokenIds | Many[TokenIds],
     Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),

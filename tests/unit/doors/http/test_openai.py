@@ -267,6 +267,14 @@ async def test_several_types_have_the_options_of_one() -> None:
     assert np.frombuffer(b64decode(body["data"][0]["embedding"]["float"]), "<f4").tolist() == [3, -1]
 
 
+async def test_a_list_without_token_ids_is_refused() -> None:
+    status, body = await _typed_browser().post("/v1/embeddings", {"input": [[1], []]})
+    assert (status, body["error"]["message"]) == (
+        400,
+        "input[1]: list should have at least 1 item after validation, not 0",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
