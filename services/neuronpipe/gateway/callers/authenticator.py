@@ -47,7 +47,7 @@ class Authenticator:
         self._keys: WatchedFile[Mapping[str, KeyRecord]] | None = None
         self._tokens: WatchedFile[TokenVerifier] | None = None
         if settings.api_keys:
-            self._keys = WatchedFile("--api-keys", settings.api_keys, parse_keys, meters)
+            self._keys = WatchedFile("--api-keys", settings.api_keys, self._parse_keys, meters)
         if settings.jwks:
             if not (settings.jwt_issuer and settings.jwt_audience):
                 raise SetupError(
@@ -62,6 +62,9 @@ class Authenticator:
     def files(self) -> list[WatchedFile[Mapping[str, KeyRecord]] | "WatchedFile[TokenVerifier]"]:
         """The files that must be watched."""
         return [file for file in (self._keys, self._tokens) if file]
+
+    def _parse_keys(self, content: bytes) -> Mapping[str, KeyRecord]:
+        return parse_keys(content, must_tell=bool(self._keys and self._keys.value))
 
     def identify(self, credentials: Credentials) -> Caller:
         """Returns the caller. Raises Unauthenticated."""
