@@ -14,11 +14,12 @@ from typing import Any, Literal, Self
 
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobPriority, JobResult, JobState
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, NeuronpipeError
+from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InternalError, NeuronpipeError
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 
@@ -32,6 +33,8 @@ _PRIORITY_OF = {word: number for number, word in PRIORITIES.items() if number}
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 _RESULT, _ERROR = b"r", b"e"
 _NAME = "jobs/"
+# The log's event for a job whose fields cannot be read.
+DAMAGED_EVENT = "a job in Redis is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class StoredJob:
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
-        """Reads a job from its hash, whose fields have no units in their names."""
+        """Reads a job from its hash, whose fields have no units in their names. Raises ValueError if it is damaged."""
         values: dict[str, Any] = {}
         for job_field in dataclasses.fields(cls)[1:]:
             value = fields.get(stored_name(job_field.name).encode(), b"")
@@ -77,6 +80,12 @@ class StoredJob:
                 value.decode() if job_field.type is str else int(value or 0) if job_field.type is int else value
             )
         return cls(id, **values)
+
+    @classmethod
+    def damaged(cls, id: str, tenant: str) -> Self:
+        """Returns a job that has failed, for a job whose fields cannot be read."""
+        fields = {"tenant": tenant, "priority": "normal", "state": "failed"}
+        return cls.of(id, {b"end": end_of(damage()), **{name.encode(): fields[name].encode() for name in fields}})
 
     @property
     def name(self) -> str:
@@ -95,6 +104,13 @@ class StoredJob:
         return SpanContext.parse(self.trace) if self.trace else None
 
     def operation(self) -> Operation:
+        """Returns the job as an operation. Raises ValueError if a field is damaged."""
+        try:
+            return self._operation()
+        except (KeyError, DecodeError) as error:
+            raise ValueError(f"{self.name}: a field is damaged") from error
+
+    def _operation(self) -> Operation:
         operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
@@ -102,6 +118,8 @@ class StoredJob:
             operation.response.CopyFrom(_packed(result))
         elif self.end:
             operation.error.CopyFrom(Status.FromString(self.end[1:]))
+            if self.end[:1] != _ERROR or not operation.error.code:
+                raise ValueError(f"{self.name}: its end is neither a result nor an error")
         operation.metadata.CopyFrom(_packed(metadata))
         return operation
 
@@ -113,8 +131,8 @@ class StoredJob:
             inputs=self.inputs,
             completed_inputs=self.completed,
             attempts=self.attempts,
-            create_time=_timestamp(self.created_ms),
-            expire_time=_timestamp(self.expires_ms),
+            create_time=_timestamp(self.created_ms) if self.created_ms else None,
+            expire_time=_timestamp(self.expires_ms) if self.expires_ms else None,
         )
         if self.started_ms:
             metadata.start_time.CopyFrom(_timestamp(self.started_ms))
@@ -226,6 +244,11 @@ def expired() -> DeadlineExceeded:
 def cancelled() -> Cancelled:
     """Returns the error of a job that its caller cancelled."""
     return Cancelled("the job was cancelled")
+
+
+def damage() -> InternalError:
+    """Returns the error of a job whose fields cannot be read."""
+    return InternalError("the job is damaged in Redis")
 
 
 def new_id() -> str:

@@ -14,6 +14,7 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.jobs.job import (
+    DAMAGED_EVENT,
     PRIORITIES,
     SIGNED_FIELDS,
     Invocation,
@@ -30,6 +31,7 @@ from neuronpipe.bulk.jobs.post import check_host
 from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NotConfigured, Overloaded
+from neuronpipe.core.logs import SeldomWarnings
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.request_checks import check_fields, check_input
@@ -92,6 +94,7 @@ class Jobs:
         self._is_draining = False
         self._watches: dict[str, _Watch] = {}
         self._waits = Shares(_MAX_WAITS)
+        self._warnings = SeldomWarnings()
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
         """Stores a job. Raises NeuronpipeError as jobs.proto says."""
@@ -161,11 +164,11 @@ class Jobs:
         stored_id, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
-        return (await self._find(stored_id, tenant)).operation()
+        return self._operation_of(await self._find(stored_id, tenant))
 
     async def get(self, name: str, call: Call) -> Operation:
         """Returns a job. Raises JobNotFound."""
-        return (await self._find(id_of(name), call.caller.tenant)).operation()
+        return self._operation_of(await self._find(id_of(name), call.caller.tenant))
 
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
         """Lists the caller's jobs, the newest first. Large results make a page shorter."""
@@ -173,7 +176,7 @@ class Jobs:
         if page_token and not (page_token.isalnum() and page_token.isascii()):
             raise InvalidInput("page_token", "is none that an answer had")
         listed, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
-        response = ListOperationsResponse(operations=[job.operation() for job in listed])
+        response = ListOperationsResponse(operations=map(self._operation_of, listed))
         if has_more:
             response.next_page_token = listed[-1].id
         return response
@@ -195,7 +198,7 @@ class Jobs:
             watch = self._watches.get(id)
             job = watch.job if watch and watch.job.tenant == tenant else await self._find(id, tenant)
             if job.end:
-                return job.operation()
+                return self._operation_of(job)
             with self._set_aside():
                 return await self._wait(job, min([*limits, _MAX_WAIT_S]))
         finally:
@@ -210,7 +213,7 @@ class Jobs:
             await asyncio.wait([watch.looking], timeout=max(0.0, seconds))
             if watch.looking.done():
                 watch.looking.result()
-            return watch.job.operation()
+            return self._operation_of(watch.job)
         finally:
             watch.waiters -= 1
             if not watch.waiters:
@@ -263,6 +266,14 @@ class Jobs:
             await store.end(id, "expired", end_of(expired()))
             job = await store.get(id) or job
         return job
+
+    def _operation_of(self, job: StoredJob) -> Operation:
+        """Returns a job as an operation; a damaged job as failed, beside which others are listed."""
+        try:
+            return job.operation()
+        except ValueError:
+            self._warnings.log(DAMAGED_EVENT, job=job.id)
+            return StoredJob.damaged(job.id, job.tenant).operation()
 
     async def _look(self, watch: _Watch) -> None:
         """Returns when a job has ended, or when the gateway drains: callers then ask another gateway. Raises

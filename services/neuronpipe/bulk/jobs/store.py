@@ -16,17 +16,19 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
 from neuronpipe.bulk.jobs.job import (
+    DAMAGED_EVENT,
     Counts,
     EndState,
     NewJob,
     StoredJob,
     TakenJob,
+    damage,
     end_of,
     stored_name,
 )
 from neuronpipe.bulk.jobs.settings import JobStoreSettings
-from neuronpipe.core.errors import InternalError, NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
-from neuronpipe.core.logs import log_warning
+from neuronpipe.core.errors import NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
+from neuronpipe.core.logs import SeldomWarnings, log_warning
 from neuronpipe.platform.cache.remote import ask_apart, open_client
 
 ReadT = TypeVar("ReadT")
@@ -53,6 +55,8 @@ _PAUSE_S = 1.0
 _PREFIX = "neuronpipe-jobs"
 # Maximum number of characters of Redis's own messages in the log.
 _MAX_PROBLEM = 300
+# The fields of a job, except its id and its request, by their names in its hash.
+_KEPT_FIELDS = [stored_name(kept.name) for kept in fields_of(StoredJob) if kept.name not in ("id", "request")]
 
 
 class JobStore:
@@ -78,6 +82,7 @@ class JobStore:
         self._client: Redis = client
         self._prefix = _PREFIX
         self._is_checked = False
+        self._warnings = SeldomWarnings()
         self._places = asyncio.Semaphore(_CONNECTIONS)
         self._asked = 0
         self._asking: set[asyncio.Future[Any]] = set()
@@ -152,10 +157,10 @@ class JobStore:
         return id, digest
 
     async def get(self, id: str) -> StoredJob | None:
-        """Returns a job without its request; None if it does not exist."""
+        """Returns a job without its request, a damaged job as failed; None if it does not exist."""
         await self._check_again()
         stored = self._client.hmget(f"{self._prefix}:job:{id}", _KEPT_FIELDS)
-        return await self._ask(stored, lambda values: _kept_job(id, values) if any(values) else None)
+        return await self._ask(stored, lambda values: self._kept_job(id, values) if any(values) else None)
 
     async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[Sequence[StoredJob], bool]:
         """Lists a tenant's jobs, the newest first, and returns whether there may be more. Large results make a list
@@ -178,6 +183,8 @@ class JobStore:
                     await self._ask(self._client.zrem(list_key, id))
                     continue
                 skip += 1
+                if job.tenant != tenant:
+                    job = StoredJob.damaged(id, tenant)
                 jobs.append(job)
                 left_bytes -= len(job.end)
                 if len(jobs) == count or left_bytes <= 0:
@@ -215,7 +222,7 @@ class JobStore:
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
             with suppress(NeuronpipeError):  # the job ends with its time to live
-                await self.end(id, "failed", end_of(InternalError("the job is damaged in Redis")))
+                await self.end(id, "failed", end_of(damage()))
         return taken
 
     async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
@@ -278,7 +285,7 @@ class JobStore:
         names = [name for name in _KEPT_FIELDS if name != "end"]
 
         def read(reply: Any) -> list[StoredJob]:
-            return [_kept_job(id.decode(), values, names) for id, values in reply]
+            return [self._kept_job(id.decode(), values, names) for id, values in reply]
 
         return await self._run("take_notifications", read, max_jobs=count, hold_ms=round(hold_s * 1000), names=names)
 
@@ -332,6 +339,14 @@ class JobStore:
         await asyncio.gather(*self._asking, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
+
+    def _kept_job(self, id: str, values: Sequence[bytes | None], names: Sequence[str] = _KEPT_FIELDS) -> StoredJob:
+        fields = {name.encode(): value for name, value in zip(names, values, strict=True) if value is not None}
+        try:
+            return StoredJob.of(id, fields)
+        except ValueError:
+            self._warnings.log(DAMAGED_EVENT, job=id)
+            return StoredJob.damaged(id, fields.get(b"tenant", b"").decode(errors="replace"))
 
     async def _check_again(self) -> None:
         """Calls `check`. Raises NotConfigured: while the process runs, another Redis may replace it, and the old one
@@ -403,15 +418,6 @@ def _faults(information: Mapping[str, Any]) -> list[str]:
 
 def _texts(reply: Any) -> list[str]:
     return [text.decode() for text in reply]
-
-
-# The fields of a job, except its id and its request, by their names in its hash.
-_KEPT_FIELDS = [stored_name(kept.name) for kept in fields_of(StoredJob) if kept.name not in ("id", "request")]
-
-
-def _kept_job(id: str, values: Sequence[bytes | None], names: Sequence[str] = _KEPT_FIELDS) -> StoredJob:
-    named_values = zip(names, values, strict=True)
-    return StoredJob.of(id, {name.encode(): value for name, value in named_values if value is not None})
 
 
 def worker_name() -> str:

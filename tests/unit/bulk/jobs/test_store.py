@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from neuronpipe.api.v1.jobs_pb2 import JobMetadata
 from neuronpipe.bulk.jobs import store as store_module
 from neuronpipe.bulk.jobs.job import NewJob, TakenJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
@@ -399,6 +400,31 @@ async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobS
     first, damaged, last = [await _submit(store, "small") for _ in range(3)]
     redis.ask("HSET", f"neuronpipe-jobs:job:{damaged}", "inputs", "many")
     assert [held.job.id for held in await store.take("w", _LEASE_S, 8, {})] == [first, last]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("inputs", b"many"), ("request_id", b"\xff"), ("created", b"1.5"), ("state", b"\xff"), ("tenant", b"\xff")],
+    ids=lambda value: str(value),
+)
+async def test_a_damaged_job_is_listed_as_failed_beside_the_others(
+    store: JobStore, redis: RedisServer, caplog: pytest.LogCaptureFixture, field: str, value: bytes
+) -> None:
+    ids = [await _submit(store, "a") for _ in range(3)]
+    redis.ask("HSET", f"neuronpipe-jobs:job:{ids[1]}", field, value)
+    listed, _ = await store.jobs_of("a", "", 10)
+    assert {job.id: job.operation().done for job in listed} == {ids[0]: False, ids[1]: True, ids[2]: False}
+    (operation,) = [job.operation() for job in listed if job.id == ids[1]]
+    assert operation.error.message == "the job is damaged in Redis"
+    assert not JobMetadata.FromString(operation.metadata.value).HasField("create_time")
+    assert [record.getMessage() for record in caplog.records] == ["a job in Redis is damaged"]
+
+
+async def test_a_list_shows_no_job_that_names_another_tenant(store: JobStore, redis: RedisServer) -> None:
+    id = await _submit(store, "a")
+    redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "tenant", "b", "request_id", "theirs")
+    ((job,), _) = await store.jobs_of("a", "", 10)
+    assert (job.tenant, job.request_id, job.state) == ("a", "", "failed")
 
 
 async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:
