@@ -6,11 +6,12 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -33,6 +34,8 @@ _PRIORITY_OF = {word: number for number, word in PRIORITIES.items() if number}
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 _RESULT, _ERROR = b"r", b"e"
 _NAME = "jobs/"
+# A ListPlace: its time, and an id as `new_id` makes it.
+_TOKEN = re.compile(r"([0-9a-f]{12})([0-9a-f]{32})")
 # The log's event for a job whose fields cannot be read.
 DAMAGED_EVENT = "a job in Redis is damaged"
 
@@ -189,6 +192,26 @@ class Invocation:
     accept: str
     output_uri: str = ""
     failure_uri: str = ""
+
+
+class ListPlace(NamedTuple):
+    """The place of a job in its tenant's list, by the time of its submission. The place outlives the job.
+
+    `created_ms`: by Redis's clock, as in the list; the time in the id is by the clock of a gateway.
+    """
+
+    created_ms: int
+    id: str
+
+    @classmethod
+    def parse(cls, token: str) -> Self | None:
+        """Returns the place that a token stands for; None for another text."""
+        match = _TOKEN.fullmatch(token)
+        return cls(int(match[1], 16), match[2]) if match else None
+
+    @property
+    def token(self) -> str:
+        return f"{self.created_ms:012x}{self.id}"
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from neuronpipe.bulk.jobs.job import (
     PRIORITIES,
     SIGNED_FIELDS,
     Invocation,
+    ListPlace,
     NewJob,
     StoredJob,
     cancelled,
@@ -173,12 +174,13 @@ class Jobs:
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
         """Lists the caller's jobs, the newest first. Large results make a page shorter."""
         count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
-        if page_token and not (page_token.isalnum() and page_token.isascii()):
+        before = ListPlace.parse(page_token) if page_token else None
+        if page_token and not before:
             raise InvalidInput("page_token", "is none that an answer had")
-        listed, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
+        listed, last = await self._store.jobs_of(call.caller.tenant, before, count)
         response = ListOperationsResponse(operations=map(self._operation_of, listed))
-        if has_more:
-            response.next_page_token = listed[-1].id
+        if last:
+            response.next_page_token = last.token
         return response
 
     async def wait(self, name: str, timeout_s: float | None, call: Call) -> Operation:

@@ -19,6 +19,7 @@ from neuronpipe.bulk.jobs.job import (
     DAMAGED_EVENT,
     Counts,
     EndState,
+    ListPlace,
     NewJob,
     StoredJob,
     TakenJob,
@@ -162,34 +163,39 @@ class JobStore:
         stored = self._client.hmget(f"{self._prefix}:job:{id}", _KEPT_FIELDS)
         return await self._ask(stored, lambda values: self._kept_job(id, values) if any(values) else None)
 
-    async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[Sequence[StoredJob], bool]:
-        """Lists a tenant's jobs, the newest first, and returns whether there may be more. Large results make a list
-        shorter than `count`.
+    async def jobs_of(
+        self, tenant: str, before: ListPlace | None, count: int
+    ) -> tuple[list[StoredJob], ListPlace | None]:
+        """Lists a tenant's jobs, the newest first. Large results make a list shorter than `count`.
 
-        `before`: the id of the last job of the previous list; empty for the first list.
+        `before`: the place of the last job of the previous list, which may be gone; None for the first list. Returns
+        also the place of the last job; None if there are no more jobs.
         """
         await self._check_again()
-        list_key, skip = f"{self._prefix}:jobs:{tenant}", 0
+        list_key, newest = f"{self._prefix}:jobs:{tenant}", before.created_ms if before else "+inf"
         jobs: list[StoredJob] = []
-        left_bytes = _MAX_LISTED_BYTES
-        if before:
-            skip = await self._ask(
-                self._client.zrevrank(list_key, before), lambda place: 0 if place is None else int(place) + 1
-            )
-        while ids := await self._ask(self._client.zrevrange(list_key, skip, skip + count - 1), _texts):
-            for id in ids:
-                job = await self.get(id)
+        skip, left_bytes = 0, _MAX_LISTED_BYTES
+
+        def read(reply: Any) -> list[ListPlace]:
+            return [ListPlace(int(created_ms), id.decode()) for id, created_ms in reply]
+
+        while places := await self._ask(
+            self._client.zrevrangebyscore(list_key, newest, "-inf", skip, count, withscores=True), read
+        ):
+            for place in places:
+                if before and place >= before:
+                    skip += 1
+                    continue
+                job = await self.get(place.id)
                 if job is None:
-                    await self._ask(self._client.zrem(list_key, id))
+                    await self._ask(self._client.zrem(list_key, place.id))
                     continue
                 skip += 1
-                if job.tenant != tenant:
-                    job = StoredJob.damaged(id, tenant)
-                jobs.append(job)
+                jobs.append(job if job.tenant == tenant else StoredJob.damaged(place.id, tenant))
                 left_bytes -= len(job.end)
                 if len(jobs) == count or left_bytes <= 0:
-                    return jobs, True
-        return jobs, False
+                    return jobs, place
+        return jobs, None
 
     async def take(
         self, worker: str, lease_s: float, count: int, closed: Collection[str], has: Collection[str] | None = None

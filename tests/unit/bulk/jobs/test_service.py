@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from google.rpc.code_pb2 import Code
 
-from neuronpipe.bulk.jobs.job import StoredJob, end_of
+from neuronpipe.bulk.jobs.job import ListPlace, StoredJob, end_of, new_id
 from neuronpipe.bulk.jobs.service import Jobs
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.core.calls import Call
-from neuronpipe.core.errors import Unavailable
+from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.gateway.settings import PipelineSettings
 
 _RUNNING = StoredJob.of("a", {b"state": b"running", b"priority": b"normal"})
@@ -24,8 +24,8 @@ class _Store:
     def __init__(self, job: StoredJob = _RUNNING) -> None:
         self._job = job
 
-    async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[list[StoredJob], bool]:
-        return [self._job, dataclasses.replace(_RUNNING, id="b")], False
+    async def jobs_of(self, tenant: str, before: ListPlace | None, count: int) -> tuple[list[StoredJob], None]:
+        return [self._job, dataclasses.replace(_RUNNING, id="b")], None
 
     async def get(self, id: str) -> StoredJob:
         found = self._job
@@ -74,3 +74,9 @@ async def test_a_damaged_job_has_failed_and_others_are_listed(
     assert [(record.getMessage(), vars(record)["fields"]) for record in caplog.records] == [
         ("a job in Redis is damaged", {"job": "a"})
     ] * 2
+
+
+@pytest.mark.parametrize("token", ["zzz", new_id(), "0" * 43, "0" * 43 + "G", "٣" * 44, "0" * 44 + "\n"])
+async def test_a_page_token_that_no_answer_had_is_refused(token: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^page_token: is none that an answer had$"):
+        await _jobs(_Store()).list_jobs(10, token, Call())
