@@ -14,6 +14,9 @@ _REQUESTS = logging.getLogger("neuronpipe.requests")
 # Values of the variable NEURONPIPE_LOG → the lowest level of lines that are not about a request.
 LEVELS = {"warnings": logging.WARNING, "changes": logging.INFO, "requests": logging.INFO}
 
+# The shortest time between two warnings of one kind that callers can cause at will.
+_SELDOM_S = 1.0
+
 
 class _JsonLines(logging.Formatter):
     def __init__(self, service: str) -> None:
@@ -66,6 +69,20 @@ def logs_requests() -> bool:
 def log_warning(event: str, **fields: object) -> None:
     """Logs something that an operator should look at."""
     _LOGGER.warning(event, extra={"fields": fields})
+
+
+class SeldomWarnings:
+    """Warnings of which each kind is logged at most once a second."""
+
+    def __init__(self) -> None:
+        self._logged_s: dict[tuple[str, str], float] = {}
+
+    def log(self, event: str, kind: str = "", **fields: object) -> None:
+        """Logs an event, unless it was logged with this kind within the last second. There must be few kinds."""
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get((event, kind), -_SELDOM_S) >= _SELDOM_S:
+            self._logged_s[event, kind] = now_s
+            log_warning(event, **fields)
 
 
 def log_fault(event: str, fault: BaseException, **fields: object) -> None:

@@ -233,8 +233,12 @@ def _too_much(field: str) -> InvalidInput:
     )
 
 
-_INPUT_BYTES = 64 << 10
+_INPUT_BYTES, _MIN_INPUT_BYTES = 64 << 10, 1 << 10
 _OUTPUT_BYTES = 1 << 20
+_GZIP_MARK = b"\x1f\x8b"
+# Maximum number of members in data of gzip: empty members take time without a limit. bgzip writes a member for each
+# 64 KiB.
+_MAX_MEMBERS = 2048
 
 
 class Truncated(Exception):
@@ -242,21 +246,43 @@ class Truncated(Exception):
 
 
 def inflate(data: bytes, window_bits: int, max_bytes: int) -> bytes | None:
-    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error."""
+    """Returns decompressed data; None if it has more than `max_bytes`. Raises Truncated, and zlib.error.
+
+    Data of gzip may have several members (RFC 1952, 2.2).
+    """
     # Decompressed twice, first in pieces for the size: joining pieces would hold the GIL for tens of milliseconds.
-    reader, size_bytes, place = zlib.decompressobj(window_bits), 0, 0
-    pending = b""
+    view, members, left_bytes, end = memoryview(data), list[tuple[memoryview, int]](), max_bytes, 0
+    while not members or end < len(data):
+        begin = end
+        if members and (len(members) == _MAX_MEMBERS or not data[:2] == data[begin : begin + 2] == _GZIP_MARK):
+            raise Truncated
+        end, size_bytes = _measure(view, begin, window_bits, left_bytes)
+        left_bytes -= size_bytes
+        if left_bytes < 0:
+            return None
+        members.append((view[begin:end], size_bytes))
+    inflated = [zlib.decompress(member, window_bits, max(size_bytes, 1)) for member, size_bytes in members]
+    return inflated[0] if len(inflated) == 1 else b"".join(inflated)
+
+
+def _measure(data: memoryview, begin: int, window_bits: int, max_bytes: int) -> tuple[int, int]:
+    """Returns the end of the compressed data that begins at a place, and its size when decompressed, for which a size
+    above `max_bytes` is one too large. Raises Truncated, and zlib.error.
+    """
+    reader, size_bytes, place = zlib.decompressobj(window_bits), 0, begin
+    pending: bytes | memoryview = b""
+    # The unused rest of a piece is copied, so pieces of later members are small at first.
+    input_bytes = _MIN_INPUT_BYTES if begin else _INPUT_BYTES
     while not reader.eof:
         if not pending:
-            pending = data[place : place + _INPUT_BYTES]
+            pending = data[place : place + input_bytes]
             place += len(pending)
+            input_bytes = min(2 * input_bytes, _INPUT_BYTES)
         piece = reader.decompress(pending, _OUTPUT_BYTES)
         size_bytes += len(piece)
         if size_bytes > max_bytes:
-            return None
+            break
         if not (piece or pending or reader.eof):
             raise Truncated
         pending = reader.unconsumed_tail
-    if reader.unused_data or place < len(data):
-        raise Truncated
-    return zlib.decompress(data, window_bits, max(size_bytes, 1))
+    return place - len(reader.unused_data), size_bytes

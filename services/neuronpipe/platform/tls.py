@@ -6,6 +6,7 @@ Changed files are reloaded. All ports of a process have the same certificate.
 import math
 import os
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import read_file
+from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.watched import Watched, watching
@@ -68,11 +70,27 @@ class LoadedTls:
 WatchedTls: TypeAlias = Watched[LoadedTls]
 
 
+class _WatchedCertificate(Watched[LoadedTls]):
+    """The files of a side. Warns once when the certificate in use has expired."""
+
+    def __init__(self, files: TlsFiles, side: TlsSide) -> None:
+        super().__init__(files.paths, lambda: _load(files, side))
+        self._file, self._side = str(files.certificate), side
+        self._expired: LoadedTls | None = None
+
+    def look(self) -> None:
+        super().look()
+        loaded = self.value
+        if time.time() > loaded.expires_s and loaded is not self._expired:
+            self._expired = loaded
+            log_warning("the TLS certificate in use has expired", side=self._side, file=self._file)
+
+
 def watched_tls(files: TlsFiles, side: TlsSide) -> WatchedTls:
     """Returns the watched files of a side. At each load a peer verifies their certificate. Raises SetupError, which
     names the file and the reason.
     """
-    return Watched(files.paths, lambda: _load(files, side))
+    return _WatchedCertificate(files, side)
 
 
 def _load(files: TlsFiles, side: TlsSide) -> LoadedTls:

@@ -151,6 +151,26 @@ def test_the_last_good_pair_stays(tmp_path: Path, damage: str) -> None:
     assert (watched.value.key, watched.problem) == (better.key, "")
 
 
+def test_a_certificate_that_expires_in_use_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def logged() -> list[object]:
+        event = "the TLS certificate in use has expired"
+        return [vars(record)["fields"] for record in caplog.records if record.getMessage() == event]
+
+    files = _files(tmp_path, _AUTHORITY.issue(days=(-1, 2.5 / _DAY_S)))
+    watched = watched_tls(files, "server")
+    watched.look()
+    assert not logged()
+    until_s = time.monotonic() + 10
+    while not logged() and time.monotonic() < until_s:
+        time.sleep(0.05)
+        watched.look()
+    watched.look()
+    assert logged() == [{"side": "server", "file": str(files.certificate)}]
+    _AUTHORITY.issue().write(tmp_path)
+    watched.look()
+    assert len(logged()) == 1
+
+
 @contextmanager
 def _echoing(tls: ServerTls) -> Iterator[int]:
     """A port that says what it hears, once, on each connection."""

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from neuronpipe.api.v1.jobs_pb2 import SubmitInferenceRequest
 from neuronpipe.bulk.jobs.job import Invocation
 from neuronpipe.bulk.jobs.service import Jobs
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import AlreadyExists, InvalidInput
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.exchange import HttpHandlers, HttpRequest, HttpResponse, Route, read_header
 from neuronpipe.doors.http.messages import message_body
@@ -49,7 +49,13 @@ INVOKE = Route(
     is_raw=True,
     takes_media=("application/octet-stream", "application/x-amz-json-1.1"),
 )
-_AMAZON = "x-amzn-sagemaker-"
+_AMAZON = "X-Amzn-SageMaker-"
+# Fields of SubmitInferenceRequest → the headers of SageMaker's clients, for errors.
+_HEADERS = {
+    "request_id": f"{_AMAZON}InferenceId",
+    "time_to_live_s": f"{_AMAZON}RequestTTLSeconds",
+    "work_limit_s": f"{_AMAZON}InvocationTimeoutSeconds",
+}
 
 
 def job_http_handlers(jobs: Jobs) -> HttpHandlers:
@@ -61,8 +67,8 @@ def job_http_handlers(jobs: Jobs) -> HttpHandlers:
         return HttpResponse(await _written(operation), status=202, headers=[location])
 
     async def list_all(request: HttpRequest) -> HttpResponse:
-        size = _number("page_size", request.parameter("page_size"))
-        listed = await jobs.list_jobs(int(size), request.parameter("page_token"), request.call)
+        size = _whole_number("page_size", request.parameter("page_size"))
+        listed = await jobs.list_jobs(size, request.parameter("page_token"), request.call)
         return HttpResponse(await _written(listed))
 
     async def get(request: HttpRequest) -> HttpResponse:
@@ -78,26 +84,28 @@ def job_http_handlers(jobs: Jobs) -> HttpHandlers:
 
     async def invoke(request: HttpRequest) -> HttpResponse:
         def header(name: str) -> str:
-            return read_header(request.headers, f"{_AMAZON}{name}".encode())
+            return read_header(request.headers, name.lower().encode())
 
-        id = header("inferenceid") or secrets.token_hex(16)
-        limits = SubmitInferenceRequest(
-            request_id=id,
-            time_to_live_s=int(_number("RequestTTLSeconds", header("requestttlseconds"))),
-            work_limit_s=int(_number("InvocationTimeoutSeconds", header("invocationtimeoutseconds"))),
+        def seconds(field: str) -> int:
+            return _whole_number(_HEADERS[field], header(_HEADERS[field]), 1)
+
+        id = header(_HEADERS["request_id"]) or secrets.token_hex(16)
+        ttl_s, limit_s = seconds("time_to_live_s"), seconds("work_limit_s")
+        timing = SubmitInferenceRequest(request_id=id, time_to_live_s=ttl_s, work_limit_s=limit_s)
+        invocation = Invocation(
+            endpoint=request.names["name"],
+            input_uri=header(f"{_AMAZON}InputLocation"),
+            content_type=header(f"{_AMAZON}Content-Type") or "application/json",
+            accept=header(f"{_AMAZON}Accept") or "application/json",
         )
-        invocation = await jobs.invoke(
-            Invocation(
-                endpoint=request.names["name"],
-                input_uri=header("inputlocation"),
-                content_type=header("content-type") or "application/json",
-                accept=header("accept") or "application/json",
-            ),
-            limits,
-            request.call,
-        )
-        places = {"outputlocation": invocation.output_uri, "failurelocation": invocation.failure_uri}
-        headers = [(f"{_AMAZON}{name}".encode(), uri.encode()) for name, uri in places.items()]
+        try:
+            invocation = await jobs.invoke(invocation, timing, request.call)
+        except InvalidInput as error:
+            raise InvalidInput(_HEADERS.get(error.field, error.field), error.problem, error.mentions) from error
+        except AlreadyExists as error:
+            raise AlreadyExists(error.message.replace("request_id", _HEADERS["request_id"])) from error
+        places = {"OutputLocation": invocation.output_uri, "FailureLocation": invocation.failure_uri}
+        headers = [(f"{_AMAZON}{name}".lower().encode(), uri.encode()) for name, uri in places.items()]
         return HttpResponse(write_body({"InferenceId": id}), status=202, headers=headers)
 
     return [(SUBMIT, submit), (LIST, list_all), (GET, get), (CANCEL, cancel), (INVOKE, invoke)]
@@ -115,3 +123,12 @@ def _number(name: str, text: str) -> float:
     if not (text.isascii() and text.replace(".", "", 1).isdigit()) or len(text) > 9:
         raise InvalidInput(name, "must be a number from 0")
     return float(text)
+
+
+def _whole_number(name: str, text: str, least: int = 0) -> int:
+    """Parses a whole number; 0 for an empty text. Raises InvalidInput."""
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 9 or int(text) < least:
+        raise InvalidInput(name, f"must be a whole number from {least}")
+    return int(text)

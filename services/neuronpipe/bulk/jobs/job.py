@@ -6,19 +6,21 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from google.longrunning.operations_pb2 import Operation
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobPriority, JobResult, JobState
-from neuronpipe.core.errors import Cancelled, DeadlineExceeded, NeuronpipeError
+from neuronpipe.core.errors import Cancelled, DeadlineExceeded, InternalError, NeuronpipeError
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 
@@ -32,6 +34,10 @@ _PRIORITY_OF = {word: number for number, word in PRIORITIES.items() if number}
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 _RESULT, _ERROR = b"r", b"e"
 _NAME = "jobs/"
+# A ListPlace: its time, and an id as `new_id` makes it.
+_TOKEN = re.compile(r"([0-9a-f]{12})([0-9a-f]{32})")
+# The log's event for a job whose fields cannot be read.
+DAMAGED_EVENT = "a job in Redis is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class StoredJob:
 
     @classmethod
     def of(cls, id: str, fields: Mapping[bytes, bytes]) -> Self:
-        """Reads a job from its hash, whose fields have no units in their names."""
+        """Reads a job from its hash, whose fields have no units in their names. Raises ValueError if it is damaged."""
         values: dict[str, Any] = {}
         for job_field in dataclasses.fields(cls)[1:]:
             value = fields.get(stored_name(job_field.name).encode(), b"")
@@ -77,6 +83,12 @@ class StoredJob:
                 value.decode() if job_field.type is str else int(value or 0) if job_field.type is int else value
             )
         return cls(id, **values)
+
+    @classmethod
+    def damaged(cls, id: str, tenant: str) -> Self:
+        """Returns a job that has failed, for a job whose fields cannot be read."""
+        fields = {"tenant": tenant, "priority": "normal", "state": "failed"}
+        return cls.of(id, {b"end": end_of(damage()), **{name.encode(): fields[name].encode() for name in fields}})
 
     @property
     def name(self) -> str:
@@ -95,6 +107,13 @@ class StoredJob:
         return SpanContext.parse(self.trace) if self.trace else None
 
     def operation(self) -> Operation:
+        """Returns the job as an operation. Raises ValueError if a field is damaged."""
+        try:
+            return self._operation()
+        except (KeyError, DecodeError) as error:
+            raise ValueError(f"{self.name}: a field is damaged") from error
+
+    def _operation(self) -> Operation:
         operation, metadata = Operation(name=self.name, done=bool(self.end)), self._metadata()
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
@@ -102,6 +121,8 @@ class StoredJob:
             operation.response.CopyFrom(_packed(result))
         elif self.end:
             operation.error.CopyFrom(Status.FromString(self.end[1:]))
+            if self.end[:1] != _ERROR or not operation.error.code:
+                raise ValueError(f"{self.name}: its end is neither a result nor an error")
         operation.metadata.CopyFrom(_packed(metadata))
         return operation
 
@@ -113,8 +134,8 @@ class StoredJob:
             inputs=self.inputs,
             completed_inputs=self.completed,
             attempts=self.attempts,
-            create_time=_timestamp(self.created_ms),
-            expire_time=_timestamp(self.expires_ms),
+            create_time=_timestamp(self.created_ms) if self.created_ms else None,
+            expire_time=_timestamp(self.expires_ms) if self.expires_ms else None,
         )
         if self.started_ms:
             metadata.start_time.CopyFrom(_timestamp(self.started_ms))
@@ -173,6 +194,26 @@ class Invocation:
     failure_uri: str = ""
 
 
+class ListPlace(NamedTuple):
+    """The place of a job in its tenant's list, by the time of its submission. The place outlives the job.
+
+    `created_ms`: by Redis's clock, as in the list; the time in the id is by the clock of a gateway.
+    """
+
+    created_ms: int
+    id: str
+
+    @classmethod
+    def parse(cls, token: str) -> Self | None:
+        """Returns the place that a token stands for; None for another text."""
+        match = _TOKEN.fullmatch(token)
+        return cls(int(match[1], 16), match[2]) if match else None
+
+    @property
+    def token(self) -> str:
+        return f"{self.created_ms:012x}{self.id}"
+
+
 @dataclass(slots=True)
 class JobProgress:
     """The progress of a job.
@@ -226,6 +267,11 @@ def expired() -> DeadlineExceeded:
 def cancelled() -> Cancelled:
     """Returns the error of a job that its caller cancelled."""
     return Cancelled("the job was cancelled")
+
+
+def damage() -> InternalError:
+    """Returns the error of a job whose fields cannot be read."""
+    return InternalError("the job is damaged in Redis")
 
 
 def new_id() -> str:

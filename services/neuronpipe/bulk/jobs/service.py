@@ -14,9 +14,11 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, SubmitInferenceRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.bulk.jobs.job import (
+    DAMAGED_EVENT,
     PRIORITIES,
     SIGNED_FIELDS,
     Invocation,
+    ListPlace,
     NewJob,
     StoredJob,
     cancelled,
@@ -30,6 +32,7 @@ from neuronpipe.bulk.jobs.post import check_host
 from neuronpipe.bulk.jobs.settings import MAX_TTL_S, MAX_WORK_S, JobSettings, read_secret
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import AlreadyExists, InvalidInput, JobNotFound, NotConfigured, Overloaded
+from neuronpipe.core.logs import SeldomWarnings
 from neuronpipe.core.packed import Packed
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.request_checks import check_fields, check_input
@@ -92,6 +95,7 @@ class Jobs:
         self._is_draining = False
         self._watches: dict[str, _Watch] = {}
         self._waits = Shares(_MAX_WAITS)
+        self._warnings = SeldomWarnings()
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:
         """Stores a job. Raises NeuronpipeError as jobs.proto says."""
@@ -161,21 +165,22 @@ class Jobs:
         stored_id, known_digest = await self._store.submit(new, _MAX_OPEN, *tenant_limits)
         if known_digest != digest:
             raise AlreadyExists("request_id: another job has it, with other content")
-        return (await self._find(stored_id, tenant)).operation()
+        return self._operation_of(await self._find(stored_id, tenant))
 
     async def get(self, name: str, call: Call) -> Operation:
         """Returns a job. Raises JobNotFound."""
-        return (await self._find(id_of(name), call.caller.tenant)).operation()
+        return self._operation_of(await self._find(id_of(name), call.caller.tenant))
 
     async def list_jobs(self, page_size: int, page_token: str, call: Call) -> ListOperationsResponse:
         """Lists the caller's jobs, the newest first. Large results make a page shorter."""
         count = min(page_size if page_size > 0 else _DEFAULT_PAGE, _MAX_PAGE)
-        if page_token and not (page_token.isalnum() and page_token.isascii()):
+        before = ListPlace.parse(page_token) if page_token else None
+        if page_token and not before:
             raise InvalidInput("page_token", "is none that an answer had")
-        listed, has_more = await self._store.jobs_of(call.caller.tenant, page_token, count)
-        response = ListOperationsResponse(operations=[job.operation() for job in listed])
-        if has_more:
-            response.next_page_token = listed[-1].id
+        listed, last = await self._store.jobs_of(call.caller.tenant, before, count)
+        response = ListOperationsResponse(operations=map(self._operation_of, listed))
+        if last:
+            response.next_page_token = last.token
         return response
 
     async def wait(self, name: str, timeout_s: float | None, call: Call) -> Operation:
@@ -195,7 +200,7 @@ class Jobs:
             watch = self._watches.get(id)
             job = watch.job if watch and watch.job.tenant == tenant else await self._find(id, tenant)
             if job.end:
-                return job.operation()
+                return self._operation_of(job)
             with self._set_aside():
                 return await self._wait(job, min([*limits, _MAX_WAIT_S]))
         finally:
@@ -210,7 +215,7 @@ class Jobs:
             await asyncio.wait([watch.looking], timeout=max(0.0, seconds))
             if watch.looking.done():
                 watch.looking.result()
-            return watch.job.operation()
+            return self._operation_of(watch.job)
         finally:
             watch.waiters -= 1
             if not watch.waiters:
@@ -263,6 +268,14 @@ class Jobs:
             await store.end(id, "expired", end_of(expired()))
             job = await store.get(id) or job
         return job
+
+    def _operation_of(self, job: StoredJob) -> Operation:
+        """Returns a job as an operation; a damaged job as failed, beside which others are listed."""
+        try:
+            return job.operation()
+        except ValueError:
+            self._warnings.log(DAMAGED_EVENT, job=job.id)
+            return StoredJob.damaged(job.id, job.tenant).operation()
 
     async def _look(self, watch: _Watch) -> None:
         """Returns when a job has ended, or when the gateway drains: callers then ask another gateway. Raises

@@ -16,17 +16,20 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import OutOfMemoryError, RedisClusterException, RedisError, ResponseError
 
 from neuronpipe.bulk.jobs.job import (
+    DAMAGED_EVENT,
     Counts,
     EndState,
+    ListPlace,
     NewJob,
     StoredJob,
     TakenJob,
+    damage,
     end_of,
     stored_name,
 )
 from neuronpipe.bulk.jobs.settings import JobStoreSettings
-from neuronpipe.core.errors import InternalError, NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
-from neuronpipe.core.logs import log_warning
+from neuronpipe.core.errors import NeuronpipeError, NotConfigured, Overloaded, SetupError, Unavailable
+from neuronpipe.core.logs import SeldomWarnings, log_warning
 from neuronpipe.platform.cache.remote import ask_apart, open_client
 
 ReadT = TypeVar("ReadT")
@@ -53,6 +56,8 @@ _PAUSE_S = 1.0
 _PREFIX = "neuronpipe-jobs"
 # Maximum number of characters of Redis's own messages in the log.
 _MAX_PROBLEM = 300
+# The fields of a job, except its id and its request, by their names in its hash.
+_KEPT_FIELDS = [stored_name(kept.name) for kept in fields_of(StoredJob) if kept.name not in ("id", "request")]
 
 
 class JobStore:
@@ -78,6 +83,7 @@ class JobStore:
         self._client: Redis = client
         self._prefix = _PREFIX
         self._is_checked = False
+        self._warnings = SeldomWarnings()
         self._places = asyncio.Semaphore(_CONNECTIONS)
         self._asked = 0
         self._asking: set[asyncio.Future[Any]] = set()
@@ -152,37 +158,44 @@ class JobStore:
         return id, digest
 
     async def get(self, id: str) -> StoredJob | None:
-        """Returns a job without its request; None if it does not exist."""
+        """Returns a job without its request, a damaged job as failed; None if it does not exist."""
         await self._check_again()
         stored = self._client.hmget(f"{self._prefix}:job:{id}", _KEPT_FIELDS)
-        return await self._ask(stored, lambda values: _kept_job(id, values) if any(values) else None)
+        return await self._ask(stored, lambda values: self._kept_job(id, values) if any(values) else None)
 
-    async def jobs_of(self, tenant: str, before: str, count: int) -> tuple[Sequence[StoredJob], bool]:
-        """Lists a tenant's jobs, the newest first, and returns whether there may be more. Large results make a list
-        shorter than `count`.
+    async def jobs_of(
+        self, tenant: str, before: ListPlace | None, count: int
+    ) -> tuple[list[StoredJob], ListPlace | None]:
+        """Lists a tenant's jobs, the newest first. Large results make a list shorter than `count`.
 
-        `before`: the id of the last job of the previous list; empty for the first list.
+        `before`: the place of the last job of the previous list, which may be gone; None for the first list. Returns
+        also the place of the last job; None if there are no more jobs.
         """
         await self._check_again()
-        list_key, skip = f"{self._prefix}:jobs:{tenant}", 0
+        list_key, newest = f"{self._prefix}:jobs:{tenant}", before.created_ms if before else "+inf"
         jobs: list[StoredJob] = []
-        left_bytes = _MAX_LISTED_BYTES
-        if before:
-            skip = await self._ask(
-                self._client.zrevrank(list_key, before), lambda place: 0 if place is None else int(place) + 1
-            )
-        while ids := await self._ask(self._client.zrevrange(list_key, skip, skip + count - 1), _texts):
-            for id in ids:
-                job = await self.get(id)
+        skip, left_bytes = 0, _MAX_LISTED_BYTES
+
+        def read(reply: Any) -> list[ListPlace]:
+            return [ListPlace(int(created_ms), id.decode()) for id, created_ms in reply]
+
+        while places := await self._ask(
+            self._client.zrevrangebyscore(list_key, newest, "-inf", skip, count, withscores=True), read
+        ):
+            for place in places:
+                if before and place >= before:
+                    skip += 1
+                    continue
+                job = await self.get(place.id)
                 if job is None:
-                    await self._ask(self._client.zrem(list_key, id))
+                    await self._ask(self._client.zrem(list_key, place.id))
                     continue
                 skip += 1
-                jobs.append(job)
+                jobs.append(job if job.tenant == tenant else StoredJob.damaged(place.id, tenant))
                 left_bytes -= len(job.end)
                 if len(jobs) == count or left_bytes <= 0:
-                    return jobs, True
-        return jobs, False
+                    return jobs, place
+        return jobs, None
 
     async def take(
         self, worker: str, lease_s: float, count: int, closed: Collection[str], has: Collection[str] | None = None
@@ -215,7 +228,7 @@ class JobStore:
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
             with suppress(NeuronpipeError):  # the job ends with its time to live
-                await self.end(id, "failed", end_of(InternalError("the job is damaged in Redis")))
+                await self.end(id, "failed", end_of(damage()))
         return taken
 
     async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
@@ -278,7 +291,7 @@ class JobStore:
         names = [name for name in _KEPT_FIELDS if name != "end"]
 
         def read(reply: Any) -> list[StoredJob]:
-            return [_kept_job(id.decode(), values, names) for id, values in reply]
+            return [self._kept_job(id.decode(), values, names) for id, values in reply]
 
         return await self._run("take_notifications", read, max_jobs=count, hold_ms=round(hold_s * 1000), names=names)
 
@@ -332,6 +345,14 @@ class JobStore:
         await asyncio.gather(*self._asking, return_exceptions=True)
         for client in (self._client, *self._sentinels):
             await client.aclose()
+
+    def _kept_job(self, id: str, values: Sequence[bytes | None], names: Sequence[str] = _KEPT_FIELDS) -> StoredJob:
+        fields = {name.encode(): value for name, value in zip(names, values, strict=True) if value is not None}
+        try:
+            return StoredJob.of(id, fields)
+        except ValueError:
+            self._warnings.log(DAMAGED_EVENT, job=id)
+            return StoredJob.damaged(id, fields.get(b"tenant", b"").decode(errors="replace"))
 
     async def _check_again(self) -> None:
         """Calls `check`. Raises NotConfigured: while the process runs, another Redis may replace it, and the old one
@@ -403,15 +424,6 @@ def _faults(information: Mapping[str, Any]) -> list[str]:
 
 def _texts(reply: Any) -> list[str]:
     return [text.decode() for text in reply]
-
-
-# The fields of a job, except its id and its request, by their names in its hash.
-_KEPT_FIELDS = [stored_name(kept.name) for kept in fields_of(StoredJob) if kept.name not in ("id", "request")]
-
-
-def _kept_job(id: str, values: Sequence[bytes | None], names: Sequence[str] = _KEPT_FIELDS) -> StoredJob:
-    named_values = zip(names, values, strict=True)
-    return StoredJob.of(id, {name.encode(): value for name, value in named_values if value is not None})
 
 
 def worker_name() -> str:

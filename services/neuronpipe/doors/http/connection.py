@@ -26,6 +26,7 @@ from neuronpipe.platform.tls import ServerTls
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
 # Size of the pieces of the input that the parser gets, and the largest size within a body.
 _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
+_CUT = "The connection ended within the request."
 
 
 class HttpServer:
@@ -167,7 +168,19 @@ class HttpConnection(asyncio.Protocol):
             self._ending.cancel()
 
     def eof_received(self) -> None:
-        """Ends the connection, because the caller has left. Bytes that were written are sent within the limits."""
+        """Ends the connection, because the caller has left. Bytes that were written are sent within the limits.
+
+        A caller that ends only its side (shutdown) looks like a caller that has closed the connection, whose work must
+        end. Uvicorn, Hypercorn, nginx as a proxy and the contexts of Go's net/http also take both for leaving.
+        """
+        latest = self._latest
+        is_cut = (
+            latest.more_body and not (latest.has_begun or self.pipeline)
+            if latest
+            else self._parser.phase is RequestPhase.HEAD
+        )
+        if is_cut and not self.is_closing:
+            self._refuse(BadRequest(_CUT))
         self._end_transport()
 
     def pause_writing(self) -> None:

@@ -7,6 +7,7 @@ InferRequest, which an InferResponse answers.
 import csv
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -36,6 +37,8 @@ _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
 _PROTOBUF = "application/x-protobuf"
 # Maximum number of columns of CSV: more fields than any input has.
 _MAX_COLUMNS = 64
+# Maximum number of characters of a column's name in an error.
+_SHOWN = 200
 # A field that only one protocol's body has → the type of the body, and the function that answers it.
 _OTHERS = {
     field: (TypeAdapter[Any](route.takes), answer)
@@ -111,10 +114,7 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
     check_values(data, LINE_BYTES)
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        if len(reader.fieldnames or ()) > _MAX_COLUMNS:
-            raise InvalidInput(
-                "body", f"its heading has {len(reader.fieldnames or ())} columns, at most {_MAX_COLUMNS}"
-            )
+        _check_heading(reader.fieldnames or ())
         rows = list(islice(reader, max_inputs + 1))  # a row above the limit, for the error
     except UnicodeDecodeError:
         raise InvalidInput("body", "is no UTF-8") from None
@@ -126,6 +126,15 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
     if rows and "inputs" in rows[0]:
         return {"inputs": [row["inputs"] for row in rows]}
     return {"inputs": rows}
+
+
+def _check_heading(columns: Sequence[str]) -> None:
+    """Raises InvalidInput for a heading with too many columns, or with a column twice, because one would be lost."""
+    if len(columns) > _MAX_COLUMNS:
+        raise InvalidInput("body", f"its heading has {len(columns)} columns, at most {_MAX_COLUMNS}")
+    for place, column in enumerate(columns):
+        if column in columns[:place]:
+            raise InvalidInput("body", f"its heading has the column `{column[:_SHOWN]}` twice")
 
 
 def _read_lines(data: bytes, max_inputs: int) -> Any:

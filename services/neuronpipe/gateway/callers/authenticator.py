@@ -1,13 +1,12 @@
 """Authenticates callers by an API key, a token, or the certificate of the connection."""
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from neuronpipe.core.callers import Caller, is_tenant_name
 from neuronpipe.core.errors import SetupError, Unauthenticated
-from neuronpipe.core.logs import log_warning
+from neuronpipe.core.logs import SeldomWarnings
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.keys import PREFIX, CredentialsRefused, KeyRecord, WatchedFile, find_key, parse_keys
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 _MESSAGE = "no valid API key, token or client certificate came with the call"
 _SCHEME = "bearer "
-# The shortest time between two log lines of one reason; the metric counts every call.
-_LOG_EVERY_S = 1.0
 
 
 class Authenticator:
@@ -43,11 +40,11 @@ class Authenticator:
         self._tenant_of = tenant_of
         self._acts_for_others = acts_for_others
         self._meters = meters
-        self._logged_s: dict[str, float] = {}
+        self._warnings = SeldomWarnings()
         self._keys: WatchedFile[Mapping[str, KeyRecord]] | None = None
         self._tokens: WatchedFile[TokenVerifier] | None = None
         if settings.api_keys:
-            self._keys = WatchedFile("--api-keys", settings.api_keys, parse_keys, meters)
+            self._keys = WatchedFile("--api-keys", settings.api_keys, self._parse_keys, meters)
         if settings.jwks:
             if not (settings.jwt_issuer and settings.jwt_audience):
                 raise SetupError(
@@ -62,6 +59,9 @@ class Authenticator:
     def files(self) -> list[WatchedFile[Mapping[str, KeyRecord]] | "WatchedFile[TokenVerifier]"]:
         """The files that must be watched."""
         return [file for file in (self._keys, self._tokens) if file]
+
+    def _parse_keys(self, content: bytes) -> Mapping[str, KeyRecord]:
+        return parse_keys(content, must_tell=bool(self._keys and self._keys.value))
 
     def identify(self, credentials: Credentials) -> Caller:
         """Returns the caller. Raises Unauthenticated."""
@@ -103,7 +103,4 @@ class Authenticator:
 
     def _note(self, reason: str) -> None:
         self._meters.counter(Metrics.AUTHENTICATIONS, reason).add()
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(reason, -_LOG_EVERY_S) >= _LOG_EVERY_S:
-            self._logged_s[reason] = now_s
-            log_warning("a caller is not authenticated", reason=reason)
+        self._warnings.log("a caller is not authenticated", reason, reason=reason)

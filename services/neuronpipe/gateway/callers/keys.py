@@ -42,6 +42,7 @@ def _read(path: Path, option: str = "--api-keys") -> bytes:
 PREFIX = "np_"
 _ID_BYTES, _SECRET_BYTES, _SALT_BYTES = 8, 32, 16
 _SHOWN = 20
+_NO_KEYS = b"# All keys are revoked: all callers are refused.\n"
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -76,14 +77,22 @@ def find_key(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
     return record if record and record.fits(secret) else None
 
 
-def parse_keys(content: bytes) -> Mapping[str, KeyRecord]:
-    """Parses the keys of a file, by their ids. Logs the first numbers of lines without a key; the other lines count."""
+def parse_keys(content: bytes, *, must_tell: bool = False) -> Mapping[str, KeyRecord]:
+    """Parses the keys of a file, by their ids. Logs the first numbers of lines without a key; the other lines count.
+
+    `must_tell`: a file without keys needs a comment, because writing may have cut an empty file short. Raises
+    SetupError if no line with a key can be read.
+    """
     records, broken = {}, []
     for number, line in _lines(content):
         if record := _record(line):
             records[record.id] = record
         else:
             broken.append(number)
+    if broken and not records:
+        raise SetupError(f"--api-keys: no key can be read; line {broken[0]} is the first that cannot")
+    if must_tell and not content.strip():
+        raise SetupError("--api-keys: the file is empty; to refuse all callers, write a line that begins with #")
     if broken:
         log_warning(
             "lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken[:_SHOWN]
@@ -119,14 +128,19 @@ def list_keys(path: Path) -> list[KeyRecord]:
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
-    """Takes keys out of a file, and returns them. Every other line stays as it is. Raises SetupError."""
+    """Takes keys out of a file, and returns them. Every other line stays as it is; without a last key, lines without a
+    key become comments, because servers keep the keys of an unreadable file. Raises SetupError.
+    """
     list_keys(path)
     with _changing(path) as (content, write):
-        revoked = {key.id: key for key in parse_keys(content).values() if is_revoked(key)}
+        records = parse_keys(content)
+        revoked = {key.id: key for key in records.values() if is_revoked(key)}
         gone = {number for number, line in _lines(content) if (key := _record(line)) and key.id in revoked}
         if gone:
-            remaining = (line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone)
-            write(b"".join(remaining))
+            lines = [line for number, line in enumerate(content.splitlines(keepends=True), 1) if number not in gone]
+            if len(revoked) == len(records):
+                lines = [_NO_KEYS, *(line if line.startswith(b"#") else b"# " + line for line in lines if line.strip())]
+            write(b"".join(lines))
     return list(revoked.values())
 
 

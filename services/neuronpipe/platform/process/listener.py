@@ -13,7 +13,7 @@ from typing import Any
 from neuronpipe.core.addresses import is_listened_on, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import locked_folder
-from neuronpipe.core.logs import log_warning
+from neuronpipe.core.logs import SeldomWarnings, log_warning
 from neuronpipe.platform.process.settings import CallerLimits
 
 _BACKLOG = 1024
@@ -63,6 +63,7 @@ class Listener:
         self._ended = ended
         self._sockets: list[socket.socket] = []
         self._is_listening = False
+        self._warnings = SeldomWarnings()
         self._option = ""
         # Arguments of connect_accepted_socket.
         self._tls: dict[str, Any] = {}
@@ -140,6 +141,9 @@ class Listener:
     async def _shake_hands(self, protocol: asyncio.Protocol, accepted: socket.socket) -> None:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, accepted, **self._tls)
+        except ssl.SSLCertVerificationError as error:
+            reason = error.verify_message
+            self._warnings.log("a caller's TLS certificate is refused", reason, reason=reason)
         except OSError:  # ssl.SSLError is an OSError
             return
 

@@ -16,7 +16,7 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, Carrier, Deflated, MessageStream
+from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Carrier, Deflated, MessageStream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
@@ -202,6 +202,8 @@ class Http2Call(MessageStream):
                     raise self.error
                 if self.messages:
                     request = self.next_message()
+                    if self.messages or self.buffered_bytes or self._size_bytes >= 0:
+                        raise self._excess()
                     self.drop_received()
                     if isinstance(request, Deflated):
                         request = await self.inflated(request)
@@ -226,6 +228,20 @@ class Http2Call(MessageStream):
             self.finish(end_of(fault))
         finally:
             self._uncount()
+
+    def _excess(self) -> CallEnd:
+        """Returns the end of a call with too many messages: UNIMPLEMENTED by grpc's doc/statuscodes.md, or INTERNAL if
+        the last message is incomplete.
+        """
+        if self.is_ended and not self.messages:
+            return CallEnd(INTERNAL, "the last message is incomplete")
+        return CallEnd(UNIMPLEMENTED, "this method takes one message, and more came")
+
+    def ignore(self) -> None:
+        """Ends a call whose one message is being answered, because the caller sends more."""
+        if self._is_running and self.task and not (self.task.done() or self.has_sent_end or self.error):
+            self.finish(self._excess())
+            self.task.cancel()
 
     async def send(self, message: bytes) -> None:
         if self.is_closed or self.has_sent_end:

@@ -216,6 +216,8 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         if stream is None or stream.ignores_data:
             if data:
                 self.acknowledge(len(data), event.stream_id)
+                if stream:
+                    stream.ignore()
         elif data:
             self.paid_frames += PAID_FRAMES
             try:

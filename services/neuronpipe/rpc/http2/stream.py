@@ -148,6 +148,9 @@ class MessageStream:
         self.messages.append(message)
         self.unread_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
 
+    def ignore(self) -> None:
+        """Takes note of bytes that came after `drop_received`."""
+
     def drop_received(self) -> None:
         """Forgets unread messages and bytes, and ignores bytes that still come."""
         if not self.ignores_data:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from neuronpipe.api.v1.jobs_pb2 import JobMetadata
 from neuronpipe.bulk.jobs import store as store_module
-from neuronpipe.bulk.jobs.job import NewJob, TakenJob, cancelled, end_of, new_id
+from neuronpipe.bulk.jobs.job import ListPlace, NewJob, TakenJob, cancelled, end_of, new_id
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.errors import NotConfigured, Overloaded, Unavailable
@@ -192,7 +193,7 @@ async def test_what_is_read_of_a_job_is_not_its_request(store: JobStore, redis: 
     id = await _submit(store, "a", request_bytes=1 << 20)
     redis.ask("CONFIG", "RESETSTAT")
     assert (await store.get(id)) is not None
-    assert len((await store.jobs_of("a", "", 10))[0]) == 1
+    assert len((await store.jobs_of("a", None, 10))[0]) == 1
     await store.end(id, "dead", _END)
     assert [job.id for job in await store.dead()] == [id]
     assert redis.ask("INFO", "stats")["total_net_output_bytes"] < 100_000
@@ -399,6 +400,48 @@ async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobS
     first, damaged, last = [await _submit(store, "small") for _ in range(3)]
     redis.ask("HSET", f"neuronpipe-jobs:job:{damaged}", "inputs", "many")
     assert [held.job.id for held in await store.take("w", _LEASE_S, 8, {})] == [first, last]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("inputs", b"many"), ("request_id", b"\xff"), ("created", b"1.5"), ("state", b"\xff"), ("tenant", b"\xff")],
+    ids=lambda value: str(value),
+)
+async def test_a_damaged_job_is_listed_as_failed_beside_the_others(
+    store: JobStore, redis: RedisServer, caplog: pytest.LogCaptureFixture, field: str, value: bytes
+) -> None:
+    ids = [await _submit(store, "a") for _ in range(3)]
+    redis.ask("HSET", f"neuronpipe-jobs:job:{ids[1]}", field, value)
+    listed, _ = await store.jobs_of("a", None, 10)
+    assert {job.id: job.operation().done for job in listed} == {ids[0]: False, ids[1]: True, ids[2]: False}
+    (operation,) = [job.operation() for job in listed if job.id == ids[1]]
+    assert operation.error.message == "the job is damaged in Redis"
+    assert not JobMetadata.FromString(operation.metadata.value).HasField("create_time")
+    assert [record.getMessage() for record in caplog.records] == ["a job in Redis is damaged"]
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+async def test_a_list_continues_behind_a_job_that_is_gone(store: JobStore, redis: RedisServer, page: int) -> None:
+    ids = [await _submit(store, "a") for _ in range(7)]
+    for number, id in enumerate(ids):  # ids are by another clock, and several jobs come in one millisecond
+        redis.ask("ZADD", "neuronpipe-jobs:jobs:a", 5 + number // 3, id)
+    expected = [id for number in (2, 1, 0) for id in sorted(ids[3 * number : 3 * number + 3], reverse=True)]
+    seen, place, asked = list[str](), None, 0
+    while place or not asked:
+        jobs, place = await store.jobs_of("a", place and ListPlace.parse(place.token), page)
+        seen += [job.id for job in jobs]
+        asked += 1
+        if jobs:
+            redis.ask("DEL", f"neuronpipe-jobs:job:{jobs[-1].id}")
+            redis.ask("ZREM", "neuronpipe-jobs:jobs:a", jobs[-1].id)
+    assert seen == expected
+
+
+async def test_a_list_shows_no_job_that_names_another_tenant(store: JobStore, redis: RedisServer) -> None:
+    id = await _submit(store, "a")
+    redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "tenant", "b", "request_id", "theirs")
+    ((job,), _) = await store.jobs_of("a", None, 10)
+    assert (job.tenant, job.request_id, job.state) == ("a", "", "failed")
 
 
 async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:

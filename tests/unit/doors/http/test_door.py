@@ -116,6 +116,59 @@ async def test_a_head_that_does_not_arrive_ends_the_connection(part: bytes) -> N
         assert await _ask(port, part) == b"HTTP/1.1 400 Bad Request\r\n"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        _HALF_BODY,
+        b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\n",
+        b"POST /take HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        b"GET /health HTTP/1.1\r\nho",
+    ],
+    ids=["body", "no body", "chunks", "head"],
+)
+async def test_a_request_that_the_end_of_the_callers_side_cuts_is_refused(part: bytes) -> None:
+    async with _running([(_TAKE, _echo)]) as (door, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(part)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert answer.endswith(b"\r\n\r\nThe connection ended within the request.")
+        writer.close()
+        await happens(lambda: not _server(door).connections)
+
+
+@pytest.mark.parametrize("leaves_half", [True, False])
+async def test_a_caller_that_ends_its_side_has_left_and_its_work_ends(*, leaves_half: bool) -> None:
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: HttpRequest) -> HttpResponse:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+        raise AssertionError
+
+    async with _running([(_WAIT, wait)]) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await has_begun.wait()
+        if leaves_half:
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        await asyncio.wait_for(has_ended.wait(), 20)
+
+
+async def test_a_connection_that_ends_between_requests_is_told_nothing() -> None:
+    async with _running([]) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+
+
 async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
     async with _running([], max_handshake_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -84,6 +84,13 @@ async def test_answers_to_csv_are_lines_where_those_are_accepted(browser: Browse
     [
         (b"inputs\na,b\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
         (b"inputs,x\na\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
+        (b"inputs,inputs\na,b\n", "text/csv", "body: its heading has the column `inputs` twice"),
+        (b"inputs,inputs\n", "text/csv", "body: its heading has the column `inputs` twice"),
+        (
+            b"a,%s,b,%s\nc,d,e,f\n" % (2 * (b"x" * 999,)),
+            "text/csv",
+            f"body: its heading has the column `{'x' * 200}` twice",
+        ),
         (b'inputs\n"a\n', "text/csv", "body: is no valid CSV"),
         (b"\xff", "text/csv", "body: is no UTF-8"),
         (b"", "text/csv", "inputs: 0 inputs, must be from 1 to 2048"),

@@ -11,7 +11,7 @@ from neuronpipe.core.errors import SetupError, Unauthenticated
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.callers.authenticator import Authenticator
-from neuronpipe.gateway.callers.keys import KeyRecord, create_key
+from neuronpipe.gateway.callers.keys import KeyRecord, create_key, revoke_keys
 from neuronpipe.gateway.callers.settings import CallerSettings, check_exposure
 from neuronpipe.platform.process.door import Credentials
 from tests.servers.token_issuer import AUDIENCE, ISSUER, Issuer
@@ -31,6 +31,14 @@ class _Guarded:
         self._authenticator = Authenticator(
             given, lambda name: "search" if name == "spiffe://test/search" else "", self.meters
         )
+        self.keys = folder / "keys"
+
+    def rewrite_keys(self, content: bytes) -> str:
+        """Changes the file of keys, and returns the problem of the new content."""
+        self.keys.write_bytes(content)
+        file = self._authenticator.files[0]
+        file.look()
+        return file.problem
 
     def identify(self, authorization: str = "", *names: str) -> Caller:
         return self._authenticator.identify(Credentials(authorization, names))
@@ -53,6 +61,28 @@ def guarded(tmp_path: Path) -> _Guarded:
 def test_a_key_names_its_tenant(guarded: _Guarded) -> None:
     assert guarded.identify(f"Bearer {guarded.key}") == Caller("ci", "search", "search")
     assert guarded.count("accepted") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{", bytes(200)], ids=["empty", "blank", "half", "zeros"])
+def test_a_file_of_keys_cut_short_refuses_no_caller(guarded: _Guarded, content: bytes) -> None:
+    assert guarded.rewrite_keys(content)
+    assert guarded.identify(f"Bearer {guarded.key}")
+    assert guarded.rewrite_keys(content + b"\n")
+    assert guarded.identify(f"Bearer {guarded.key}"), "also at the second look"
+
+
+def test_a_comment_alone_locks_all_callers_out(guarded: _Guarded) -> None:
+    assert not guarded.rewrite_keys(b"# closed\n")
+    with pytest.raises(Unauthenticated):
+        guarded.identify(f"Bearer {guarded.key}")
+    assert not guarded.rewrite_keys(b""), "without keys before, an empty file says nothing new"
+
+
+def test_a_revoked_last_key_is_refused(guarded: _Guarded) -> None:
+    revoke_keys(guarded.keys, lambda key: True)
+    assert not guarded.rewrite_keys(guarded.keys.read_bytes())
+    with pytest.raises(Unauthenticated):
+        guarded.identify(f"Bearer {guarded.key}")
 
 
 def test_a_token_names_its_tenant(guarded: _Guarded) -> None:

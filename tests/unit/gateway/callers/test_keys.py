@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,9 +72,26 @@ def test_a_broken_line_is_named_and_the_others_count(file: Path, caplog: pytest.
     assert "nonsense" not in str(vars(logged))
 
 
-def test_a_file_of_something_else_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    assert not parse_keys(b"x\n" * 1000)
+def test_a_file_of_something_else_fills_no_log(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    create_key(file, "a", "a")
+    assert parse_keys(b"x\n" * 1000 + file.read_bytes())
     assert caplog.records[0].fields["lines"] == list(range(1, 21))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda good: good[: len(good) // 2],
+        lambda good: good.decode().encode("utf-16"),
+        lambda good: bytes(len(good)),
+        lambda good: b"# ours\n" + good[:40],
+    ],
+    ids=["half", "utf-16", "zeros", "half-below-a-comment"],
+)
+def test_a_file_without_a_readable_key_is_an_error(file: Path, spoil: Callable[[bytes], bytes]) -> None:
+    create_key(file, "a", "a")
+    with pytest.raises(SetupError, match=r"^--api-keys: no key can be read; line \d is the first that cannot$"):
+        parse_keys(spoil(file.read_bytes()))
 
 
 def test_a_key_that_is_revoked_through_a_link_is_gone_for_all(file: Path) -> None:
@@ -89,7 +107,10 @@ def test_a_key_that_is_revoked_through_a_link_is_gone_for_all(file: Path) -> Non
 def test_a_line_with_an_unknown_field_is_broken(file: Path) -> None:
     create_key(file, "a", "a")
     record = json.loads(file.read_text()) | {"admin": True}
-    assert parse_keys(json.dumps(record).encode()) == {}
+    kept = create_key(file, "b", "b")
+    records = parse_keys(json.dumps(record).encode() + b"\n" + file.read_bytes().splitlines()[1])
+    assert [key.tenant for key in records.values()] == ["b"]
+    assert find_key(records, kept)
 
 
 def test_a_missing_last_newline_costs_no_key(file: Path) -> None:
@@ -109,6 +130,16 @@ def test_a_revoked_key_is_gone_and_every_other_line_stays(file: Path) -> None:
     assert not find_key(records, gone)
     assert file.read_text().startswith("# ours\n")
     assert file.read_text().endswith("broken\n")
+
+
+def test_a_revoked_last_key_leaves_a_file_without_keys_that_servers_accept(file: Path) -> None:
+    create_key(file, "a", "a")
+    file.write_text(f"# ours\n\n{file.read_text()}broken\n")
+    assert len(revoke_keys(file, lambda key: True)) == 1
+    assert parse_keys(file.read_bytes(), must_tell=True) == {}
+    assert file.read_text().endswith("# ours\n# broken\n")
+    key = create_key(file, "b", "b")
+    assert find_key(parse_keys(file.read_bytes()), key)
 
 
 def test_keys_made_at_once_are_all_there(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,9 @@ from neuronpipe.core.addresses import is_listened_on
 from neuronpipe.core.errors import SetupError
 from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.settings import ProcessSettings
+from neuronpipe.platform.tls import ServerTls, TlsFiles
+from tests.servers.certificates import Authority, replace
+from tests.suite.waiting import happens
 
 
 @pytest.fixture
@@ -56,6 +60,46 @@ async def test_a_connection_that_comes_as_the_process_ends_is_closed() -> None:
         assert len(begun) == 1
         assert await asyncio.to_thread(caller.recv, 1) == b""
     assert (listener.handshakes, ended) == ({}, ["handshake"])
+
+
+async def test_refused_certificates_of_callers_are_logged_with_the_reason_once_a_second(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority()
+    authority.issue().write(tmp_path)
+    authority.issue(days=(-2, -1)).write(tmp_path / "caller")
+    replace(tmp_path / "ca.crt", authority.certificate)
+    tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
+    ended: list[str] = []
+
+    def refuse() -> None:
+        raise AssertionError
+
+    settings = ProcessSettings()
+    listener = Listener(
+        "127.0.0.1:0", settings, [], asyncio.Protocol, refuse, lambda: ended.append("handshake"), tls=tls.context
+    )
+    port = listener.bind("--listen")
+    listener.listen()
+
+    def connect(folder: Path | None = None) -> None:
+        context = ssl.create_default_context(cadata=authority.certificate.decode())
+        if folder:
+            context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as secured,
+        ):
+            secured.recv(1)
+
+    for folder in [tmp_path / "caller"] * 3 + [None]:
+        await asyncio.to_thread(connect, folder)
+    await happens(lambda: len(ended) == 4)
+    listener.close()
+    assert [(record.getMessage(), vars(record)["fields"]) for record in caplog.records] == [
+        ("a caller's TLS certificate is refused", {"reason": "certificate has expired"})
+    ]
 
 
 async def test_of_processes_that_start_at_one_path_together_one_has_it(socket_file: Path) -> None:

@@ -91,6 +91,10 @@ async def test_a_message_that_becomes_too_large_is_refused_without_becoming_it(s
         ([], frames.message(b"a", flag=2), "INTERNAL"),
         ([], frames.message(b"abc")[:-1], "INTERNAL"),
         ([], b"\0\0", "INTERNAL"),
+        ([], 2 * frames.message(b"a"), "UNIMPLEMENTED"),
+        ([(b"grpc-encoding", b"gzip")], 2 * frames.message(gzip.compress(b"a"), flag=1), "UNIMPLEMENTED"),
+        ([], frames.message(b"a") + b"\0", "INTERNAL"),
+        ([], frames.message(b"a") + frames.message(b"abc")[:-1], "INTERNAL"),
         ([(b"grpc-timeout", b"1")], frames.message(b"a"), "INTERNAL"),
         ([(b"grpc-timeout", b"123456789S")], frames.message(b"a"), "INTERNAL"),
         ([(b"grpc-timeout", b"-1S")], frames.message(b"a"), "INTERNAL"),
@@ -111,6 +115,29 @@ async def test_what_is_no_grpc_ends_its_call_alone(fields: list[tuple[bytes, byt
         assert await caller.code(number) == code
         caller.send(next_call, frames.message(b"a"), ends=True)
         assert await caller.code(next_call) == "OK"
+
+
+async def test_a_second_message_ends_the_work_on_the_first() -> None:
+    held = Held()
+    async with connected(held) as (system, caller):
+        number = caller.open()
+        caller.send(number, frames.message(b"a"))
+        await happens(lambda: any(call.task for peer in system.server.connections for call in peer.streams.values()))
+        caller.send(number, frames.message(b"b"), ends=True)
+        assert await caller.code(number) == "UNIMPLEMENTED"
+        assert (await caller.end(number))[b"grpc-message"] == b"this method takes one message, and more came"
+        assert not held.may_answer.is_set()
+
+
+async def test_the_end_of_a_side_may_come_behind_its_message() -> None:
+    held = Held()
+    async with connected(held) as (system, caller):
+        number = caller.open()
+        caller.send(number, frames.message(b"a"))
+        await happens(lambda: any(call.task for peer in system.server.connections for call in peer.streams.values()))
+        caller.send(number, b"", ends=True)
+        held.may_answer.set()
+        assert await caller.code(number) == "OK"
 
 
 async def test_a_caller_may_end_its_messages_by_trailers() -> None:
