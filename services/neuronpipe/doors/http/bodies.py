@@ -33,6 +33,8 @@ _VALUES = 1024
 # Maximum number of characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
 _UNKNOWN = "unknown_field"
+# pydantic's errors of a value whose field `type` says which of several kinds it has.
+_UNKNOWN_KIND, _NO_KIND = "union_tag_invalid", "union_tag_not_found"
 # Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
 HARMLESS = frozenset(
     (
@@ -347,10 +349,14 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
                 [step for step in error["loc"] if isinstance(step, int)],
             ),
         )
-        raise InvalidInput(_path(value, _place(worst), worst["type"] == "missing"), _problem(worst)) from None
+        raise InvalidInput(
+            _path(value, _place(worst), worst["type"] in ("missing", _NO_KIND)), _problem(worst)
+        ) from None
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+    if error["type"] in (_UNKNOWN_KIND, _NO_KIND):
+        return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
     return (*error["loc"], error["ctx"]["field"]) if error["type"] == _UNKNOWN else error["loc"]
 
 
@@ -426,5 +432,9 @@ def _problem(error: ErrorDetails) -> str:
         return "is not supported"
     if error["type"] in ("model_type", "dict_type"):  # pydantic's message names a class
         return "must be an object"
+    if error["type"] == _UNKNOWN_KIND:  # pydantic's message repeats the caller's word
+        return f"must be one of {error['ctx']['expected_tags']}"
+    if error["type"] == _NO_KIND:
+        return "field required"
     message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

@@ -57,7 +57,7 @@ class SaidPart(AnsweredBody):
     text: str
 
 
-Parts = Many[SaidPart | RefusalPart]
+Parts = Many[Annotated[SaidPart | RefusalPart, Discriminator("type")]]
 # Clients such as the AI SDK send references to items if the request has `store`.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
 _NONE_STORED = "send the whole conversation, as none is stored"
@@ -129,6 +129,9 @@ class AllowedFunctions(Body):
     tools: Annotated[Many[NamedFunction], Field(min_length=1)]
 
 
+NamedChoice = Annotated[NamedFunction | AllowedFunctions, Discriminator("type")]
+
+
 class Reasoning(Body):
     effort: bodies.Effort | None = Field(None, description="a variable of the model's template: reasoning_effort")
     summary: Annotated[Any, only("auto", "concise", "detailed")] = None
@@ -162,7 +165,7 @@ class ResponsesRequest(ModelBody):
     stream_options: bodies.StreamOptions | None = None
     text: TextOptions = TextOptions()
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     # Fields that need stored responses, which are not supported.

@@ -4,7 +4,7 @@ import contextlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
@@ -26,9 +26,12 @@ from neuronpipe.doors.http.bodies import (
     option_field,
 )
 
+# Fields of parts of answers, also LangChain's.
+_OF_ANSWERS = HARMLESS | {"annotations", "logprobs", "id", "index"}
+
 
 class TextPart(Body):
-    harmless = HARMLESS | {"annotations", "logprobs", "id", "index"}  # fields of answers, also LangChain's
+    harmless = _OF_ANSWERS
 
     type: Literal["text"]
     text: str
@@ -37,8 +40,13 @@ class TextPart(Body):
 class RefusalPart(Body):
     """A model's refusal, as a part of an earlier message. The template gets the refusal as a text."""
 
+    harmless = _OF_ANSWERS
+
     type: Literal["refusal"]
     text: str = Field(alias="refusal")
+
+
+SaidPart = Annotated[TextPart | RefusalPart, Discriminator("type")]
 
 
 class OpenBody(Body):
@@ -106,6 +114,17 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return kind if kind == "allowed_tools" else "function"
+
+
+NamedChoice = Annotated[
+    Annotated[ChosenTool, Tag("function")] | Annotated[AllowedChoice, Tag("allowed_tools")],
+    Discriminator(_kind_of_choice),
+]
+
+
 # Words for models of OpenAI. Templates of other models, such as GPT-OSS, know some of them.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
@@ -115,7 +134,7 @@ class SaidMessage(OpenBody):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
     role: Role
-    content: Annotated[str | Many[TextPart | RefusalPart] | None, Field(description="a text, or parts of it")] = None
+    content: Annotated[str | Many[SaidPart] | None, Field(description="a text, or parts of it")] = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
@@ -208,7 +227,7 @@ class ChatRequest(CompletionOptions):
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([], advice="use tools")] = None
     function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None
