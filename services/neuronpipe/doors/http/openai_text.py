@@ -124,9 +124,11 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[
 
 def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
     def best(token: TokenLogprob) -> dict[str, float]:
+        """Returns the best tokens and, as OpenAI does, the token that was drawn."""
         by_text: dict[str, float] = {}
-        for top in token.top:  # several tokens may have one text: the text of a special token is empty
-            text = _text_of_token(top)
+        is_among = any(top.token_id == token.token_id for top in token.top)
+        for top in [*token.top] if is_among else [*token.top, token]:
+            text = _text_of_token(top)  # several tokens may have one text: the text of a special token is empty
             by_text[f"token_id:{top.token_id}" if text in by_text else text] = top.logprob
         return by_text
 
@@ -310,26 +312,36 @@ class _ChunkWriter:
         self._head = head | {"object": writer.part_object} | ({"usage": None} if self._options.include_usage else {})
         self._choices = [_OpenChoice(new_reader()) for _ in range(self._texts * len(begins))]
         self._prompt_tokens = [0] * len(begins)
+        self._begun: set[int] = set()
         self._usages: list[Usage] = []
 
     async def chunks(self, events: AsyncGenerator[tuple[int, TextEvent], None]) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks."""
         async with aclosing(events):
-            for index in range(len(self._choices)):
-                begin = self._begins[index // self._texts]
-                if first := self._writer.begin or (self._writer.part(begin) if begin else None):
-                    yield self._chunk(index, first)
             async for number, event in events:
-                if isinstance(event, GenerateStart):
-                    self._prompt_tokens[number] = event.prompt_tokens
-                elif isinstance(event, GeneratedPart):
+                for chunk in self._write_begins(number, event):
+                    yield chunk
+                if isinstance(event, GeneratedPart):
                     for chunk in self._write_part(number * self._texts + event.sequence, event):
                         yield chunk
-                else:
+                elif isinstance(event, InferenceResult):
                     for chunk in self._write_ends(number * self._texts, event):
                         yield chunk
             if self._options.include_usage:
                 yield self._head | {"choices": [], "usage": _usage(self._usages)}
+
+    def _write_begins(self, number: int, event: TextEvent) -> Iterator[dict[str, Any]]:
+        """Yields the first chunks of an input's texts, at its first event, which tells the tokens of the prompt."""
+        if number in self._begun:
+            return
+        self._begun.add(number)
+        if isinstance(event, GenerateStart):
+            self._prompt_tokens[number] = event.prompt_tokens
+        elif isinstance(event, InferenceResult):
+            self._prompt_tokens[number] = event.usage.tokens
+        if first := self._writer.begin or (self._writer.part(self._begins[number]) if self._begins[number] else None):
+            for index in range(number * self._texts, (number + 1) * self._texts):
+                yield self._chunk(index, first)
 
     def _write_part(self, index: int, part: GeneratedPart) -> Iterator[dict[str, Any]]:
         choice = self._choices[index]

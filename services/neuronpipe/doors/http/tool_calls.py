@@ -217,8 +217,10 @@ class CallReader:
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether the model chose to call. As with OpenAI, calls of a function that the caller chose do not count."""
-        return self._calls > 0 and not self._function
+        """Whether the model chose to call, and the last call is whole. As with OpenAI, calls of a function that the
+        caller chose do not count.
+        """
+        return self._calls > 0 and not self._function and not self._has_arguments
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
         """Yields the words and the `tool_calls` as far as they are certain, in the form of OpenAI's streams.

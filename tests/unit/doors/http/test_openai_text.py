@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskInput, TaskResult, TextGenerationResult
+from neuronpipe.api.v1.inference_pb2 import GenerateStart
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GeneratedText,
+    TaskInput,
+    TaskResult,
+    TextGenerationResult,
+    TokenLogprob,
+    TopLogprob,
+)
+from neuronpipe.gateway.requests import GeneratedPart
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
 
@@ -14,8 +24,8 @@ _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
 _CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = ()) -> Browser:
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text)]))
+def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = (), **fields: Any) -> Browser:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **fields)]))
 
     def answer(input: TaskInput) -> TaskResult:
         return result
@@ -25,13 +35,17 @@ def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[st
     return browser
 
 
+async def _chunks(browser: Browser, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    _, events = await browser.post(path, body | {"stream": True})
+    return [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: {")]
+
+
 async def _said(browser: Browser, **fields: Any) -> tuple[str | None, str | None]:
     """The reasoning and the content of an answer, which are the same whole and as events."""
     status, answer = await browser.post("/v1/chat/completions", _CHAT | fields)
     assert status == 200
     message = answer["choices"][0]["message"]
-    _, events = await browser.post("/v1/chat/completions", _CHAT | fields | {"stream": True})
-    chunks = [json.loads(line[6:]) for line in events.decode().splitlines() if line.startswith("data: {")]
+    chunks = await _chunks(browser, "/v1/chat/completions", _CHAT | fields)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     for name in ("reasoning_content", "content"):
         assert "".join(delta.get(name) or "" for delta in deltas) == (message.get(name) or "")
@@ -71,3 +85,52 @@ async def test_no_effort_turns_the_thinking_of_templates_off() -> None:
     await browser.post("/v1/chat/completions", _CHAT | {"reasoning_effort": "none"})
     arguments = json.loads(browser.inputs[0].text_generation.template_arguments)
     assert arguments == {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+
+
+_TOOLS = {"tools": [{"type": "function", "function": {"name": "look"}}]}
+_CALL = '<tool_call>{"name": "look", "arguments": {"at": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(_CALL[:-2], "stop"), (_CALL[:-1], "tool_calls"), (_CALL + "</tool_call>", "tool_calls"), ("Look.", "stop")],
+)
+async def test_a_stop_string_within_the_arguments_of_a_call_is_no_end_by_calls(text: str, reason: str) -> None:
+    stopped = FinishReason.FINISH_REASON_STOP_STRING
+    browser = _browser(text, template="{{ tools }}<tool_call>", finish_reason=stopped)
+    _, answer = await browser.post("/v1/chat/completions", _CHAT | _TOOLS)
+    assert answer["choices"][0]["finish_reason"] == reason
+    chunks = await _chunks(browser, "/v1/chat/completions", _CHAT | _TOOLS)
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+
+
+async def test_the_token_that_was_drawn_is_among_the_best_tokens_of_a_completion() -> None:
+    best = TopLogprob(token_id=1, utf8=b"a", text="a", logprob=-0.5)
+    drawn = TokenLogprob(token_id=2, utf8=b"b", text="b", logprob=-2, top=[best])
+    alone = TokenLogprob(token_id=1, utf8=b"a", text="a", logprob=-0.5)
+    chosen = TokenLogprob(token_id=1, utf8=b"a", text="a", logprob=-0.5, top=[best])
+    same_text = TokenLogprob(token_id=3, utf8=b"a", text="a", logprob=-4, top=[best])
+    browser = _browser("baaa", logprobs=[drawn, alone, chosen, same_text])
+    _, answer = await browser.post("/v1/completions", {"prompt": "p", "logprobs": 1})
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [
+        {"a": -0.5, "b": -2},
+        {"a": -0.5},
+        {"a": -0.5},
+        {"a": -0.5, "token_id:3": -4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", _CHAT | {"n": 2}), ("/v1/completions", {"prompt": "a", "echo": True})],
+)
+async def test_the_first_chunk_tells_the_tokens_of_the_prompt(path: str, body: dict[str, Any]) -> None:
+    browser = _browser()
+    start = GenerateStart(model="small", version="1", prompt_tokens=5)
+    browser.pipeline.parts = [start, GeneratedPart("a", [1])]
+    usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    chunks = await _chunks(browser, path, body | usage)
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks if chunk["choices"]} == {5}
+    browser.pipeline.parts = []  # a result that was kept comes as a whole
+    chunks = await _chunks(browser, path, body | usage)
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks if chunk["choices"]} == {5}
