@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NotRequired
 
+from neuronpipe import __version__
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TokenLogprob
@@ -49,7 +50,8 @@ _MESSAGE = named(
 
 def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
     choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, finish_reason=reasons)
-    return named(name, id=str, object=kind, created=int, model=str, choices=list[choice], usage=_USAGE)
+    head: Any = {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
+    return named(name, **head, choices=list[choice], usage=_USAGE)
 
 
 _CHAT_REASONS = Literal["stop", "length", "tool_calls"]
@@ -252,6 +254,7 @@ async def _answer_texts(
         return event_response(chunks, OPENAI_ERROR, "[DONE]")
     results = await inference.each(request.call, model, inputs)
     texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
+    head |= _fingerprint(results[0].model.version)
     choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
     usage = _usage([result.usage for result in results])
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
@@ -337,8 +340,10 @@ class _ChunkWriter:
         self._begun.add(number)
         if isinstance(event, GenerateStart):
             self._prompt_tokens[number] = event.prompt_tokens
+            self._head |= _fingerprint(event.version)
         elif isinstance(event, InferenceResult):
             self._prompt_tokens[number] = event.usage.tokens
+            self._head |= _fingerprint(event.model.version)
         if first := self._writer.begin or (self._writer.part(self._begins[number]) if self._begins[number] else None):
             for index in range(number * self._texts, (number + 1) * self._texts):
                 yield self._chunk(index, first)
@@ -374,6 +379,11 @@ class _ChunkWriter:
             prompt_tokens, tokens = self._prompt_tokens[index // self._texts], self._choices[index].tokens
             chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=tokens)])
         return chunk
+
+
+def _fingerprint(version: int | str) -> dict[str, str]:
+    """Returns the field that says what made a text: neuronpipe's version, and the model's version."""
+    return {"system_fingerprint": f"neuronpipe-{__version__}-{version}"}
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from neuronpipe import __version__
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.api.v1.tasks_pb2 import (
     FinishReason,
@@ -134,3 +135,13 @@ async def test_the_first_chunk_tells_the_tokens_of_the_prompt(path: str, body: d
     browser.pipeline.parts = []  # a result that was kept comes as a whole
     chunks = await _chunks(browser, path, body | usage)
     assert {chunk["usage"]["prompt_tokens"] for chunk in chunks if chunk["choices"]} == {5}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", _CHAT), ("/v1/completions", {"prompt": "a"})])
+async def test_an_answer_has_the_fingerprint_of_the_version_that_made_it(path: str, body: dict[str, Any]) -> None:
+    browser = _browser()
+    browser.pipeline.parts = [GenerateStart(model="small", version="1", prompt_tokens=5), GeneratedPart("a", [1])]
+    _, answer = await browser.post(path, body)
+    chunks = await _chunks(browser, path, body)
+    found = {written["system_fingerprint"] for written in (answer, *chunks)}
+    assert found == {f"neuronpipe-{__version__}-1"}
