@@ -72,7 +72,7 @@ class UnknownFields(NamedTuple):
     @classmethod
     def header(cls) -> bytes:
         """Returns the names of the ignored fields, percent-encoded, with commas between; empty if none was ignored."""
-        names = [quote(name[:_MAX_IGNORED_CHARS], safe="") for name in cls.current().ignored]
+        names = [quote(name[:_MAX_IGNORED_CHARS], safe="[]") for name in cls.current().ignored]
         if len(names) > _MAX_IGNORED:
             names[_MAX_IGNORED:] = ["..."]
         return ", ".join(names).encode()
@@ -89,6 +89,12 @@ class UnknownFields(NamedTuple):
         if len(self.ignored) <= _MAX_IGNORED:
             self.ignored[name] = None
         return True
+
+
+def ignore(field: str, problem: str = "is not supported") -> None:
+    """Names a known field that changes nothing in the header. Raises InvalidInput if the request is strict."""
+    if not UnknownFields.current().ignore(field, is_harmless=True):
+        raise InvalidInput(field, problem)
 
 
 STRICT_FIELD = "neuronpipe-strict"

@@ -23,6 +23,7 @@ from neuronpipe.doors.http.bodies import (
     ModelBody,
     Role,
     fixed,
+    ignore,
     only,
     option_field,
     write_body,
@@ -194,6 +195,9 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
     tools.force(options)
+    for name in ("summary", "generate_summary"):
+        if name in body.reasoning.model_fields_set:
+            ignore(f"reasoning.{name}", "is not supported: the reasoning comes as it is")
     said, fields = _messages_of(body)
     messages = [message.message() for message in said]
     input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
