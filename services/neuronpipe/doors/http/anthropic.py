@@ -86,6 +86,7 @@ class InputTool(Body):
     name: FunctionName
     description: str | None = None
     input_schema: Parameters = None
+    strict: bool | None = None
 
 
 class InputToolChoice(Body):
@@ -147,7 +148,7 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
     options |= {"stop_strings": body.stop_sequences} if body.stop_sequences else {}
     tools = _tool_use(body)
     generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
-    tools.force(generation)
+    tools.force(generation, "strict")
     input, fields = _input(body, tools, generation)
 
     def new_writer() -> _MessageWriter:
@@ -178,7 +179,8 @@ ANSWERS: Answers[Inference] = [(MESSAGES, _messages), (COUNT, _count)]
 def _tool_use(body: CountedMessages) -> ToolUse:
     tools = []
     for tool in body.tools or ():
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+        function |= {"parameters": tool.input_schema, "strict": tool.strict}
         present = {name: value for name, value in function.items() if value is not None}
         tools.append({"type": "function", "function": present})
     chosen, choice = body.tool_choice, ToolChoice(_CHOICES.get(body.tool_choice.type))

@@ -194,7 +194,7 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     body: ResponsesRequest = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
-    tools.force(options)
+    tools.force(options, "strict")
     for name in ("summary", "generate_summary"):
         if name in body.reasoning.model_fields_set:
             ignore(f"reasoning.{name}", "is not supported: the reasoning comes as it is")

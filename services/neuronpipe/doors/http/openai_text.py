@@ -175,7 +175,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
     tools = _tool_use(body)
-    tools.force(options)
+    tools.force(options, "function.strict")
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
 

@@ -86,6 +86,7 @@ class Function(OpenBody):
     name: FunctionName
     description: str | None = None
     parameters: Parameters = None
+    strict: bool | None = None
 
 
 class Tool(OpenBody):

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InvalidInput
+from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.tasks.text_generation import form_of
 
 _DECODER = json.JSONDecoder()
@@ -148,12 +149,20 @@ class ToolUse:
         """The tools as JSON."""
         return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
 
-    def force(self, options: GenerationOptions) -> None:
-        """Sets the form of a text that must call. Raises InvalidInput."""
+    def force(self, options: GenerationOptions, strict: str) -> None:
+        """Sets the form of a text that must call. Raises InvalidInput.
+
+        The arguments of other calls are as the model writes them: the header of ignored fields then names `strict`,
+        the path of the field in a tool.
+        """
         if schema := self.schema():
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
+            return
+        for index, tool in enumerate(self.tools):
+            if tool["function"].get("strict"):
+                ignore(f"tools[{index}].{strict}", "is for calls that tool_choice forces")
 
     def fields(self, parameters: str) -> dict[str, str]:
         """Returns the name of the field that sets the form. `parameters`: the path of parameters in a tool."""

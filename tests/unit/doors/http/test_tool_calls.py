@@ -7,7 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult, TextGenerationResult
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from tests.unit.doors.http.written_pipeline import Browser
+from tests.unit.model_specs import model_spec
 
 _PLACE = {
     "type": "object",
@@ -382,3 +385,35 @@ def test_the_text_of_a_chosen_function_is_its_arguments() -> None:
         assert (said, _calls(found)) == ("", [("look", text)])
     assert ToolUse(_TOOLS, function="wait").schema() == {"type": "object"}
     assert ToolUse(_TOOLS).schema() is None
+
+
+_STRICT = {"name": "look", "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "forced", "ignored"),
+    [
+        (
+            "/v1/chat/completions",
+            {"tools": [_TOOLS[1], {"type": "function", "function": _STRICT}]},
+            {"tool_choice": "required"},
+            "tools[1].function.strict",
+        ),
+        ("/v1/responses", {"tools": [{"type": "function", **_STRICT}]}, {"tool_choice": "required"}, "tools[0].strict"),
+        ("/v1/messages", {"max_tokens": 4, "tools": [_STRICT]}, {"tool_choice": {"type": "any"}}, "tools[0].strict"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_strict_is_named_as_ignored_unless_calls_are_forced(
+    path: str, body: dict[str, Any], forced: dict[str, Any], ignored: str
+) -> None:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="[]")]))
+    browser = Browser([model_spec("text_generation", chat_template="{{ tools }}")], lambda _: result)
+    said = [{"role": "user", "content": "a"}]
+    body |= {"input": "a"} if path == "/v1/responses" else {"messages": said}
+    assert (await browser.post(path, body))[0] == 200
+    assert browser.headers["x-neuronpipe-ignored"] == ignored
+    assert (await browser.post(path, body | forced))[0] == 200
+    assert "x-neuronpipe-ignored" not in browser.headers
+    status, _ = await browser.post(path, body, neuronpipe_strict="true")
+    assert status == 400
