@@ -6,7 +6,7 @@ Equal to transformers' `generate` with the same options, which have the same nam
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import chain
@@ -106,6 +106,14 @@ class GenerationFacts(TaskFacts):
     opens_reasoning: tuple[Literal["default", "on", "off"], ...] = Field(
         (), description="settings of a template's thinking with which the prompt ends in the model's reasoning"
     )
+
+    read_variables: tuple[str, ...] | None = Field(
+        None, description="variables that the chat template reads; none: a bundle that does not say"
+    )
+
+    def reads_any(self, variables: Iterable[str]) -> bool:
+        """Returns whether the chat template may read one of these variables."""
+        return self.read_variables is None or not {*self.read_variables}.isdisjoint(variables)
 
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:

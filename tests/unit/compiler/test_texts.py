@@ -31,3 +31,11 @@ def test_the_template_says_when_it_opens_the_reasoning(end: str, opens: list[str
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
     tokenizer.chat_template = f"{_BEGIN}{end}{{% endif %}}"
     assert chat_facts(tmp_path, tokenizer)["opens_reasoning"] == opens
+
+
+def test_the_variables_are_those_that_the_template_reads_and_does_not_set(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
+    said = "{% for message in messages %}{% generation %}{{ message.thinking }}{% endgeneration %}{% endfor %}"
+    effort = "{% set enable_thinking = enable_thinking | default(true) %}{% if verbosity is defined %}a{% endif %}"
+    tokenizer.chat_template = f"{effort}{said}{{{{ strftime_now('%Y') }}}}{{{{ namespace(found=1).found }}}}"
+    assert chat_facts(tmp_path, tokenizer)["read_variables"] == ["enable_thinking", "messages", "verbosity"]

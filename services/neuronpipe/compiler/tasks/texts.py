@@ -28,6 +28,7 @@ from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
+from neuronpipe.stages.tokenizer.chat import variables_of
 from neuronpipe.tasks.text_generation import REASONING_MARKS, GenerationFacts, check_options, complete_options
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
@@ -122,6 +123,7 @@ def chat_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
     return {
         "chat_template": template,
         "template_variables": {name: token for name, token in special_tokens if isinstance(token, str)},
+        "read_variables": variables_of(template),
         "opens_reasoning": [word for word, variables in _THINKING.items() if _opens_reasoning(tokenizer, variables)],
     }
 

@@ -17,7 +17,14 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText, reader_of_answer
+from neuronpipe.doors.http.reasoning import (
+    THINKING_VARIABLES,
+    AnswerReader,
+    ReasoningText,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -148,6 +155,8 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
     options |= {"stop_strings": body.stop_sequences} if body.stop_sequences else {}
     tools = _tool_use(body)
     generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
+    if body.thinking is not None:
+        name_unread(facts_of(inference, model), {"thinking": THINKING_VARIABLES})
     tools.force(generation, "strict")
     input, fields = _input(body, tools, generation)
 

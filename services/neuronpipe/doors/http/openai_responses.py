@@ -32,7 +32,16 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.reasoning import (
+    AnswerReader,
+    ReasoningText,
+    effort_variables,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+    switched,
+    thinking_of,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -203,6 +212,9 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
     effort = body.reasoning.effort
     words = {"reasoning_effort": effort, "verbosity": body.text.verbosity}
+    fields_of_words = {"reasoning.effort": effort_variables(effort), "text.verbosity": ("verbosity",)}
+    given = {field: names for field, names in fields_of_words.items() if words[names[0]]}
+    name_unread(facts_of(inference, model), given)
     variables = switched(effort, {name: word for name, word in words.items() if word})
     if variables:
         input.template_arguments = json.dumps(variables)

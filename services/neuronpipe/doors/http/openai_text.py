@@ -20,9 +20,18 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.reasoning import (
+    AnswerReader,
+    ReasoningText,
+    effort_variables,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+    switched,
+    thinking_of,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
+from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
 from neuronpipe.doors.vectors import listed
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
@@ -170,6 +179,7 @@ _COMPLETION = _AnswerWriter(
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /v1/chat/completions."""
     body: bodies.ChatRequest = request.body
+    model = _model(inference, request)
     if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs", "has an effect only with logprobs")
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -178,6 +188,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     tools.force(options, "function.strict")
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
+    name_unread(facts_of(inference, model), _read_variables(body))
 
     def make(messages: Sequence[bodies.SaidMessage]) -> TaskInput:
         input = tasks.TextGenerationInput(
@@ -191,12 +202,13 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     fields = _fields(body) | tools.fields("function.parameters")
     inputs = Inputs("messages", [body.messages], make, fields, is_list=False)
-    return await _answer_texts(inference, request, _CHAT, inputs, tools, has_form=bool(form_of(options)))
+    return await _answer_texts(inference, request, model, _CHAT, inputs, tools, has_form=bool(form_of(options)))
 
 
 async def completions(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /v1/completions."""
     body: bodies.CompletionRequest = request.body
+    model = _model(inference, request)
     texts = body.n or 1
     if body.best_of not in (None, texts):
         raise InvalidInput("best_of", f"{body.best_of}, must be n, {texts}: no more texts are made than asked")
@@ -216,7 +228,7 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
         return TaskInput(text_generation=tasks.TextGenerationInput(**prompt_fields, **cuts, options=options))
 
     inputs = Inputs("prompt", prompts, make, _fields(body), is_list=len(prompts) > 1)
-    return await _answer_texts(inference, request, _COMPLETION, inputs, _NO_TOOLS)
+    return await _answer_texts(inference, request, model, _COMPLETION, inputs, _NO_TOOLS)
 
 
 ANSWERS: Answers[Inference] = [
@@ -230,6 +242,7 @@ ANSWERS: Answers[Inference] = [
 async def _answer_texts(
     inference: Inference,
     request: HttpRequest,
+    model: ModelName,
     writer: _AnswerWriter,
     inputs: Inputs,
     tools: ToolUse,
@@ -237,7 +250,6 @@ async def _answer_texts(
     has_form: bool = False,
 ) -> HttpResponse:
     body: bodies.CompletionOptions = request.body
-    model = inference.choose(request.model(request.names.get("name") or body.model), "text_generation")
     head = {"id": f"{writer.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
     echoes = isinstance(body, bodies.CompletionRequest) and body.echo
     begins = [value if echoes and isinstance(value, str) else "" for value in inputs.values]
@@ -394,6 +406,22 @@ def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     """Returns the reason for the end of a text that the reader has read."""
     reason = _REASONS.get(text.finish_reason, "stop")
     return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+
+
+def _model(inference: Inference, request: HttpRequest) -> ModelName:
+    return inference.choose(request.model(request.names.get("name") or request.body.model), "text_generation")
+
+
+def _read_variables(body: bodies.ChatRequest) -> dict[str, Sequence[str]]:
+    """Returns the variables of the template that each field of a chat sets."""
+    fields: dict[str, Sequence[str]] = {
+        f"chat_template_kwargs.{name}": (name,) for name in body.chat_template_kwargs or ()
+    }
+    if body.reasoning_effort:
+        fields["reasoning_effort"] = effort_variables(body.reasoning_effort)
+    if body.verbosity:
+        fields["verbosity"] = ("verbosity",)
+    return fields
 
 
 def _thinking(body: bodies.ChatRequest) -> str:

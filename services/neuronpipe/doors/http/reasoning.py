@@ -1,13 +1,39 @@
 """The reasoning of a model before its answer, in texts that come in parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from neuronpipe.core.errors import NeuronpipeError
+from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.doors.inference import Inference, ModelName
 from neuronpipe.tasks.text_generation import GenerationFacts
 
 # Variables with which templates switch reasoning: `enable_thinking` of Qwen's, `thinking` of DeepSeek's.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
+
+
+def facts_of(inference: Inference, model: ModelName) -> GenerationFacts | None:
+    """Returns the facts of a model; None if it is not in memory, or does not generate, which the pipeline refuses."""
+    with suppress(NeuronpipeError, LookupError):
+        return GenerationFacts.of(inference.catalog.spec(*model))
+    return None
+
+
+def name_unread(facts: GenerationFacts | None, fields: Mapping[str, Iterable[str]]) -> None:
+    """Names the fields whose variables the model's template does not read in the header of ignored fields.
+
+    `fields`: the variables of each field. Raises InvalidInput if the request is strict.
+    """
+    for field, variables in fields.items():
+        if facts and not facts.reads_any(variables):
+            ignore(field, "is no variable of the model's chat template")
+
+
+def effort_variables(effort: str | None) -> tuple[str, ...]:
+    """Returns the variables of a template that an effort sets; see `switched`."""
+    return ("reasoning_effort", *(THINKING_VARIABLES if effort == "none" else ()))
 
 
 def switched(effort: str | None, variables: Mapping[str, Any]) -> dict[str, Any]:

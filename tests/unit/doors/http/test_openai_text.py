@@ -25,13 +25,22 @@ _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
 _CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def _browser(text: str = _THOUGHT, *, template: str = _TEMPLATE, opens: tuple[str, ...] = (), **fields: Any) -> Browser:
+def _browser(
+    text: str = _THOUGHT,
+    *,
+    template: str = _TEMPLATE,
+    opens: tuple[str, ...] = (),
+    read: list[str] | None = None,
+    **fields: Any,
+) -> Browser:
     result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **fields)]))
 
     def answer(input: TaskInput) -> TaskResult:
         return result
 
-    browser = Browser([model_spec("text_generation", chat_template=template, opens_reasoning=opens)], answer)
+    facts: dict[str, Any] = {"chat_template": template, "opens_reasoning": opens}
+    facts |= {} if read is None else {"read_variables": read}
+    browser = Browser([model_spec("text_generation", **facts)], answer)
     browser.pipeline.parts = parts_of(text)
     return browser
 
@@ -145,3 +154,36 @@ async def test_an_answer_has_the_fingerprint_of_the_version_that_made_it(path: s
     chunks = await _chunks(browser, path, body)
     found = {written["system_fingerprint"] for written in (answer, *chunks)}
     assert found == {f"neuronpipe-{__version__}-1"}
+
+
+_KWARGS = {"chat_template_kwargs": {"enable_thinking": False, "foo": 1}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "read", "ignored"),
+    [
+        ("/v1/chat/completions", _KWARGS, ["enable_thinking"], "chat_template_kwargs.foo"),
+        ("/v1/chat/completions", _KWARGS, None, None),  # a bundle that does not say
+        ("/v1/chat/completions", {"reasoning_effort": "high"}, ["enable_thinking"], "reasoning_effort"),
+        ("/v1/chat/completions", {"reasoning_effort": "high"}, ["reasoning_effort"], None),
+        ("/v1/chat/completions", {"reasoning_effort": "none"}, ["thinking"], None),
+        ("/v1/chat/completions", {"reasoning_effort": "none", "verbosity": "low"}, [], "reasoning_effort, verbosity"),
+        ("/v1/responses", {"reasoning": {"effort": "low"}}, [], "reasoning.effort"),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, ["thinking"], None),
+        ("/v1/responses", {"text": {"verbosity": "low"}}, ["reasoning_effort"], "text.verbosity"),
+        ("/v1/responses", {"text": {"verbosity": "low"}}, ["verbosity"], None),
+        ("/v1/messages", {"thinking": {"type": "enabled"}}, [], "thinking"),
+        ("/v1/messages", {"thinking": {"type": "enabled"}}, ["enable_thinking"], None),
+    ],
+    ids=str,
+)
+async def test_a_field_whose_variable_the_template_does_not_read_is_named_as_ignored(
+    path: str, fields: dict[str, Any], read: list[str] | None, ignored: str | None
+) -> None:
+    body = {"input": "a"} if path == "/v1/responses" else _CHAT
+    body = body | ({"max_tokens": 4} if path == "/v1/messages" else {}) | fields
+    browser = _browser(read=read)
+    assert (await browser.post(path, body))[0] == 200
+    assert browser.headers.get("x-neuronpipe-ignored") == ignored
+    status, _ = await browser.post(path, body, neuronpipe_strict="true")
+    assert status == (400 if ignored else 200)
