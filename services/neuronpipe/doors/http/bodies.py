@@ -33,6 +33,8 @@ _VALUES = 1024
 # Maximum number of characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
 _UNKNOWN = "unknown_field"
+# The error of a value that lacks a field, which other fields make necessary. Its context has the `field`.
+MISSING = "missing_field"
 # pydantic's errors of a value whose field `type` says which of several kinds it has.
 _UNKNOWN_KIND, _NO_KIND = "union_tag_invalid", "union_tag_not_found"
 # Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
@@ -356,14 +358,14 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
             ),
         )
         raise InvalidInput(
-            _path(value, _place(worst), worst["type"] in ("missing", _NO_KIND)), _problem(worst)
+            _path(value, _place(worst), worst["type"] in ("missing", MISSING, _NO_KIND)), _problem(worst)
         ) from None
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
     if error["type"] in (_UNKNOWN_KIND, _NO_KIND):
         return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
-    return (*error["loc"], error["ctx"]["field"]) if error["type"] == _UNKNOWN else error["loc"]
+    return (*error["loc"], error["ctx"]["field"]) if error["type"] in (_UNKNOWN, MISSING) else error["loc"]
 
 
 def read_base64(text: str) -> bytes:

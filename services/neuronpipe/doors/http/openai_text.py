@@ -16,7 +16,7 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationO
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
 from neuronpipe.doors.http import openai_text_bodies as bodies
-from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.bodies import ignore, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
@@ -188,7 +188,10 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     tools.force(options, "function.strict")
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
-    name_unread(facts_of(inference, model), _read_variables(body))
+    facts = facts_of(inference, model)
+    name_unread(facts, _read_variables(body))
+    for place in bodies.unread_fields(body.messages, body.tools or (), facts.chat_template) if facts else ():
+        ignore(place)
 
     def make(messages: Sequence[bodies.SaidMessage]) -> TaskInput:
         input = tasks.TextGenerationInput(

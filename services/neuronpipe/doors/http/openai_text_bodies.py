@@ -2,9 +2,12 @@
 
 import contextlib
 import json
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
@@ -12,6 +15,7 @@ from neuronpipe.core.model import with_fields
 from neuronpipe.core.parsing import check_depth
 from neuronpipe.doors.http.bodies import (
     HARMLESS,
+    MISSING,
     WHOLE,
     Body,
     Count,
@@ -131,6 +135,12 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
 
 
+# Roles whose messages say something in any case.
+_WITH_CONTENT = ("user", "system")
+# Further fields of messages, which clients send again as answers have them, or which many templates read.
+_OF_MESSAGES = {"name", "reasoning", "reasoning_content", "reasoning_details", "thinking", "annotations", "prefix"}
+
+
 class SaidMessage(OpenBody):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
@@ -141,6 +151,12 @@ class SaidMessage(OpenBody):
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
     refusal: Annotated[str | None, Field(description="content of an earlier message that has no other content")] = None
     audio: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.role in _WITH_CONTENT and self.content is None and self.refusal is None:
+            raise PydanticCustomError(MISSING, "field required", {"field": "content"})
+        return self
 
     def message(self) -> ChatMessage:
         """Returns the message for a template: further fields as JSON, and arguments of calls that are JSON parsed."""
@@ -160,6 +176,21 @@ class SaidMessage(OpenBody):
             content=content if isinstance(content, str) else "".join(part.text for part in content),
             fields=json.dumps(fields, ensure_ascii=False) if fields else "",
         )
+
+
+def unread_fields(messages: Sequence[SaidMessage], tools: Sequence[Tool], template: str) -> Iterator[str]:
+    """Yields the paths of unknown fields of messages and tools that the template does not name."""
+    bodies: list[tuple[str, OpenBody]] = [(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    for index, tool in enumerate(tools):
+        bodies += [(f"tools[{index}]", tool), (f"tools[{index}].function", tool.function)]
+    words: set[str] | None = None
+    for place, body in bodies:
+        for name in body.model_extra or ():
+            if isinstance(body, SaidMessage) and name in _OF_MESSAGES:
+                continue
+            words = {*re.findall(r"\w+", template)} if words is None else words
+            if name not in words:
+                yield f"{place}.{name}"
 
 
 class StreamOptions(Body):

@@ -187,3 +187,42 @@ async def test_a_field_whose_variable_the_template_does_not_read_is_named_as_ign
     assert browser.headers.get("x-neuronpipe-ignored") == ignored
     status, _ = await browser.post(path, body, neuronpipe_strict="true")
     assert status == (400 if ignored else 200)
+
+
+_FUNCTION = {"name": "look", "parametres": {}, "returned": {}}
+_PARTS = [{"type": "text", "text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "ignored"),
+    [
+        ([{"role": "user", "content": "a", "contents": "b"}], [], "messages[0].contents"),
+        ([{"role": "user", "content": _PARTS, "name": "n", "reasoning_content": "r", "mood": "m"}], [], None),
+        ([{"role": "assistant", "content": "a", "annotations": [], "function_call": None, "audio": None}], [], None),
+        (
+            [{"role": "user", "content": "a"}],
+            [{"type": "function", "foo": 1, "function": _FUNCTION}],
+            "tools[0].foo, tools[0].function.parametres",
+        ),
+        ([{"role": "user", "content": "a"}], [{"type": "function", "function": {"name": "look"}}], None),
+    ],
+    ids=str,
+)
+async def test_unknown_fields_of_messages_and_tools_that_no_template_reads_are_named_as_ignored(
+    messages: list[Any], tools: list[Any], ignored: str | None
+) -> None:
+    browser = _browser(template="{{ tools[0].function.returned }}{{ messages[0].mood }}")
+    body = {"messages": messages} | ({"tools": tools} if tools else {})
+    assert (await browser.post("/v1/chat/completions", body))[0] == 200
+    assert browser.headers.get("x-neuronpipe-ignored") == ignored
+    status, answer = await browser.post("/v1/chat/completions", body, neuronpipe_strict="true")
+    assert status == (400 if ignored else 200)
+    assert not ignored or answer["error"]["param"] == ignored.split(", ")[0]
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "contents": "a"}, {"role": "developer"}], ids=str)
+async def test_a_message_of_the_user_and_of_the_system_needs_content(message: dict[str, Any]) -> None:
+    messages = [{"role": "assistant", "refusal": "No."}, message]
+    status, answer = await _browser().post("/v1/chat/completions", {"messages": messages})
+    assert (status, answer["error"]["param"]) == (400, "messages[1].content")
+    assert "field required" in answer["error"]["message"]
