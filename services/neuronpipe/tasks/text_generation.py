@@ -69,6 +69,11 @@ _MODEL_DEFAULTS = {
 REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
+def reasoning_marks_of(template: str) -> tuple[str, str] | None:
+    """Returns the texts before and behind the reasoning by a template; None for a template without reasoning."""
+    return next((marks for marks in REASONING_MARKS if marks[1] in template), None)
+
+
 @with_fields(_MODEL_DEFAULTS)
 class GenerationFacts(TaskFacts):
     """Facts about a model that generates: its generation_config, with fields for all options, its chat template."""
@@ -111,6 +116,10 @@ class GenerationFacts(TaskFacts):
         None, description="variables that the chat template reads; none: a bundle that does not say"
     )
 
+    reasoning_end_id: int | None = Field(
+        None, description="the token that is the mark behind the reasoning; none: several tokens, or unknown"
+    )
+
     def reads_any(self, variables: Iterable[str]) -> bool:
         """Returns whether the chat template may read one of these variables."""
         return self.read_variables is None or not {*self.read_variables}.isdisjoint(variables)
@@ -118,7 +127,7 @@ class GenerationFacts(TaskFacts):
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
         """The texts before and behind the reasoning of a model, by its template; None for a model without reasoning."""
-        return next((marks for marks in REASONING_MARKS if marks[1] in self.chat_template), None)
+        return reasoning_marks_of(self.chat_template)
 
     @property
     def has_chat_template(self) -> bool:

@@ -33,6 +33,14 @@ def test_the_template_says_when_it_opens_the_reasoning(end: str, opens: list[str
     assert chat_facts(tmp_path, tokenizer)["opens_reasoning"] == opens
 
 
+@pytest.mark.parametrize("is_token", [True, False])
+def test_the_mark_behind_the_reasoning_may_be_a_token(is_token: bool, tmp_path: Path) -> None:
+    vocabulary = {"a": 0} | ({"</think>": 7} if is_token else {})
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, "a")))
+    tokenizer.chat_template = f"{_BEGIN}{{% endif %}}"
+    assert chat_facts(tmp_path, tokenizer)["reasoning_end_id"] == (7 if is_token else None)
+
+
 def test_the_variables_are_those_that_the_template_reads_and_does_not_set(tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
     said = "{% for message in messages %}{% generation %}{{ message.thinking }}{% endgeneration %}{% endfor %}"

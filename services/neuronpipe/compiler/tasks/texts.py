@@ -29,7 +29,13 @@ from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.stages.tokenizer.chat import variables_of
-from neuronpipe.tasks.text_generation import REASONING_MARKS, GenerationFacts, check_options, complete_options
+from neuronpipe.tasks.text_generation import (
+    REASONING_MARKS,
+    GenerationFacts,
+    check_options,
+    complete_options,
+    reasoning_marks_of,
+)
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
 FactsT = TypeVar("FactsT", bound=GenerationFacts)
@@ -119,11 +125,12 @@ def chat_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
         return {}
     with refusing(f"{folder}: its chat_template is none", advice="; correct it, or compile a copy without it"):
         _compile_jinja_template(template)
-    special_tokens = tokenizer.special_tokens_map.items()
+    special_tokens, marks = tokenizer.special_tokens_map.items(), reasoning_marks_of(template)
     return {
         "chat_template": template,
         "template_variables": {name: token for name, token in special_tokens if isinstance(token, str)},
         "read_variables": variables_of(template),
+        "reasoning_end_id": tokenizer.get_vocab().get(marks[1]) if marks else None,
         "opens_reasoning": [word for word, variables in _THINKING.items() if _opens_reasoning(tokenizer, variables)],
     }
 

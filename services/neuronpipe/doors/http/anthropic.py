@@ -136,7 +136,7 @@ _MESSAGE = named(
     content=list[dict[str, Any]],
     stop_reason=Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None,
     stop_sequence=str | None,
-    usage=dict[str, int],
+    usage=dict[str, Any],
 )
 _post = partial(Route, "POST", error_form=ANTHROPIC_ERROR)
 MESSAGES = _post("/v1/messages", "Anthropic: the next message, whole or as events", MessagesRequest, _MESSAGE)
@@ -271,6 +271,7 @@ class _MessageWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the message with its blocks."""
+        self._reader.count(result.texts[0].token_ids)
         *_, end, _ = self._end_message(result, result.texts[0].text)
         usage = {"input_tokens": result.usage.tokens, **end["usage"]}
         return self._head | {"content": self._blocks, **end["delta"], "usage": usage}
@@ -284,6 +285,8 @@ class _MessageWriter:
                     message: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "usage": usage}
                     yield {"type": "message_start", "message": message}
                     continue
+                if isinstance(event, GeneratedPart):
+                    self._reader.count(event.token_ids)
                 written = self._read(event.text) if isinstance(event, GeneratedPart) else self._end_message(event, "")
                 for part in written:
                     yield part
@@ -336,6 +339,7 @@ class _MessageWriter:
         reason = _REASONS.get(result.texts[0].finish_reason, "end_turn")
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
-        usage = {"output_tokens": result.usage.generated_tokens}
+        details = {"thinking_tokens": self._reader.reasoning_tokens}
+        usage = {"output_tokens": result.usage.generated_tokens, "output_tokens_details": details}
         yield {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
         yield {"type": "message_stop"}

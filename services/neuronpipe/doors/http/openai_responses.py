@@ -336,6 +336,7 @@ class _ResponseWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the response with its items."""
+        self._reader.count(result.texts[0].token_ids)
         *_, completed = self._end_response(result, result.texts[0].text)
         response: dict[str, Any] = completed["response"]
         return response
@@ -348,6 +349,7 @@ class _ResponseWriter:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, GeneratedPart):
+                    self._reader.count(event.token_ids)
                     written = self._read(event.text)
                 elif isinstance(event, InferenceResult):
                     written = self._end_response(event, "")
@@ -423,7 +425,7 @@ class _ResponseWriter:
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._output,
-            "usage": _usage(result.usage),
+            "usage": _usage(result.usage, self._reader.reasoning_tokens),
         }
         yield self._event(status, response=self._head | end)
 
@@ -449,11 +451,11 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": usage.tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage.tokens + usage.generated_tokens,
     }

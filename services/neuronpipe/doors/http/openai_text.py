@@ -49,7 +49,15 @@ _FORM_OPTIONS = {"json": "json_schema", "choice": "choices"}
 
 _OBJECT = dict[str, Any]
 _CACHED = named("CachedTokens", cached_tokens=int)
-_USAGE = named("TextUsage", prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=_CACHED)
+_REASONING = named("ReasoningTokens", reasoning_tokens=int)
+_USAGE = named(
+    "TextUsage",
+    prompt_tokens=int,
+    completion_tokens=int,
+    total_tokens=int,
+    prompt_tokens_details=_CACHED,
+    completion_tokens_details=_REASONING,
+)
 _CALLS = NotRequired[list[_OBJECT] | None]
 _REASONED: Any = {"reasoning_content": NotRequired[str]}
 _MESSAGE = named(
@@ -138,7 +146,8 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) ->
         """Returns the best tokens and, as OpenAI does, the token that was drawn."""
         by_text: dict[str, float] = {}
         is_among = any(top.token_id == token.token_id for top in token.top)
-        for top in [*token.top] if is_among else [*token.top, token]:
+        tokens: list[TokenLogprob | tasks.TopLogprob] = [*token.top, *(() if is_among else (token,))]
+        for top in tokens:
             text = _text_of_token(top)  # several tokens may have one text: the text of a special token is empty
             by_text[f"token_id:{top.token_id}" if text in by_text else text] = top.logprob
         return by_text
@@ -270,8 +279,12 @@ async def _answer_texts(
     results = await inference.each(request.call, model, inputs)
     texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
     head |= _fingerprint(results[0].model.version)
-    choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
-    usage = _usage([result.usage for result in results])
+    readers = [new_reader() for _ in texts]
+    choices = [
+        _whole_choice(index, *text, writer, body, reader)
+        for index, (text, reader) in enumerate(zip(texts, readers, strict=True))
+    ]
+    usage = _usage([result.usage for result in results], readers)
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
 
 
@@ -284,6 +297,7 @@ def _whole_choice(
     reader: AnswerReader,
 ) -> dict[str, Any]:
     """Returns the choice of a text that has ended, behind the text `begin`."""
+    reader.count(text.token_ids)
     reasoning, said, calls = reader.whole(text.text)
     said = (begin or b"".join(token.utf8 for token in text.prompt_logprobs).decode(errors="replace")) + said
     choice = writer.whole(said)
@@ -346,7 +360,10 @@ class _ChunkWriter:
                     for chunk in self._write_ends(number * self._texts, event):
                         yield chunk
             if self._options.include_usage:
-                yield self._head | {"choices": [], "usage": _usage(self._usages)}
+                yield self._head | {
+                    "choices": [],
+                    "usage": _usage(self._usages, [choice.reader for choice in self._choices]),
+                }
 
     def _write_begins(self, number: int, event: TextEvent) -> Iterator[dict[str, Any]]:
         """Yields the first chunks of an input's texts, at its first event, which tells the tokens of the prompt."""
@@ -366,6 +383,7 @@ class _ChunkWriter:
     def _write_part(self, index: int, part: GeneratedPart) -> Iterator[dict[str, Any]]:
         choice = self._choices[index]
         choice.tokens += len(part.token_ids)
+        choice.reader.count(part.token_ids)
         logprobs = self._writer.logprobs(part.logprobs, choice.offsets) if part.logprobs else None
         ids = {"token_ids": part.token_ids} if self._body.return_token_ids else {}
         for piece in [*choice.reader.read(part.text)] or ([""] if logprobs or ids else []):
@@ -391,8 +409,8 @@ class _ChunkWriter:
     ) -> dict[str, Any]:
         chunk = self._head | {"choices": [_choice(index, text, reason, logprobs)]}
         if self._options.include_usage and self._options.continuous_usage_stats:
-            prompt_tokens, tokens = self._prompt_tokens[index // self._texts], self._choices[index].tokens
-            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=tokens)])
+            prompt_tokens, choice = self._prompt_tokens[index // self._texts], self._choices[index]
+            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=choice.tokens)], [choice.reader])
         return chunk
 
 
@@ -448,7 +466,7 @@ def _tool_choice(chosen: str | bodies.ChosenTool | bodies.AllowedChoice | None) 
     return ToolChoice(chosen)
 
 
-def _usage(usages: list[Usage]) -> dict[str, Any]:
+def _usage(usages: Sequence[Usage], readers: Sequence[AnswerReader]) -> dict[str, Any]:
     prompt = sum(usage.tokens for usage in usages)
     completion = sum(usage.generated_tokens for usage in usages)
     return {
@@ -456,6 +474,7 @@ def _usage(usages: list[Usage]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers)},
     }
 
 

@@ -1,6 +1,6 @@
 """The reasoning of a model before its answer, in texts that come in parts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -63,18 +63,47 @@ class AnswerReader:
     - `calls`: divides the answer behind the reasoning.
     - `marks`: texts before and behind the reasoning; None: the text has no reasoning.
     - `is_open`: whether the prompt already has the first mark.
+    - `end_id`: the token that is the mark behind the reasoning; None: several tokens, or unknown.
     """
 
-    def __init__(self, calls: CallReader, marks: tuple[str, str] | None = None, *, is_open: bool = False) -> None:
+    def __init__(
+        self,
+        calls: CallReader,
+        marks: tuple[str, str] | None = None,
+        *,
+        is_open: bool = False,
+        end_id: int | None = None,
+    ) -> None:
         self._calls, (self._opening, self._closing) = calls, marks or ("", "")
         self._may_open, self._is_open = bool(marks) and not is_open, bool(marks) and is_open
         self._rest = ""  # text that is not divided yet
         self._skips_space = self._is_open  # whether white space at the beginning of the rest is left out
+        self._end_id, self._tokens, self._tokens_to_end = end_id, 0, 0
+        self._characters = self._characters_to_end = 0
 
     @property
     def ends_with_calls(self) -> bool:
         """Whether the model chose to call."""
         return self._calls.ends_with_calls
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """Counts the next tokens of the text."""
+        if self._end_id is not None and not self._tokens_to_end and self._end_id in token_ids:
+            self._tokens_to_end = self._tokens + [*token_ids].index(self._end_id) + 1
+        self._tokens += len(token_ids)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of counted tokens in the reasoning that was read, with its marks.
+
+        The number is estimated by characters if the last mark is no token of its own.
+        """
+        if self._is_open:
+            return self._tokens
+        if not self._characters_to_end:
+            return 0
+        estimate = round(self._tokens * self._characters_to_end / self._characters)
+        return self._tokens_to_end or estimate
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
         """Yields the known parts of the reasoning, the words and the calls; see CallReader.read."""
@@ -95,6 +124,7 @@ class AnswerReader:
     def _divided(self, text: str, *, is_last: bool) -> Iterator[str]:
         """Yields the known parts of the reasoning, and of the text behind it."""
         self._rest += text
+        self._characters += len(text)
         if self._may_open:
             begin = self._rest.lstrip()
             if not is_last and begin != self._opening and self._opening.startswith(begin):
@@ -128,6 +158,7 @@ class AnswerReader:
             self._skips_space = False
             yield ReasoningText(said[:end])
         if closing or is_last:
+            self._characters_to_end = self._characters - len(self._rest)
             self._is_open, self._skips_space = False, True
 
 
@@ -139,4 +170,5 @@ def reader_of_answer(tools: ToolUse, facts: GenerationFacts, *, has_form: bool, 
     """
     calls = tools.reader(facts.chat_template if tools.tools else "")
     marks = None if has_form else facts.reasoning_marks
-    return AnswerReader(calls, marks, is_open=thinking in facts.opens_reasoning)
+    is_open = thinking in facts.opens_reasoning
+    return AnswerReader(calls, marks, is_open=is_open, end_id=facts.reasoning_end_id)

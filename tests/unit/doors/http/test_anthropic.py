@@ -21,7 +21,9 @@ _END = FinishReason.FINISH_REASON_END
 def _browser(
     text: str = "Four.", reason: "FinishReason.ValueType" = _END, error: NeuronpipeError | None = None, **facts: Any
 ) -> Browser:
-    result = TextGenerationResult(sequences=[GeneratedText(text=text, finish_reason=reason)])
+    result = TextGenerationResult(
+        sequences=[GeneratedText(text=text, token_ids=[1] * len(parts_of(text)), finish_reason=reason)]
+    )
 
     def answer(input: TaskInput) -> TaskResult | NeuronpipeError:
         return error or TaskResult(text_generation=result)
@@ -73,7 +75,7 @@ async def test_a_text_is_a_message() -> None:
         "content": [{"type": "text", "text": "Four."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
-        "usage": {"input_tokens": 5},
+        "usage": {"input_tokens": 5, "output_tokens_details": {"thinking_tokens": 0}},
     }
 
 

@@ -180,7 +180,7 @@ _KWARGS = {"chat_template_kwargs": {"enable_thinking": False, "foo": 1}}
 async def test_a_field_whose_variable_the_template_does_not_read_is_named_as_ignored(
     path: str, fields: dict[str, Any], read: list[str] | None, ignored: str | None
 ) -> None:
-    body = {"input": "a"} if path == "/v1/responses" else _CHAT
+    body: dict[str, Any] = {"input": "a"} if path == "/v1/responses" else _CHAT
     body = body | ({"max_tokens": 4} if path == "/v1/messages" else {}) | fields
     browser = _browser(read=read)
     assert (await browser.post(path, body))[0] == 200
@@ -226,3 +226,24 @@ async def test_a_message_of_the_user_and_of_the_system_needs_content(message: di
     status, answer = await _browser().post("/v1/chat/completions", {"messages": messages})
     assert (status, answer["error"]["param"]) == (400, "messages[1].content")
     assert "field required" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/chat/completions", ("completion_tokens_details", "reasoning_tokens")),
+        ("/v1/responses", ("output_tokens_details", "reasoning_tokens")),
+        ("/v1/messages", ("output_tokens_details", "thinking_tokens")),
+    ],
+)
+async def test_usage_has_the_tokens_of_the_reasoning(path: str, place: tuple[str, str]) -> None:
+    # Of 36 characters, which are 12 tokens, 29 are the reasoning with its marks: 9.7 tokens.
+    browser = _browser(token_ids=[1] * 12)
+    body: dict[str, Any] = {"input": "a"} if path == "/v1/responses" else _CHAT
+    body = body | ({"max_tokens": 4} if path == "/v1/messages" else {})
+    _, answer = await browser.post(path, body)
+    usage = {"stream_options": {"include_usage": True}} if path == "/v1/chat/completions" else {}
+    chunks = await _chunks(browser, path, body | usage)
+    ends = [chunk.get("response", chunk) for chunk in chunks]
+    streamed = [end["usage"] for end in ends if place[0] in (end.get("usage") or ())]
+    assert [used[place[0]][place[1]] for used in (answer["usage"], *streamed)] == [10, 10]

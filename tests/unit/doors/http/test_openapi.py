@@ -15,6 +15,7 @@ from tests.unit.model_specs import model_spec
 _ANSWERS = {
     *("Embedding", "EmbeddingsResponse", "EmbeddingsUsage", "ModelEntry", "ModelList", "Response"),
     *("Answered", "CachedTokens", "ChatChoice", "ChatCompletion", "Completion", "CompletionChoice", "TextUsage"),
+    "ReasoningTokens",
     *("AnthropicMessage", "CohereEmbeddings", "MessageTokens", "ModerationResult", "Moderations"),
     *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank"),
     *("Info", "Prediction", "SparseValue", "Generated", "GeneratedToken"),
