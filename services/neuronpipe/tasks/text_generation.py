@@ -68,6 +68,9 @@ _MODEL_DEFAULTS = {
 # Texts before and behind the reasoning of a model, where they are no special tokens: Qwen, DeepSeek; Magistral.
 REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
+# Texts before and behind a call of Hermes and Qwen.
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+
 
 def reasoning_marks_of(template: str) -> tuple[str, str] | None:
     """Returns the texts before and behind the reasoning by a template; None for a template without reasoning."""
@@ -118,6 +121,10 @@ class GenerationFacts(TaskFacts):
 
     reasoning_end_id: int | None = Field(
         None, description="the token that is the mark behind the reasoning; none: several tokens, or unknown"
+    )
+
+    call_mark_ids: tuple[int, ...] | None = Field(
+        None, description="the tokens that are CALL_MARKS; empty: several tokens each; none: unknown, or no such marks"
     )
 
     def reads_any(self, variables: Iterable[str]) -> bool:

@@ -203,7 +203,8 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     body: ResponsesRequest = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
-    tools.force(options, "strict")
+    facts, form = facts_of(inference, model), "text.format" if body.text.format else ""
+    tools.force(options, "strict", form, facts)
     for name in ("summary", "generate_summary"):
         if name in body.reasoning.model_fields_set:
             ignore(f"reasoning.{name}", "is not supported: the reasoning comes as it is")
@@ -214,11 +215,11 @@ async def _responses(inference: Inference, request: HttpRequest) -> HttpResponse
     words = {"reasoning_effort": effort, "verbosity": body.text.verbosity}
     fields_of_words = {"reasoning.effort": effort_variables(effort), "text.verbosity": ("verbosity",)}
     given = {field: names for field, names in fields_of_words.items() if words[names[0]]}
-    name_unread(facts_of(inference, model), given)
+    name_unread(facts, given)
     variables = switched(effort, {name: word for name, word in words.items() if word})
     if variables:
         input.template_arguments = json.dumps(variables)
-    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters"))
+    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters", form))
 
     def new_writer() -> _ResponseWriter:
         """Makes the writer once the model has answered, which only a model that generates does."""

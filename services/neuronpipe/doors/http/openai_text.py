@@ -194,10 +194,11 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
     tools = _tool_use(body)
-    tools.force(options, "function.strict")
+    facts = facts_of(inference, model)
+    form = "response_format" if body.response_format and body.response_format.type != "text" else ""
+    tools.force(options, "function.strict", form, facts)
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
-    facts = facts_of(inference, model)
     name_unread(facts, _read_variables(body))
     for place in bodies.unread_fields(body.messages, body.tools or (), facts.chat_template) if facts else ():
         ignore(place)
@@ -212,7 +213,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
         )
         return TaskInput(text_generation=input)
 
-    fields = _fields(body) | tools.fields("function.parameters")
+    fields = _fields(body) | tools.fields("function.parameters", form)
     inputs = Inputs("messages", [body.messages], make, fields, is_list=False)
     return await _answer_texts(inference, request, model, _CHAT, inputs, tools, has_form=bool(form_of(options)))
 

@@ -247,3 +247,12 @@ async def test_usage_has_the_tokens_of_the_reasoning(path: str, place: tuple[str
     ends = [chunk.get("response", chunk) for chunk in chunks]
     streamed = [end["usage"] for end in ends if place[0] in (end.get("usage") or ())]
     assert [used[place[0]][place[1]] for used in (answer["usage"], *streamed)] == [10, 10]
+
+
+async def test_a_request_for_a_model_that_is_not_in_memory_is_left_to_the_pipeline() -> None:
+    message = {"role": "user", "content": "a", "contents": "b"}
+    form = {"response_format": {"type": "json_object"}, "verbosity": "low"}
+    browser = _browser()
+    await browser.post("/v1/chat/completions", {"messages": [message], "model": "asleep"} | form | _TOOLS)
+    assert browser.pipeline.asked[0].model == "asleep"
+    assert "x-neuronpipe-ignored" not in browser.headers
