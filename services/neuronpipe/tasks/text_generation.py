@@ -6,7 +6,7 @@ Equal to transformers' `generate` with the same options, which have the same nam
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import chain
@@ -68,6 +68,14 @@ _MODEL_DEFAULTS = {
 # Texts before and behind the reasoning of a model, where they are no special tokens: Qwen, DeepSeek; Magistral.
 REASONING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
+# Texts before and behind a call of Hermes and Qwen.
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+
+
+def reasoning_marks_of(template: str) -> tuple[str, str] | None:
+    """Returns the texts before and behind the reasoning by a template; None for a template without reasoning."""
+    return next((marks for marks in REASONING_MARKS if marks[1] in template), None)
+
 
 @with_fields(_MODEL_DEFAULTS)
 class GenerationFacts(TaskFacts):
@@ -107,10 +115,26 @@ class GenerationFacts(TaskFacts):
         (), description="settings of a template's thinking with which the prompt ends in the model's reasoning"
     )
 
+    read_variables: tuple[str, ...] | None = Field(
+        None, description="variables that the chat template reads; none: a bundle that does not say"
+    )
+
+    reasoning_end_id: int | None = Field(
+        None, description="the token that is the mark behind the reasoning; none: several tokens, or unknown"
+    )
+
+    call_mark_ids: tuple[int, ...] | None = Field(
+        None, description="the tokens that are CALL_MARKS; empty: several tokens each; none: unknown, or no such marks"
+    )
+
+    def reads_any(self, variables: Iterable[str]) -> bool:
+        """Returns whether the chat template may read one of these variables."""
+        return self.read_variables is None or not {*self.read_variables}.isdisjoint(variables)
+
     @property
     def reasoning_marks(self) -> tuple[str, str] | None:
         """The texts before and behind the reasoning of a model, by its template; None for a model without reasoning."""
-        return next((marks for marks in REASONING_MARKS if marks[1] in self.chat_template), None)
+        return reasoning_marks_of(self.chat_template)
 
     @property
     def has_chat_template(self) -> bool:

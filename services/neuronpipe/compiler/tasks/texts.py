@@ -28,7 +28,15 @@ from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
-from neuronpipe.tasks.text_generation import REASONING_MARKS, GenerationFacts, check_options, complete_options
+from neuronpipe.stages.tokenizer.chat import variables_of
+from neuronpipe.tasks.text_generation import (
+    CALL_MARKS,
+    REASONING_MARKS,
+    GenerationFacts,
+    check_options,
+    complete_options,
+    reasoning_marks_of,
+)
 from neuronpipe.tasks.text_to_text import TranslationFacts
 
 FactsT = TypeVar("FactsT", bound=GenerationFacts)
@@ -118,12 +126,22 @@ def chat_facts(folder: Path, tokenizer: Any) -> dict[str, Any]:
         return {}
     with refusing(f"{folder}: its chat_template is none", advice="; correct it, or compile a copy without it"):
         _compile_jinja_template(template)
-    special_tokens = tokenizer.special_tokens_map.items()
+    special_tokens, marks = tokenizer.special_tokens_map.items(), reasoning_marks_of(template)
     return {
         "chat_template": template,
         "template_variables": {name: token for name, token in special_tokens if isinstance(token, str)},
+        "read_variables": variables_of(template),
+        "call_mark_ids": _call_mark_ids(tokenizer) if CALL_MARKS[0] in template else None,
+        "reasoning_end_id": tokenizer.get_vocab().get(marks[1]) if marks else None,
         "opens_reasoning": [word for word, variables in _THINKING.items() if _opens_reasoning(tokenizer, variables)],
     }
+
+
+def _call_mark_ids(tokenizer: Any) -> list[int] | None:
+    """Returns the added tokens that are the marks of calls; an empty list if none is, None if only one of them is."""
+    added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
+    ids = [added[mark] for mark in CALL_MARKS if mark in added]
+    return ids if len(ids) in (0, len(CALL_MARKS)) else None
 
 
 def _opens_reasoning(tokenizer: Any, variables: Mapping[str, bool]) -> bool:

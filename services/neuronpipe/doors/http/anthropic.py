@@ -19,11 +19,18 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import FunctionName, Parameters, SaidMessage
 from neuronpipe.doors.http.problems import ANTHROPIC_ERROR
-from neuronpipe.doors.http.reasoning import THINKING_VARIABLES, AnswerReader, ReasoningText, reader_of_answer
+from neuronpipe.doors.http.reasoning import (
+    THINKING_VARIABLES,
+    AnswerReader,
+    ReasoningText,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_generation import GenerationFacts, form_of
 
 _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {
@@ -111,6 +118,7 @@ class InputTool(Body):
     name: FunctionName
     description: str | None = None
     input_schema: Parameters = None
+    strict: bool | None = None
 
 
 class InputToolChoice(Body):
@@ -168,7 +176,7 @@ _MESSAGE = named(
     content=list[dict[str, Any]],
     stop_reason=Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None,
     stop_sequence=str | None,
-    usage=dict[str, int],
+    usage=dict[str, Any],
 )
 # Anthropic's clients read the request's id from this header.
 _post = partial(Route, "POST", error_form=ANTHROPIC_ERROR, id_headers=(b"request-id",))
@@ -189,7 +197,12 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
     options |= {"json_schema": form.schema_} if (form := body.output_config.format) else {}
     tools = _tool_use(body)
     generation = GenerationOptions(**message_fields(with_drawing(options)), max_new_tokens=body.max_tokens)
-    tools.force(generation)
+    facts = facts_of(inference, model)
+    if body.thinking is not None:
+        name_unread(facts, {"thinking": THINKING_VARIABLES})
+    if body.output_config.effort:
+        name_unread(facts, {"output_config.effort": ("reasoning_effort",)})
+    tools.force(generation, "strict", _form(body), facts)
     input, fields = _input(body, tools, generation)
 
     def new_writer() -> _MessageWriter:
@@ -197,7 +210,7 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
         chat, thinking, begun = input.text_generation, _thinking(body), ""
         if chat.continue_final_message:
             thinking, begun = "", chat.messages[-1].content
-        has_form = bool(generation.json_schema)
+        has_form = bool(form_of(generation))
         reader = reader_of_answer(tools, facts, has_form=has_form, thinking=thinking, begun=begun)
         return _MessageWriter(request.call.request_id, model.name, reader)
 
@@ -220,10 +233,16 @@ async def _count(inference: Inference, request: HttpRequest) -> HttpResponse:
 ANSWERS: Answers[Inference] = [(MESSAGES, _messages), (COUNT, _count)]
 
 
+def _form(body: CountedMessages) -> str:
+    """Returns the field that sets the form of the answer, or an empty string."""
+    return "output_config.format" if body.output_config.format else ""
+
+
 def _tool_use(body: CountedMessages) -> ToolUse:
     tools = []
     for tool in body.tools or ():
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+        function |= {"parameters": tool.input_schema, "strict": tool.strict}
         present = {name: value for name, value in function.items() if value is not None}
         tools.append({"type": "function", "function": present})
     chosen, choice = body.tool_choice, ToolChoice(_CHOICES.get(body.tool_choice.type))
@@ -291,7 +310,7 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
         continue_final_message=continues,
         options=options,
     )
-    return TaskInput(text_generation=input), _FIELDS | fields | tools.fields("input_schema")
+    return TaskInput(text_generation=input), _FIELDS | fields | tools.fields("input_schema", _form(body))
 
 
 def _text(content: Any) -> str:
@@ -319,6 +338,7 @@ class _MessageWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the message with its blocks."""
+        self._reader.count(result.texts[0].token_ids)
         *_, end, _ = self._end_message(result, result.texts[0].text)
         usage = {"input_tokens": result.usage.tokens, **end["usage"]}
         return self._head | {"content": self._blocks, **end["delta"], "usage": usage}
@@ -332,6 +352,8 @@ class _MessageWriter:
                     message: dict[str, Any] = self._head | {"content": [], "stop_reason": None, "usage": usage}
                     yield {"type": "message_start", "message": message}
                     continue
+                if isinstance(event, GeneratedPart):
+                    self._reader.count(event.token_ids)
                 written = self._read(event.text) if isinstance(event, GeneratedPart) else self._end_message(event, "")
                 for part in written:
                     yield part
@@ -373,7 +395,9 @@ class _MessageWriter:
         if block["type"] == "tool_use":
             content = {"input": {}}
             with suppress(ValueError):  # arguments that were cut
-                content["input"] = json.loads(text or "{}")
+                # Half a surrogate pair, which no answer may have, becomes a question mark.
+                written = json.dumps(json.loads(text or "{}"), ensure_ascii=False).encode(errors="replace")
+                content["input"] = json.loads(written)
         self._blocks[-1], self._pieces = block | content, []
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
@@ -384,7 +408,8 @@ class _MessageWriter:
         reason = _REASONS.get(result.texts[0].finish_reason, "end_turn")
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):
             reason = "tool_use"
-        usage = {"output_tokens": result.usage.generated_tokens}
+        details = {"thinking_tokens": self._reader.reasoning_tokens}
+        usage = {"output_tokens": result.usage.generated_tokens, "output_tokens_details": details}
         delta = {"stop_reason": reason, "stop_sequence": result.texts[0].stop_string or None}
         yield {"type": "message_delta", "delta": delta, "usage": usage}
         yield {"type": "message_stop"}

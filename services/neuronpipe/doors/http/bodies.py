@@ -33,6 +33,10 @@ _VALUES = 1024
 # Maximum number of characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
 _UNKNOWN = "unknown_field"
+# The error of a value that lacks a field, which other fields make necessary. Its context has the `field`.
+MISSING = "missing_field"
+# pydantic's errors of a value whose field `type` says which of several kinds it has.
+_UNKNOWN_KIND, _NO_KIND = "union_tag_invalid", "union_tag_not_found"
 # Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
 HARMLESS = frozenset(
     (
@@ -70,7 +74,7 @@ class UnknownFields(NamedTuple):
     @classmethod
     def header(cls) -> bytes:
         """Returns the names of the ignored fields, percent-encoded, with commas between; empty if none was ignored."""
-        names = [quote(name[:_MAX_IGNORED_CHARS], safe="") for name in cls.current().ignored]
+        names = [quote(name[:_MAX_IGNORED_CHARS], safe="[]") for name in cls.current().ignored]
         if len(names) > _MAX_IGNORED:
             names[_MAX_IGNORED:] = ["..."]
         return ", ".join(names).encode()
@@ -87,6 +91,12 @@ class UnknownFields(NamedTuple):
         if len(self.ignored) <= _MAX_IGNORED:
             self.ignored[name] = None
         return True
+
+
+def ignore(field: str, problem: str = "is not supported") -> None:
+    """Names a known field that changes nothing in the header. Raises InvalidInput if the request is strict."""
+    if not UnknownFields.current().ignore(field, is_harmless=True):
+        raise InvalidInput(field, problem)
 
 
 STRICT_FIELD = "neuronpipe-strict"
@@ -181,7 +191,9 @@ def _check_kept(tokens: int) -> int:
 KeptTokens = Annotated[int, Field(json_schema_extra={"minimum": -1}), AfterValidator(_check_kept), WHOLE]
 Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
 # The token ids of a text: more than any model takes, and few enough to be converted on the event loop in about 10 ms.
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, min_length=1, max_length=1 << 16)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, min_length=1, max_length=1 << 16)
+]
 TextsOrTokens = Annotated[
     str | Many[str] | TokenIds | Many[TokenIds],
     Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),
@@ -347,11 +359,15 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
                 [step for step in error["loc"] if isinstance(step, int)],
             ),
         )
-        raise InvalidInput(_path(value, _place(worst), worst["type"] == "missing"), _problem(worst)) from None
+        raise InvalidInput(
+            _path(value, _place(worst), worst["type"] in ("missing", MISSING, _NO_KIND)), _problem(worst)
+        ) from None
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
-    return (*error["loc"], error["ctx"]["field"]) if error["type"] == _UNKNOWN else error["loc"]
+    if error["type"] in (_UNKNOWN_KIND, _NO_KIND):
+        return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
+    return (*error["loc"], error["ctx"]["field"]) if error["type"] in (_UNKNOWN, MISSING) else error["loc"]
 
 
 def read_base64(text: str) -> bytes:
@@ -438,5 +454,9 @@ def _problem(error: ErrorDetails) -> str:
         return "is not supported"
     if error["type"] in ("model_type", "dict_type"):  # pydantic's message names a class
         return "must be an object"
+    if error["type"] == _UNKNOWN_KIND:  # pydantic's message repeats the caller's word
+        return f"must be one of {error['ctx']['expected_tags']}"
+    if error["type"] == _NO_KIND:
+        return "field required"
     message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

@@ -24,6 +24,7 @@ from neuronpipe.doors.http.bodies import (
     ModelBody,
     Role,
     fixed,
+    ignore,
     only,
     option_field,
     write_body,
@@ -32,7 +33,16 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
 from neuronpipe.doors.http.problems import OPENAI_ERROR, Problem
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.reasoning import (
+    AnswerReader,
+    ReasoningText,
+    effort_variables,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+    switched,
+    thinking_of,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
@@ -58,7 +68,7 @@ class SaidPart(AnsweredBody):
     text: str
 
 
-Parts = Many[SaidPart | RefusalPart]
+Parts = Many[Annotated[SaidPart | RefusalPart, Discriminator("type")]]
 # Clients such as the AI SDK send references to items if the request has `store`.
 _ITEMS = "send messages, function_call and function_call_output as they are, with store: false, as none is stored"
 _NONE_STORED = "send the whole conversation, as none is stored"
@@ -130,6 +140,9 @@ class AllowedFunctions(Body):
     tools: Annotated[Many[NamedFunction], Field(min_length=1)]
 
 
+NamedChoice = Annotated[NamedFunction | AllowedFunctions, Discriminator("type")]
+
+
 class Reasoning(Body):
     effort: bodies.Effort | None = Field(None, description="a variable of the model's template: reasoning_effort")
     summary: Annotated[Any, only("auto", "concise", "detailed")] = None
@@ -163,7 +176,7 @@ class ResponsesRequest(ModelBody):
     stream_options: bodies.StreamOptions | None = None
     text: TextOptions = TextOptions()
     tools: Annotated[Many[FunctionTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     # Fields that need stored responses, which are not supported.
@@ -196,16 +209,23 @@ async def _responses(inference: Inference, request: HttpRequest, *, counts: bool
     body: ResponsesRequest = request.body
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
-    tools.force(options)
+    facts, form = facts_of(inference, model), "text.format" if body.text.format else ""
+    tools.force(options, "strict", form, facts)
+    for name in ("summary", "generate_summary"):
+        if name in body.reasoning.model_fields_set:
+            ignore(f"reasoning.{name}", "is not supported: the reasoning comes as it is")
     said, fields = _messages_of(body)
     messages = [message.message() for message in said]
     input = TextGenerationInput(messages=messages, tools=tools.for_template, options=options)
     effort = body.reasoning.effort
     words = {"reasoning_effort": effort, "verbosity": body.text.verbosity}
+    fields_of_words = {"reasoning.effort": effort_variables(effort), "text.verbosity": ("verbosity",)}
+    given = {field: names for field, names in fields_of_words.items() if words[names[0]]}
+    name_unread(facts, given)
     variables = switched(effort, {name: word for name, word in words.items() if word})
     if variables:
         input.template_arguments = json.dumps(variables)
-    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters"))
+    model_call = ModelCall(request.call, model, _FIELDS | fields | tools.fields("parameters", form))
     if counts:
         tokens = await inference.count_tokens(model_call, TaskInput(text_generation=input))
         return HttpResponse(write_body({"object": "response.input_tokens", "input_tokens": tokens}))
@@ -326,6 +346,7 @@ class _ResponseWriter:
 
     def whole(self, result: InferenceResult) -> dict[str, Any]:
         """Returns the response with its items."""
+        self._reader.count(result.texts[0].token_ids)
         *_, completed = self._end_response(result, result.texts[0].text)
         response: dict[str, Any] = completed["response"]
         return response
@@ -338,6 +359,7 @@ class _ResponseWriter:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, GeneratedPart):
+                    self._reader.count(event.token_ids)
                     written = self._read(event.text)
                 elif isinstance(event, InferenceResult):
                     written = self._end_response(event, "")
@@ -413,7 +435,7 @@ class _ResponseWriter:
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._output,
-            "usage": _usage(result.usage),
+            "usage": _usage(result.usage, self._reader.reasoning_tokens),
         }
         yield self._event(status, response=self._head | end)
 
@@ -439,11 +461,11 @@ def _part(kind: str, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": usage.tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "total_tokens": usage.tokens + usage.generated_tokens,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NotRequired
 
+from neuronpipe import __version__
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.api.v1.inference_pb2 import GenerateStart, Usage
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, GenerationOptions, TaskInput, TokenLogprob
@@ -16,13 +17,22 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
 from neuronpipe.core.packed import pack_texts
 from neuronpipe.doors.http import openai_text_bodies as bodies
-from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.bodies import ignore, write_body
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.http.reasoning import AnswerReader, ReasoningText, reader_of_answer, switched, thinking_of
+from neuronpipe.doors.http.reasoning import (
+    AnswerReader,
+    ReasoningText,
+    effort_variables,
+    facts_of,
+    name_unread,
+    reader_of_answer,
+    switched,
+    thinking_of,
+)
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
+from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
 from neuronpipe.doors.vectors import listed
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_generation import GenerationFacts, form_of
@@ -40,7 +50,15 @@ _FORM_OPTIONS = {"json": "json_schema", "choice": "choices"}
 
 _OBJECT = dict[str, Any]
 _CACHED = named("CachedTokens", cached_tokens=int)
-_USAGE = named("TextUsage", prompt_tokens=int, completion_tokens=int, total_tokens=int, prompt_tokens_details=_CACHED)
+_REASONING = named("ReasoningTokens", reasoning_tokens=int)
+_USAGE = named(
+    "TextUsage",
+    prompt_tokens=int,
+    completion_tokens=int,
+    total_tokens=int,
+    prompt_tokens_details=_CACHED,
+    completion_tokens_details=_REASONING,
+)
 _CALLS = NotRequired[list[_OBJECT] | None]
 _REASONED: Any = {"reasoning_content": NotRequired[str]}
 _MESSAGE = named(
@@ -51,7 +69,8 @@ _MESSAGE = named(
 def _answer(name: str, kind: Any, choice_name: str, reasons: Any, **text: Any) -> Any:
     ends: Any = {"finish_reason": reasons, "stop_reason": NotRequired[str | int]}
     choice: Any = named(choice_name, index=int, **text, logprobs=_OBJECT | None, **ends)
-    return named(name, id=str, object=kind, created=int, model=str, choices=list[choice], usage=_USAGE)
+    head: Any = {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
+    return named(name, **head, choices=list[choice], usage=_USAGE)
 
 
 _CHAT_REASONS = Literal["stop", "length", "tool_calls"]
@@ -126,9 +145,12 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[
 
 def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) -> dict[str, Any]:
     def best(token: TokenLogprob) -> dict[str, float]:
+        """Returns the best tokens and, as OpenAI does, the token that was drawn."""
         by_text: dict[str, float] = {}
-        for top in token.top:  # several tokens may have one text: the text of a special token is empty
-            text = _text_of_token(top)
+        is_among = any(top.token_id == token.token_id for top in token.top)
+        tokens: list[TokenLogprob | tasks.TopLogprob] = [*token.top, *(() if is_among else (token,))]
+        for top in tokens:
+            text = _text_of_token(top)  # several tokens may have one text: the text of a special token is empty
             by_text[f"token_id:{top.token_id}" if text in by_text else text] = top.logprob
         return by_text
 
@@ -168,14 +190,20 @@ _COMPLETION = _AnswerWriter(
 async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /v1/chat/completions."""
     body: bodies.ChatRequest = request.body
+    model = _model(inference, request)
     if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs", "has an effect only with logprobs")
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = _options(body, body.max_completion_tokens or body.max_tokens, top_logprobs)
     tools = _tool_use(body)
-    tools.force(options)
+    facts = facts_of(inference, model)
+    form = "response_format" if body.response_format and body.response_format.type != "text" else ""
+    tools.force(options, "function.strict", form, facts)
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
+    name_unread(facts, _read_variables(body))
+    for place in bodies.unread_fields(body.messages, body.tools or (), facts.chat_template) if facts else ():
+        ignore(place)
 
     def make(messages: Sequence[bodies.SaidMessage]) -> TaskInput:
         input = tasks.TextGenerationInput(
@@ -187,14 +215,15 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
         )
         return TaskInput(text_generation=input)
 
-    fields = _fields(body) | tools.fields("function.parameters")
+    fields = _fields(body) | tools.fields("function.parameters", form)
     inputs = Inputs("messages", [body.messages], make, fields, is_list=False)
-    return await _answer_texts(inference, request, _CHAT, inputs, tools, has_form=bool(form_of(options)))
+    return await _answer_texts(inference, request, model, _CHAT, inputs, tools, has_form=bool(form_of(options)))
 
 
 async def completions(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /v1/completions."""
     body: bodies.CompletionRequest = request.body
+    model = _model(inference, request)
     texts = body.n or 1
     if body.best_of not in (None, texts):
         raise InvalidInput("best_of", f"{body.best_of}, must be n, {texts}: no more texts are made than asked")
@@ -218,7 +247,7 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
         return TaskInput(text_generation=tasks.TextGenerationInput(**prompt_fields, **cuts, options=options))
 
     inputs = Inputs("prompt", prompts, make, _fields(body), is_list=len(prompts) > 1)
-    return await _answer_texts(inference, request, _COMPLETION, inputs, _NO_TOOLS)
+    return await _answer_texts(inference, request, model, _COMPLETION, inputs, _NO_TOOLS)
 
 
 ANSWERS: Answers[Inference] = [
@@ -232,6 +261,7 @@ ANSWERS: Answers[Inference] = [
 async def _answer_texts(
     inference: Inference,
     request: HttpRequest,
+    model: ModelName,
     writer: _AnswerWriter,
     inputs: Inputs,
     tools: ToolUse,
@@ -239,7 +269,6 @@ async def _answer_texts(
     has_form: bool = False,
 ) -> HttpResponse:
     body: bodies.CompletionOptions = request.body
-    model = inference.choose(request.model(request.names.get("name") or body.model), "text_generation")
     head = {"id": f"{writer.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
     echoes = isinstance(body, bodies.CompletionRequest) and body.echo
     begins = [value if echoes and isinstance(value, str) else "" for value in inputs.values]
@@ -259,8 +288,13 @@ async def _answer_texts(
     if body.max_tokens == 0:
         results = [_prompt_alone(result) for result in results]
     texts = [(begin, text) for begin, result in zip(begins, results, strict=True) for text in result.texts]
-    choices = [_whole_choice(index, *text, writer, body, new_reader()) for index, text in enumerate(texts)]
-    usage = _usage([result.usage for result in results])
+    head |= _fingerprint(results[0].model.version)
+    readers = [new_reader() for _ in texts]
+    choices = [
+        _whole_choice(index, *text, writer, body, reader)
+        for index, (text, reader) in enumerate(zip(texts, readers, strict=True))
+    ]
+    usage = _usage([result.usage for result in results], readers)
     return HttpResponse(write_body(head | {"object": writer.whole_object, "choices": choices, "usage": usage}))
 
 
@@ -283,6 +317,7 @@ def _whole_choice(
     reader: AnswerReader,
 ) -> dict[str, Any]:
     """Returns the choice of a text that has ended, behind the text `begin`."""
+    reader.count(text.token_ids)
     reasoning, said, calls = reader.whole(text.text)
     said = (begin or b"".join(token.utf8 for token in text.prompt_logprobs).decode(errors="replace")) + said
     choice = writer.whole(said)
@@ -329,30 +364,46 @@ class _ChunkWriter:
         self._head = head | {"object": writer.part_object} | ({"usage": None} if self._options.include_usage else {})
         self._choices = [_OpenChoice(new_reader()) for _ in range(self._texts * len(begins))]
         self._prompt_tokens = [0] * len(begins)
+        self._begun: set[int] = set()
         self._usages: list[Usage] = []
 
     async def chunks(self, events: AsyncGenerator[tuple[int, TextEvent], None]) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the chunks."""
         async with aclosing(events):
-            for index in range(len(self._choices)):
-                begin = self._begins[index // self._texts]
-                if first := self._writer.begin or (self._writer.part(begin) if begin else None):
-                    yield self._chunk(index, first)
             async for number, event in events:
-                if isinstance(event, GenerateStart):
-                    self._prompt_tokens[number] = event.prompt_tokens
-                elif isinstance(event, GeneratedPart):
+                for chunk in self._write_begins(number, event):
+                    yield chunk
+                if isinstance(event, GeneratedPart):
                     for chunk in self._write_part(number * self._texts + event.sequence, event):
                         yield chunk
-                else:
+                elif isinstance(event, InferenceResult):
                     for chunk in self._write_ends(number * self._texts, event):
                         yield chunk
             if self._options.include_usage:
-                yield self._head | {"choices": [], "usage": _usage(self._usages)}
+                yield self._head | {
+                    "choices": [],
+                    "usage": _usage(self._usages, [choice.reader for choice in self._choices]),
+                }
+
+    def _write_begins(self, number: int, event: TextEvent) -> Iterator[dict[str, Any]]:
+        """Yields the first chunks of an input's texts, at its first event, which tells the tokens of the prompt."""
+        if number in self._begun:
+            return
+        self._begun.add(number)
+        if isinstance(event, GenerateStart):
+            self._prompt_tokens[number] = event.prompt_tokens
+            self._head |= _fingerprint(event.version)
+        elif isinstance(event, InferenceResult):
+            self._prompt_tokens[number] = event.usage.tokens
+            self._head |= _fingerprint(event.model.version)
+        if first := self._writer.begin or (self._writer.part(self._begins[number]) if self._begins[number] else None):
+            for index in range(number * self._texts, (number + 1) * self._texts):
+                yield self._chunk(index, first)
 
     def _write_part(self, index: int, part: GeneratedPart) -> Iterator[dict[str, Any]]:
         choice = self._choices[index]
         choice.tokens += len(part.token_ids)
+        choice.reader.count(part.token_ids)
         logprobs = self._writer.logprobs(part.logprobs, choice.offsets) if part.logprobs else None
         ids = {"token_ids": part.token_ids} if self._body.return_token_ids else {}
         for piece in [*choice.reader.read(part.text)] or ([""] if logprobs or ids else []):
@@ -380,9 +431,14 @@ class _ChunkWriter:
     ) -> dict[str, Any]:
         chunk = self._head | {"choices": [_choice(index, text, reason, logprobs)]}
         if self._options.include_usage and self._options.continuous_usage_stats:
-            prompt_tokens, tokens = self._prompt_tokens[index // self._texts], self._choices[index].tokens
-            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=tokens)])
+            prompt_tokens, choice = self._prompt_tokens[index // self._texts], self._choices[index]
+            chunk["usage"] = _usage([Usage(tokens=prompt_tokens, generated_tokens=choice.tokens)], [choice.reader])
         return chunk
+
+
+def _fingerprint(version: int | str) -> dict[str, str]:
+    """Returns the field that says what made a text: neuronpipe's version, and the model's version."""
+    return {"system_fingerprint": f"neuronpipe-{__version__}-{version}"}
 
 
 def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: Any) -> dict[str, Any]:
@@ -401,6 +457,22 @@ def _stop_reason(text: GeneratedText, body: bodies.CompletionOptions) -> dict[st
     if text.finish_reason == FinishReason.FINISH_REASON_END and text.token_ids and text.token_ids[-1] in stop_ids:
         return {"stop_reason": text.token_ids[-1]}
     return {"stop_reason": text.stop_string} if text.stop_string else {}
+
+
+def _model(inference: Inference, request: HttpRequest) -> ModelName:
+    return inference.choose(request.model(request.names.get("name") or request.body.model), "text_generation")
+
+
+def _read_variables(body: bodies.ChatRequest) -> dict[str, Sequence[str]]:
+    """Returns the variables of the template that each field of a chat sets."""
+    fields: dict[str, Sequence[str]] = {
+        f"chat_template_kwargs.{name}": (name,) for name in body.chat_template_kwargs or ()
+    }
+    if body.reasoning_effort:
+        fields["reasoning_effort"] = effort_variables(body.reasoning_effort)
+    if body.verbosity:
+        fields["verbosity"] = ("verbosity",)
+    return fields
 
 
 def _thinking(body: bodies.ChatRequest) -> str:
@@ -424,7 +496,7 @@ def _tool_choice(chosen: str | bodies.ChosenTool | bodies.AllowedChoice | None) 
     return ToolChoice(chosen)
 
 
-def _usage(usages: list[Usage]) -> dict[str, Any]:
+def _usage(usages: Sequence[Usage], readers: Sequence[AnswerReader]) -> dict[str, Any]:
     prompt = sum(usage.tokens for usage in usages)
     completion = sum(usage.generated_tokens for usage in usages)
     return {
@@ -432,6 +504,7 @@ def _usage(usages: list[Usage]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers)},
     }
 
 
@@ -499,6 +572,9 @@ def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprob
         if name in options:
             raise InvalidInput(form_field, "is given twice")
         options[name] = value
+    if options.get("choices") == []:
+        field = next((field for name, field, _ in _forms(body) if name == "choices"), "guided_choice")
+        raise InvalidInput(field, "is empty; a text must have a choice")
     if body.ignore_eos:
         if max_tokens is None:
             raise InvalidInput("ignore_eos", "needs max_tokens, which the text then has")

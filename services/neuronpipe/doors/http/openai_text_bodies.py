@@ -2,9 +2,12 @@
 
 import contextlib
 import json
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
@@ -12,6 +15,7 @@ from neuronpipe.core.model import with_fields
 from neuronpipe.core.parsing import check_depth
 from neuronpipe.doors.http.bodies import (
     HARMLESS,
+    MISSING,
     WHOLE,
     Body,
     Count,
@@ -25,10 +29,14 @@ from neuronpipe.doors.http.bodies import (
     only,
     option_field,
 )
+from neuronpipe.doors.http.tool_calls import read_arguments
+
+# Fields of parts of answers, also LangChain's.
+_OF_ANSWERS = HARMLESS | {"annotations", "logprobs", "id", "index"}
 
 
 class TextPart(Body):
-    harmless = HARMLESS | {"annotations", "logprobs", "id", "index"}  # fields of answers, also LangChain's
+    harmless = _OF_ANSWERS
 
     type: Literal["text"]
     text: str
@@ -37,8 +45,13 @@ class TextPart(Body):
 class RefusalPart(Body):
     """A model's refusal, as a part of an earlier message. The template gets the refusal as a text."""
 
+    harmless = _OF_ANSWERS
+
     type: Literal["refusal"]
     text: str = Field(alias="refusal")
+
+
+SaidPart = Annotated[TextPart | RefusalPart, Discriminator("type")]
 
 
 class OpenBody(Body):
@@ -78,6 +91,7 @@ class Function(OpenBody):
     name: FunctionName
     description: str | None = None
     parameters: Parameters = None
+    strict: bool | None = None
 
 
 class Tool(OpenBody):
@@ -106,21 +120,44 @@ class AllowedChoice(Body):
     allowed_tools: AllowedTools
 
 
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    return kind if kind == "allowed_tools" else "function"
+
+
+NamedChoice = Annotated[
+    Annotated[ChosenTool, Tag("function")] | Annotated[AllowedChoice, Tag("allowed_tools")],
+    Discriminator(_kind_of_choice),
+]
+
+
 # Words for models of OpenAI. Templates of other models, such as GPT-OSS, know some of them.
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Verbosity = Literal["low", "medium", "high"]
+
+
+# Roles whose messages say something in any case.
+_WITH_CONTENT = ("user", "system")
+# Further fields of messages, which clients send again as answers have them, or which many templates read.
+_OF_MESSAGES = {"name", "reasoning", "reasoning_content", "reasoning_details", "thinking", "annotations", "prefix"}
 
 
 class SaidMessage(OpenBody):
     """The template gets all fields of a message, such as `name`, `reasoning_content` and `prefix`."""
 
     role: Role
-    content: Annotated[str | Many[TextPart | RefusalPart] | None, Field(description="a text, or parts of it")] = None
+    content: Annotated[str | Many[SaidPart] | None, Field(description="a text, or parts of it")] = None
     tool_calls: Many[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: Annotated[Any, only(advice="use tool_calls")] = None
     refusal: Annotated[str | None, Field(description="content of an earlier message that has no other content")] = None
     audio: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.role in _WITH_CONTENT and self.content is None and self.refusal is None:
+            raise PydanticCustomError(MISSING, "field required", {"field": "content"})
+        return self
 
     def message(self) -> ChatMessage:
         """Returns the message for a template: further fields as JSON, and arguments of calls that are JSON parsed."""
@@ -130,7 +167,7 @@ class SaidMessage(OpenBody):
             if isinstance(arguments := call["function"]["arguments"], str):
                 check_depth("messages.tool_calls.function.arguments", arguments.encode())
                 with contextlib.suppress(ValueError):  # some clients write no arguments as an empty text
-                    call["function"]["arguments"] = json.loads(arguments or "{}")
+                    call["function"]["arguments"] = read_arguments(arguments)
         if calls:
             # transformers gives no content either, by which some templates recognise calls.
             fields |= {"tool_calls": calls} | ({"content": None} if self.content is None else {})
@@ -140,6 +177,21 @@ class SaidMessage(OpenBody):
             content=content if isinstance(content, str) else "".join(part.text for part in content),
             fields=json.dumps(fields, ensure_ascii=False) if fields else "",
         )
+
+
+def unread_fields(messages: Sequence[SaidMessage], tools: Sequence[Tool], template: str) -> Iterator[str]:
+    """Yields the paths of unknown fields of messages and tools that the template does not name."""
+    bodies: list[tuple[str, OpenBody]] = [(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    for index, tool in enumerate(tools):
+        bodies += [(f"tools[{index}]", tool), (f"tools[{index}].function", tool.function)]
+    words: set[str] | None = None
+    for place, body in bodies:
+        for name in body.model_extra or ():
+            if isinstance(body, SaidMessage) and name in _OF_MESSAGES:
+                continue
+            words = {*re.findall(r"\w+", template)} if words is None else words
+            if name not in words:
+                yield f"{place}.{name}"
 
 
 class StreamOptions(Body):
@@ -208,7 +260,7 @@ class ChatRequest(CompletionOptions):
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     tools: Annotated[Many[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="whether an answer may call several functions")
     functions: Annotated[Any, only([], advice="use tools")] = None
     function_call: Annotated[Any, only("none", "auto", advice="use tool_choice")] = None

@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.core.parsing import check_depth
+from neuronpipe.doors.http.bodies import ignore
+from neuronpipe.tasks.text_generation import CALL_MARKS, GenerationFacts, form_of
 
 _DECODER = json.JSONDecoder()
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -148,17 +150,52 @@ class ToolUse:
         """The tools as JSON."""
         return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
 
-    def force(self, options: GenerationOptions) -> None:
-        """Sets the form of a text that must call. Raises InvalidInput."""
+    def force(
+        self, options: GenerationOptions, strict: str, form: str = "", facts: GenerationFacts | None = None
+    ) -> None:
+        """Sets the form of a text that must call, or that may call instead of having a form. Raises InvalidInput.
+
+        - `strict`: the path of the field in a tool. Arguments of calls without a form are as the model writes them:
+          the header of ignored fields then names it.
+        - `form`: the field that sets the form of words. Empty: the whole text has the form.
+        """
         if schema := self.schema():
             if form_of(options):
                 raise InvalidInput("tool_choice", "that forces a call cannot be combined with a form of the text")
             options.json_schema = json.dumps(schema, ensure_ascii=False)
+            return
+        if form and facts and self.tools and form_of(options):
+            self._allow_calls(options, form, facts)
+            return
+        for index, tool in enumerate(self.tools):
+            if tool["function"].get("strict"):
+                ignore(f"tools[{index}].{strict}", "is for calls that tool_choice forces")
 
-    def fields(self, parameters: str) -> dict[str, str]:
-        """Returns the name of the field that sets the form. `parameters`: the path of parameters in a tool."""
+    def _allow_calls(self, options: GenerationOptions, form: str, facts: GenerationFacts) -> None:
+        """Lets a text with a form be calls in the model's format instead. Raises InvalidInput."""
+        marks = _call_marks(facts)
+        if not marks or form_of(options) not in ("json_schema", "json_object"):
+            problem = "cannot be combined for this model; set tool_choice to none, or leave out the form"
+            raise InvalidInput(f"tools and {form}", problem)
+        schema = _schema_of(options.json_schema or '{"type": "object"}', form)
+        calls, defined = self._calls_by_schema()
+        rules = [
+            f"start: {'call+' if self.has_several else 'call'} | form",
+            f"call: {marks[0]} SPACE json_call SPACE {marks[1]} SPACE",
+            r"SPACE: /\s{0,2}/",
+            f"json_call: %json {json.dumps({'anyOf': calls, '$defs': defined}, ensure_ascii=False)}",
+            f"form: %json {_json_of(schema)}",
+        ]
+        for name in ("json_schema", "json_object"):
+            options.ClearField(name)
+        options.grammar = "\n".join(rules)
+
+    def fields(self, parameters: str, form: str = "") -> dict[str, str]:
+        """Returns the name of the field that sets the form. `parameters`: the path of parameters in a tool. `form`: see
+        `force`.
+        """
         if not (self.must_call or self.function):
-            return {}
+            return {"options.grammar": f"tools and {form}"} if form and self.tools else {}
         names = [self.function] if self.function else [function["name"] for function in self.functions]
         indices = [index for index, tool in enumerate(self.tools) if tool["function"]["name"] in names]
         # An error in the form of several functions does not tell which of them is wrong.
@@ -166,28 +203,57 @@ class ToolUse:
 
     def schema(self) -> dict[str, Any] | None:
         """Returns the JSON Schema of texts that must call: arguments of the chosen function, or a list of calls."""
-        arguments = {
-            function["name"]: (function.get("parameters") or {}) | {"type": "object"} for function in self.functions
-        }
         if self.function:
-            return arguments[self.function]
+            return self._arguments[self.function]
         if not self.must_call:
             return None
+        calls, defined = self._calls_by_schema()
+        one_call = {} if self.has_several else {"maxItems": 1}
+        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **one_call, "$defs": defined}
+
+    def _calls_by_schema(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Returns the schemas of calls, one for each function, and the definitions to which they refer."""
         calls, defined = [], {}
-        for number, (name, schema) in enumerate(arguments.items()):
+        for number, (name, schema) in enumerate(self._arguments.items()):
             properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}}
             call = {"type": "object", "properties": properties, "additionalProperties": False}
             calls.append(call | {"required": [*properties]})
             # Each schema is a document in which its own references are resolved. Older drafts lack such documents, or
             # have them only without a reference beside the name.
             defined[str(number)] = {"$id": f"https://{number}.invalid", **schema, "$schema": _DRAFT}
-        one_call = {} if self.has_several else {"maxItems": 1}
-        return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **one_call, "$defs": defined}
+        return calls, defined
+
+    @property
+    def _arguments(self) -> dict[str, dict[str, Any]]:
+        """The schemas of arguments, by the names of functions."""
+        return {
+            function["name"]: (function.get("parameters") or {}) | {"type": "object"} for function in self.functions
+        }
 
     def reader(self, template: str) -> "CallReader":
         """Returns a reader for a text of a model with this template for chats."""
-        form = next((form for word, form in _FORMATS.items() if word in template), CallFormat())
-        return CallReader(self, form)
+        return CallReader(self, _format_of(template))
+
+
+def _format_of(template: str) -> CallFormat:
+    return next((form for word, form in _FORMATS.items() if word in template), CallFormat())
+
+
+def _schema_of(text: str, form: str) -> Any:
+    check_depth(form, text.encode())
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(form, "is no valid JSON") from error
+
+
+def _call_marks(facts: GenerationFacts) -> tuple[str, str] | None:
+    """Returns the marks around a call in JSON, as llguidance's grammars have them; None for another format."""
+    form = _format_of(facts.chat_template)
+    if (*form.openings, form.closing) != CALL_MARKS or facts.call_mark_ids is None:
+        return None
+    opening, closing = [f"<[{mark_id}]>" for mark_id in facts.call_mark_ids] or map(json.dumps, CALL_MARKS)
+    return opening, closing
 
 
 class CallReader:
@@ -217,8 +283,10 @@ class CallReader:
 
     @property
     def ends_with_calls(self) -> bool:
-        """Whether the model chose to call. As with OpenAI, calls of a function that the caller chose do not count."""
-        return self._calls > 0 and not self._function
+        """Whether the model chose to call, and the last call is whole. As with OpenAI, calls of a function that the
+        caller chose do not count.
+        """
+        return self._calls > 0 and not self._function and not self._has_arguments
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
         """Yields the words and the `tool_calls` as far as they are certain, in the form of OpenAI's streams.
@@ -437,6 +505,16 @@ def _json_of(value: Any) -> str:
     except UnicodeEncodeError:
         return json.dumps(value, allow_nan=False)
     return text
+
+
+def read_arguments(text: str) -> Any:
+    """Returns the value of a call's arguments, an object if the text is empty.
+
+    Raises ValueError for a text that is no JSON, and for half a surrogate pair, which no answer and no prompt may have.
+    """
+    value = json.loads(text or "{}")
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
 
 
 def _types(schema: Any) -> set[str]:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import cached_property, wraps
 from typing import Any, NoReturn
 
-from jinja2 import Environment, TemplateError, Undefined, nodes
+from jinja2 import Environment, TemplateError, Undefined, meta, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -31,6 +31,11 @@ _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 # The characters of a template's refusal that the caller gets.
 _MAX_REASON = 200
+
+
+def variables_of(source: str) -> list[str]:
+    """Returns the names of the variables that a template reads, sorted."""
+    return sorted(meta.find_undeclared_variables(_TemplateEnvironment().parse(source)))
 
 
 class ChatTemplate:

@@ -33,7 +33,8 @@ def _browser(
     stop_string: str = "",
     **facts: Any,
 ) -> Browser:
-    generated = GeneratedText(text=text, finish_reason=reason, stop_string=stop_string)
+    token_ids = [1] * len(parts_of(text))
+    generated = GeneratedText(text=text, token_ids=token_ids, finish_reason=reason, stop_string=stop_string)
     result = TextGenerationResult(sequences=[generated])
 
     def answer(input: TaskInput) -> TaskResult | NeuronpipeError:
@@ -90,7 +91,7 @@ async def test_a_text_is_a_message() -> None:
         "content": [{"type": "text", "text": "Four."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
-        "usage": {"input_tokens": 5},
+        "usage": {"input_tokens": 5, "output_tokens_details": {"thinking_tokens": 0}},
     }
 
 
@@ -245,12 +246,22 @@ async def test_a_choice_may_force_a_call(choice: dict[str, str], schema: str) ->
 async def test_an_output_config_sets_the_form_of_the_text_and_the_effort() -> None:
     browser = _browser('{"at": "sky"}')
     config = {"format": _FORM, "effort": "max"}
-    message = await _answers(browser, output_config=config, tools=[_TOOL], thinking={"type": "adaptive"})
+    message = await _answers(browser, output_config=config, thinking={"type": "adaptive"})
     assert message["content"] == [{"type": "text", "text": '{"at": "sky"}'}]
     input = browser.inputs[0].text_generation
     assert json.loads(input.options.json_schema) == _FORM["schema"]
     variables = {"enable_thinking": True, "thinking": True, "reasoning_effort": "max"}
     assert json.loads(input.template_arguments) == variables
+    status, refused = await browser.post("/v1/messages", _ASKED | {"output_config": config, "tools": [_TOOL]})
+    assert status == 400
+    assert refused["error"]["message"].startswith("tools and output_config.format: cannot be combined for this model; ")
+
+
+async def test_half_a_surrogate_pair_in_the_arguments_of_a_call_harms_no_answer() -> None:
+    call = '<tool_call>{"name": "look", "arguments": {"at": "\\ud800"}}</tool_call>'
+    browser = _browser(call, chat_template="{{ tools }}<tool_call>")
+    status, message = await browser.post("/v1/messages", _ASKED | {"tools": [_TOOL]})
+    assert (status, message["content"][0]["input"]) == (200, {"at": "?"})
 
 
 async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:

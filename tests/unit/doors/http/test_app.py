@@ -13,12 +13,14 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import (
     FeatureExtractionResult,
+    GeneratedText,
     RankedText,
     RerankResult,
     SentenceEmbeddingResult,
     SentenceSimilarityResult,
     TaskInput,
     TaskResult,
+    TextGenerationResult,
 )
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 from neuronpipe.doors.http.app import App
@@ -683,6 +685,48 @@ async def test_an_answer_names_the_fields_that_were_ignored_and_strict_makes_the
     assert len(browser.inputs) == asked
     await browser.post("/v1/embeddings", {"input": "a"})
     assert _IGNORED not in browser.headers
+
+
+_SAID = {"role": "user", "content": "a"}
+_REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No.", "annotations": []}]}
+_RESPONSE_REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+_TOOL = {"type": "function", "function": {"name": "look"}}
+_ALLOWED = {"type": "allowed_tools", "mode": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/chat/completions", {"messages": [_REFUSAL, _SAID]}, "annotations"),
+        ("/v1/chat/completions", {"messages": [_SAID], "tools": [_TOOL], "tool_choice": _TOOL}, None),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [_SAID],
+                "tools": [_TOOL],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_TOOL]}},
+            },
+            None,
+        ),
+        ("/v1/responses", {"input": [_RESPONSE_REFUSAL, _SAID]}, None),
+        (
+            "/v1/responses",
+            {
+                "input": "a",
+                "tools": [{"type": "function", "name": "look"}],
+                "tool_choice": _ALLOWED | {"tools": [{"type": "function", "name": "look"}]},
+            },
+            None,
+        ),
+    ],
+)
+async def test_a_field_of_one_of_several_kinds_is_not_ignored_for_the_others(
+    path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="a")]))
+    browser = Browser([model_spec("text_generation", chat_template="{{ tools }}")], lambda _: result)
+    assert (await browser.post(path, body, neuronpipe_strict="false"))[0] == 200
+    assert browser.headers.get(_IGNORED) == ignored
 
 
 async def test_a_caller_may_have_every_unknown_field_ignored_and_named() -> None:

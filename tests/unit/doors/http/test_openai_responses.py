@@ -99,6 +99,17 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
     assert (await browser.post("/v1/responses", {"input": "a", **given}))[0] == 200
 
 
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+async def test_a_summary_of_the_reasoning_is_named_as_ignored_and_refused_by_strict(
+    browser: Browser, name: str
+) -> None:
+    asked = {"input": "a", "reasoning": {name: "auto"}}
+    assert (await browser.post("/v1/responses", asked))[0] == 200
+    assert browser.headers["x-neuronpipe-ignored"] == f"reasoning.{name}"
+    status, body = await browser.post("/v1/responses", asked, neuronpipe_strict="true")
+    assert (status, body["error"]["param"]) == (400, f"reasoning.{name}")
+
+
 _SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
 _LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": _SCHEMA, "strict": True}
 _WAIT = {"type": "function", "name": "wait"}

@@ -16,6 +16,7 @@ _ANSWERS = {
     *("Embedding", "EmbeddingsResponse", "EmbeddingsUsage", "ModelEntry", "ModelList", "Response"),
     "ResponseTokens",
     *("Answered", "CachedTokens", "ChatChoice", "ChatCompletion", "Completion", "CompletionChoice", "TextUsage"),
+    "ReasoningTokens",
     *("AnthropicMessage", "CohereEmbeddings", "MessageTokens", "ModerationResult", "Moderations"),
     *("CohereRank", "CohereRanks", "Document", "RerankUsage", "TeiRank", "VoyageRank"),
     *("Info", "Prediction", "SparseValue", "Generated", "GeneratedToken"),

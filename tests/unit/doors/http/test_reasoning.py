@@ -68,3 +68,32 @@ def test_calls_behind_the_reasoning_are_read_and_calls_within_it_are_not() -> No
 def test_a_model_without_marks_has_no_reasoning() -> None:
     text = " <think>a</think>b"
     assert AnswerReader(ToolUse(()).reader("")).whole(text) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "end_id", "is_open", "expected"),
+    [
+        # A mark of its own, 9, is the fourth token.
+        ([("<think>", [1]), ("\nTwo", [2, 3]), ("</think>", [9]), ("\n\nFour", [4, 5])], 9, False, 4),
+        ([("Two", [2, 3]), ("</think>Four", [9, 4])], 9, True, 3),
+        ([("Two", [2, 3])], 9, True, 2),  # cut within the reasoning
+        ([("Four", [2, 3])], 9, False, 0),
+        ([("Four", [2, 9])], 9, False, 0),  # the mark of a text without reasoning
+        # Reasoning with its marks has 20 of 40 characters, so half of the 10 tokens.
+        ([("<think>Two..", [1, 2, 3]), ("</think>" + 20 * "a", [4, 5, 6, 7, 8, 9, 10])], None, False, 5),
+    ],
+)
+def test_tokens_of_the_reasoning_are_counted_however_the_parts_are_cut(
+    parts: list[tuple[str, list[int]]], end_id: int | None, is_open: bool, expected: int
+) -> None:
+    def reader() -> AnswerReader:
+        return AnswerReader(ToolUse(()).reader(""), _MARKS, begun="" if is_open else None, end_id=end_id)
+
+    streamed, whole = reader(), reader()
+    for text, token_ids in parts:
+        streamed.count(token_ids)
+        list(streamed.read(text))
+    list(streamed.read("", is_last=True))
+    whole.count([token_id for _, token_ids in parts for token_id in token_ids])
+    whole.whole("".join(text for text, _ in parts))
+    assert streamed.reasoning_tokens == whole.reasoning_tokens == expected

@@ -7,7 +7,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from neuronpipe.api.v1.tasks_pb2 import GeneratedText, TaskResult, TextGenerationResult
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from tests.unit.doors.http.written_pipeline import Browser
+from tests.unit.model_specs import model_spec
 
 _PLACE = {
     "type": "object",
@@ -382,3 +385,84 @@ def test_the_text_of_a_chosen_function_is_its_arguments() -> None:
         assert (said, _calls(found)) == ("", [("look", text)])
     assert ToolUse(_TOOLS, function="wait").schema() == {"type": "object"}
     assert ToolUse(_TOOLS).schema() is None
+
+
+_STRICT = {"name": "look", "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "forced", "ignored"),
+    [
+        (
+            "/v1/chat/completions",
+            {"tools": [_TOOLS[1], {"type": "function", "function": _STRICT}]},
+            {"tool_choice": "required"},
+            "tools[1].function.strict",
+        ),
+        ("/v1/responses", {"tools": [{"type": "function", **_STRICT}]}, {"tool_choice": "required"}, "tools[0].strict"),
+        ("/v1/messages", {"max_tokens": 4, "tools": [_STRICT]}, {"tool_choice": {"type": "any"}}, "tools[0].strict"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_strict_is_named_as_ignored_unless_calls_are_forced(
+    path: str, body: dict[str, Any], forced: dict[str, Any], ignored: str
+) -> None:
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text="[]")]))
+    browser = Browser([model_spec("text_generation", chat_template="{{ tools }}")], lambda _: result)
+    said = [{"role": "user", "content": "a"}]
+    body |= {"input": "a"} if path == "/v1/responses" else {"messages": said}
+    assert (await browser.post(path, body))[0] == 200
+    assert browser.headers["x-neuronpipe-ignored"] == ignored
+    assert (await browser.post(path, body | forced))[0] == 200
+    assert "x-neuronpipe-ignored" not in browser.headers
+    status, _ = await browser.post(path, body, neuronpipe_strict="true")
+    assert status == 400
+
+
+_FORM = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _FORM}}
+_CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "tools": _TOOLS[:2]}
+_RESPONSE: dict[str, Any] = {"input": "a", "tools": [{"type": "function", **tool["function"]} for tool in _TOOLS[:2]]}
+_WITH_FORM = [
+    ("/v1/chat/completions", _CHAT | {"response_format": _RESPONSE_FORMAT}, "tools and response_format"),
+    (
+        "/v1/responses",
+        _RESPONSE | {"text": {"format": {"type": "json_schema", "name": "n", "schema": _FORM}}},
+        "tools and text.format",
+    ),
+]
+
+
+def _hermes(mark_ids: tuple[int, ...] | None = (), template: str = "{{ tools }}<tool_call>") -> Browser:
+    call = GeneratedText(text='<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>')
+    result = TaskResult(text_generation=TextGenerationResult(sequences=[call]))
+    return Browser([model_spec("text_generation", chat_template=template, call_mark_ids=mark_ids)], lambda _: result)
+
+
+@pytest.mark.parametrize(("path", "body", "field"), _WITH_FORM, ids=["chat", "response"])
+@pytest.mark.parametrize("mark_ids", [(), (7, 8)])
+async def test_a_text_with_a_form_may_call_instead(
+    path: str, body: dict[str, Any], field: str, mark_ids: tuple[int, ...]
+) -> None:
+    browser = _hermes(mark_ids)
+    status, answer = await browser.post(path, body)
+    assert status == 200
+    options = browser.inputs[0].text_generation.options
+    marks = [f"<[{mark}]>" for mark in mark_ids] or ['"<tool_call>"', '"</tool_call>"']
+    assert f"call: {marks[0]} SPACE json_call SPACE {marks[1]} SPACE" in options.grammar
+    assert f"form: %json {json.dumps(_FORM)}" in options.grammar
+    assert not options.json_schema
+    written = json.dumps(answer)
+    assert '"wait"' in written
+    assert "<tool_call>" not in written
+
+
+@pytest.mark.parametrize(("path", "body", "field"), _WITH_FORM, ids=["chat", "response"])
+async def test_tools_and_a_form_are_refused_together_for_other_formats_of_calls(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    for browser in (_hermes(None), _hermes(template="{{ tools }}[TOOL_CALLS]"), _hermes(template="{{ tools }}")):
+        status, answer = await browser.post(path, body)
+        assert (status, answer["error"]["param"]) == (400, field)
+        assert (await browser.post(path, body | {"tool_choice": "none"}))[0] == 200
+        assert browser.inputs[-1].text_generation.options.json_schema == json.dumps(_FORM)

@@ -105,6 +105,16 @@ _ANY_NAMES = "propertyNames", {"type": "string"}
 # White space between the parts of JSON. Without a limit, models sometimes write it endlessly.
 _WHITE_SPACE = r"\n[ \t]{0,40}|[ \t]{1,2}"
 
+# The options of JSON in llguidance. A schema could otherwise set others, and would then allow texts that are not JSON.
+_OF_JSON: Any = {
+    "whitespace_pattern": _WHITE_SPACE,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_JSON_IN_LARK = re.compile(r"%json\s*")
+
 
 class TextGrammar:
     """The grammar of one text, at the place that the text has reached."""
@@ -434,20 +444,25 @@ def _written(option: str, text: str) -> str:
 
     if option in ("json_schema", "json_object"):
         schema = json.dumps(_followed(json.loads(text))) if option == "json_schema" else '{"type": "object"}'
-        # The schema could otherwise override these options, and would then allow texts that are not JSON.
-        return LLMatcher.grammar_from_json_schema(
-            schema,
-            overrides={
-                "whitespace_pattern": _WHITE_SPACE,
-                "item_separator": ",",
-                "key_separator": ":",
-                "lenient": False,
-                "coerce_one_of": False,
-            },
-        )
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_OF_JSON)
     if option == "choices":
         return grammar_from("choice", text)
-    return LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
+    if option == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    written, at = "", 0
+    for begin, end, schema in _schemas_in(text, json.JSONDecoder()):
+        followed = _followed(schema)
+        written += text[at:begin] + json.dumps(followed | {"x-guidance": _OF_JSON} if followed else followed)
+        at = end
+    return LLMatcher.grammar_from_lark(written + text[at:])
+
+
+def _schemas_in(grammar: str, decoder: json.JSONDecoder) -> Iterator[tuple[int, int, Any]]:
+    """Yields the schemas of a grammar in Lark, each with its place. Raises ValueError."""
+    at = 0
+    while place := _JSON_IN_LARK.search(grammar, at):
+        schema, at = decoder.raw_decode(grammar, place.end())
+        yield place.end(), at, schema
 
 
 def _followed(schema: Any) -> Any:
@@ -511,7 +526,7 @@ def _check(option: str, text: str) -> None:
     decoder = json.JSONDecoder(parse_float=Decimal, parse_int=_whole_number)
     schemas: list[Any] = [decoder.decode(text)] if option == "json_schema" else []
     if option == "grammar":
-        schemas += [decoder.raw_decode(text, place.end())[0] for place in re.finditer(r"%json\s*", text)]
+        schemas += [schema for _, _, schema in _schemas_in(text, decoder)]
     if option == "grammar" and _QUOTED.sub("", text).count("&") > _MAX_INTERSECTIONS:
         raise ValueError(f"it has more than {_MAX_INTERSECTIONS} intersections (&), the limit")
     works = [SchemaWork(schema, _PATTERNS_OF) for schema in schemas]

@@ -24,10 +24,11 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSe
 from neuronpipe.core.errors import InvalidInput, Overloaded
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem
+from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.stages.neuron_executor.generation import grammars
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
-from neuronpipe.tasks.text_generation import check_all_options
+from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options
 from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -69,6 +70,29 @@ def _valid_json(text: str, schema: Any) -> bool:
     return True
 
 
+def _calls_or_form() -> str:
+    """The grammar of a chat with tools and a form of its words."""
+    options = GenerationOptions(json_schema=json.dumps(_SCHEMA))
+    facts = GenerationFacts(chat_template="<tool_call>", call_mark_ids=())
+    tools = [{"function": {"name": "look", "parameters": _SCHEMA}}, {"function": {"name": "wait", "parameters": _NONE}}]
+    ToolUse(tools).force(options, "function.strict", "response_format", facts)
+    return options.grammar
+
+
+def _is_calls_or_form(text: str) -> bool:
+    *calls, rest = text.split("</tool_call>")
+    if not calls:
+        return _valid_json(text, _SCHEMA)
+    for call in calls:
+        before, _, written = call.partition("<tool_call>")
+        value = json.loads(written)
+        jsonschema.validate(value["arguments"], {"look": _SCHEMA, "wait": _NONE}[value["name"]])
+        assert not before.strip()
+    return not rest.strip()
+
+
+_NONE: dict[str, Any] = {"type": "object", "additionalProperties": False}
+_PAIR = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
 _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
     "json_schema": ({"json_schema": json.dumps(_SCHEMA)}, lambda text: _valid_json(text, _SCHEMA)),
     "json_object": ({"json_object": True}, lambda text: _valid_json(text, {"type": "object"})),
@@ -79,6 +103,11 @@ _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
         # Without the innermost braces, until there are none.
         lambda text: bool(re.fullmatch(_ITEMS, _without_braces(text))),
     ),
+    "schema in a grammar": (
+        {"grammar": f'start: "a" %json {json.dumps(_PAIR)}'},
+        lambda text: text[0] == "a" and json.loads(text[1:]) == [1, 1] and len(text) < 60 + 5 * 41,
+    ),
+    "calls or form": ({"grammar": _calls_or_form()}, _is_calls_or_form),
 }
 _ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
 _NAMES: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(2100)}
