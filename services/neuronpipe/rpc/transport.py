@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.status import to_status
+from neuronpipe.core.tracing import new_request_id
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
@@ -117,7 +118,7 @@ def end_of(error: Exception) -> CallEnd:
     elif isinstance(error, DeadlineExceeded):
         end = _frequent_end_of(DeadlineExceeded, error.message)
     else:
-        end = _end_of(error if isinstance(error, NeuronpipeError) else internal_error(error, Call()))
+        end = _end_of(error if isinstance(error, NeuronpipeError) else internal_error(error, Call(new_request_id())))
     error.__traceback__ = None  # the traceback's frames hold the request, which may be large
     return CallEnd(*end)
 

@@ -91,14 +91,16 @@ class TokenVerifier:
                 leeway=rules.clock_skew_s,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
-        except (jwt.InvalidTokenError, RecursionError) as error:  # JSON in it may be nested without end
+            expires_s = float(claims["exp"])
+        # JSON in it may be nested without end, and may have a number that no float holds.
+        except (jwt.InvalidTokenError, RecursionError, OverflowError) as error:
             raise CredentialsRefused(_REASONS.get(type(error), "malformed")) from None
         tenant = claims.get(rules.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
             raise CredentialsRefused("no_tenant")
         if not is_tenant_name(tenant):
             raise CredentialsRefused("tenant_name")
-        return Identity(str(claims["sub"]), tenant, float(claims["exp"]))
+        return Identity(str(claims["sub"]), tenant, expires_s)
 
 
 def _read_keys(content: bytes) -> Mapping[str, tuple[str, Any]]:

@@ -62,6 +62,7 @@ def test_one_of_several_audiences_is_enough(issuer: Issuer, verifier: TokenVerif
         ({"tenant": ""}, "no_tenant"),
         ({"tenant": ["search"]}, "no_tenant"),
         ({"exp": "soon"}, "malformed"),
+        ({"exp": int("9" * 400)}, "malformed"),
     ],
 )
 def test_a_token_is_refused_for_its_claims(
