@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, StrictBool, ValidationError, model_validator
 
 from neuronpipe.api.v1.inference_pb2 import Priority
 from neuronpipe.core.callers import Caller, check_tenant_name
@@ -82,20 +82,20 @@ class TokenBucket:
 
 # The entry for tenants without an entry.
 _OTHERS = "*"
-_Quota: TypeAlias = Annotated[int, Field(ge=1, le=10**15)]
+_Quota: TypeAlias = Annotated[int, Field(ge=1, le=10**15, strict=True)]
 
 
 class Rights(Frozen):
     """The rights of a tenant. None: no limit."""
 
     models: frozenset[str] | None = None
-    weight: float = Field(1.0, gt=0, le=1_000_000)
+    weight: float = Field(1.0, gt=0, le=1_000_000, strict=True)
     max_requests_in_flight: _Quota | None = None
     max_tokens_in_flight: _Quota | None = None
     tokens_per_minute: _Quota | None = None
     max_jobs: _Quota | None = None
-    acts_for_others: bool = False
-    manages_registry: bool = False
+    acts_for_others: StrictBool = False
+    manages_registry: StrictBool = False
     highest_priority: Literal["interactive", "bulk"] = "interactive"
     certificates: frozenset[str] = frozenset()
 

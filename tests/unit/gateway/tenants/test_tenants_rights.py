@@ -65,6 +65,17 @@ def test_a_name_in_a_certificate_finds_its_tenant() -> None:
         (b"[tenants.a]\nweight = 0", "tenants.a.weight: Input should be greater than 0"),
         (b"[tenants.a]\ntokens_per_minute = 0", "tenants.a.tokens_per_minute"),
         (b'[tenants.a]\nhighest_priority = "urgent"', "tenants.a.highest_priority"),
+        (
+            b"[tenants.a]\nmax_requests_in_flight = true",
+            "tenants.a.max_requests_in_flight: Input should be a valid int",
+        ),
+        (b'[tenants.a]\ntokens_per_minute = "5"', "tenants.a.tokens_per_minute: Input should be a valid integer"),
+        (b"[tenants.a]\nmax_jobs = 5.0", "tenants.a.max_jobs: Input should be a valid integer"),
+        (b"[tenants.a]\nweight = true", "tenants.a.weight: Input should be a valid number"),
+        (b'[tenants.a]\nweight = "2"', "tenants.a.weight: Input should be a valid number"),
+        (b'[tenants.a]\nmanages_registry = "yes"', "tenants.a.manages_registry: Input should be a valid boolean"),
+        (b"[tenants.a]\nacts_for_others = 1", "tenants.a.acts_for_others: Input should be a valid boolean"),
+        (b'[tenants.a]\nmodels = "minilm"', "tenants.a.models: Input should be a valid frozenset"),
     ],
 )
 def test_the_place_at_fault_is_named(content: bytes, place: str) -> None:
