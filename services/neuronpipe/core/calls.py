@@ -60,10 +60,16 @@ class Call(NamedTuple):
             route_key=self.route_key,
         )
 
-    def check_deadline(self) -> None:
-        """Raises DeadlineExceeded if no time is left, so that no work is done for a caller who has left."""
+    def check_deadline(self, *, has_begun: bool = False) -> None:
+        """Raises DeadlineExceeded if no time is left, so that no work is done for a caller who has left. `has_begun`:
+        whether an earlier stage has worked on the request.
+        """
         if self.deadline_s is not None and time.monotonic() >= self.deadline_s:
-            raise DeadlineExceeded("the deadline passed before the work began")
+            raise DeadlineExceeded(
+                "the deadline passed before the result was ready"
+                if has_begun
+                else "the deadline passed before the work began"
+            )
 
 
 def internal_error(fault: Exception, call: Call) -> InternalError:

@@ -180,7 +180,7 @@ class RunningRequest:
     def _enter(self, stage: Name, cost_tokens: int) -> Work:
         """Begins a stage. Raises DeadlineExceeded if no time is left for it."""
         trace = self.timings.enter(stage)
-        self.call.check_deadline()
+        self.call.check_deadline(has_begun=stage is not Spans.PREPROCESS)
         if turn := self.admission.own_turn:
             return Work(trace, cost_tokens, turn.is_beyond_share, turn.weight, self.timings.held)
         return Work(trace, cost_tokens, self.is_copy, 1.0, self.timings.held)

@@ -38,6 +38,12 @@ def test_work_past_its_deadline_is_not_begun() -> None:
         Call(deadline_s=time.monotonic() - 1).check_deadline()
 
 
+def test_a_deadline_between_two_stages_is_not_said_to_be_before_the_work() -> None:
+    Call().check_deadline(has_begun=True)
+    with pytest.raises(DeadlineExceeded, match=r"^the deadline passed before the result was ready$"):
+        Call(deadline_s=time.monotonic() - 1).check_deadline(has_begun=True)
+
+
 def test_a_fault_is_logged_under_the_callers_trace_and_told_by_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
     call = Call(request_id="mine", trace=SpanContext(0xAB, 0xCD, is_sampled=False))
     with caplog.at_level(logging.ERROR, logger="neuronpipe"):

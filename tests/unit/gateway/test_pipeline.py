@@ -458,7 +458,7 @@ async def test_a_deadline_that_passes_between_two_stages_spares_the_next() -> No
             pass
         return await _tokenize(item)
 
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=r"^the deadline passed before the result was ready$"):
         await _pipeline(tokenize=tokenize, execute=_raising(AssertionError("called"))).infer(
             _request(), Call(deadline_s=deadline_s)
         )

@@ -31,7 +31,7 @@ class DecodingModel:
 
     def decode(self, item: PostprocessItem) -> Packed[TaskResult]:
         """Decodes the outputs of one input, on its lane."""
-        item.call.check_deadline()
+        item.call.check_deadline(has_begun=True)
         task = ANSWERED_TASKS[item.input.task or self.spec.task]
         self.spec.check_answers(task.name)
         annotations, outputs = item.annotations.arrays, item.outputs.arrays
