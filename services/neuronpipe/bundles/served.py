@@ -156,7 +156,12 @@ class ServedModels(Generic[ResourceT]):
     @property
     def announced(self) -> ProcessModels:
         """The models as the process announces them to gateways."""
-        return ProcessModels(self.keys, self.problems, self.unloaded, self.prepared)
+        return ProcessModels(self.keys, self.problems, self.unloaded, self.prepared, self.digests)
+
+    @property
+    def digests(self) -> Mapping[ModelKey, str]:
+        """The digests of the bundles of the models, and of their adapters."""
+        return {model.key: model.bundle.digest for model in (*self._models, *self.table)}
 
     def has(self, key: ModelKey) -> bool:
         return key in self.keys

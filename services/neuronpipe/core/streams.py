@@ -33,12 +33,24 @@ class ProcessModels:
     - `problems`: reasons why other models that should be ready are not.
     - `unloaded`: ready models that are loaded when an item for them arrives, and whether they are being loaded.
     - `prepared`: the progress of preparing each model.
+    - `digests`: the digests of the bundles of ready models, as far as they are known.
     """
 
     ready: frozenset[ModelKey] = frozenset()
     problems: Mapping[ModelKey, str] = field(default_factory=dict)
     unloaded: Mapping[ModelKey, bool] = field(default_factory=dict)
     prepared: Mapping[ModelKey, Preparation] = field(default_factory=dict)
+    digests: Mapping[ModelKey, str] = field(default_factory=dict)
+
+    def without(self, problems: Mapping[ModelKey, str]) -> "ProcessModels":
+        """Returns the models of the process without these models, which have problems."""
+        return ProcessModels(
+            self.ready - problems.keys(),
+            {**self.problems, **problems},
+            {key: is_loading for key, is_loading in self.unloaded.items() if key not in problems},
+            {key: preparation for key, preparation in self.prepared.items() if key not in problems},
+            self.digests,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,10 @@ class Stream(Protocol):
     @property
     def models(self) -> ProcessModels:
         """The models that the process announced first."""
+
+    @property
+    def address(self) -> str:
+        """The address of the process."""
 
     @property
     def retired(self) -> asyncio.Event:

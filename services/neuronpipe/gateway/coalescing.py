@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from neuronpipe.core import metrics
@@ -64,6 +64,8 @@ class Coalescer:
         self._is_reported = False
         # The models that items may be sent for; None until `need` says so.
         self.needed: frozenset[ModelKey] | None = None
+        # The digests of the gateway's bundles.
+        self.digests: Mapping[ModelKey, str] = {}
         self._watchers: list[Callable[[], None]] = []
 
     def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
@@ -129,6 +131,14 @@ class Coalescer:
         self.needed = keys
         for endpoint in self._endpoints:
             endpoint.wake()
+
+    def compare(self, digests: Mapping[ModelKey, str]) -> None:
+        """Sets the digests of the gateway's bundles. Endpoints get no items for a version whose bundle differs."""
+        if digests != self.digests:
+            self.digests = digests
+            for endpoint in self._endpoints:
+                endpoint.compare()
+            self.recount()
 
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then another endpoint gets the items without an outcome."""
@@ -266,15 +276,15 @@ class Coalescer:
 class _StageEndpoint:
     """The stream to one endpoint.
 
-    - `models`: the models that the process announced last.
+    - `models`: the models that the process announced last, without versions whose bundles are not the gateway's.
     - `accepted`: the models for which the endpoint gets items.
     - `cost_tokens`: the cost of its items in flight.
     - `is_free`: the endpoint waits for items to send, and new items wake it.
     """
 
     def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
-        self.models = stream.models
-        self.accepted = self.models.ready
+        self._announced = stream.models
+        self._differences: Mapping[ModelKey, str] = {}
         # The needed models that the process was last told.
         self._needed: frozenset[ModelKey] | None = None
         self.cost_tokens = 0
@@ -288,6 +298,27 @@ class _StageEndpoint:
         self.is_free = False
         self._is_woken = asyncio.Event()
         self._is_retired = False
+        self.compare()
+        self.accepted = self.models.ready
+
+    def compare(self) -> None:
+        """Compares the bundles of the process with the gateway's. Each new difference is logged."""
+        differences = {
+            key: f"{self._stream.address} has another bundle of this version: its digest is {digest[:16]}, the gateway "
+            f"has {self._coalescer.digests[key][:16]}"
+            for key, digest in self._announced.digests.items()
+            if digest != (self._coalescer.digests.get(key) or digest)
+        }
+        for (name, version), problem in sorted(differences.items() - self._differences.items()):
+            log_warning(
+                "a stage has another bundle of a version",
+                stage=self._coalescer.service,
+                model=name,
+                version=version,
+                problem=problem,
+            )
+        self._differences = differences
+        self.models = self._announced.without(differences) if differences else self._announced
 
     @property
     def has_suspect(self) -> bool:
@@ -393,7 +424,8 @@ class _StageEndpoint:
                 elif queued := self._in_flight.get(item_id):
                     queued.put(outcome)
             if response.models is not None:
-                self.models = response.models
+                self._announced = response.models
+                self.compare()
                 self._coalescer.recount()
             if response.kept_item_ids is not None:
                 self._is_retired = True

@@ -91,6 +91,7 @@ class VersionRouter:
         self._models = models
         self._far = far.values()
         self._stages: Sequence[StageModels] = [models, *near, *self._far]
+        self._digests: Mapping[ModelKey, str] = {}
         self._watchers: list[Callable[[], None]] = []
         live.watch(self._follow)
         for stage in self._stages:
@@ -162,6 +163,11 @@ class VersionRouter:
 
     def _update(self) -> None:
         """Sets the routes. Until a version is there, the former version keeps its aliases and shares."""
+        # A version that is being unloaded has left the table, and its last items may not have been sent.
+        digests = {**self._digests, **self._models.digests}
+        self._digests = {key: digest for key, digest in digests.items() if key.base in self._live.keys}
+        for stage in self._far:
+            stage.compare(self._digests)
         before = self._models.table.declared_routes
         self._models.route(
             {

@@ -185,7 +185,8 @@ class PostprocessCodec:
 def write_announcement(models: ProcessModels, max_message_bytes: int, announcement: Announcement) -> None:
     """Fills an empty announcement with the models and the message limit of a process."""
     announcement.max_message_bytes = max_message_bytes
-    write_models(models.ready, announcement)
+    for key in sorted(models.ready):
+        announcement.models.add(name=key.name, version=str(key.version), digest=models.digests.get(key, ""))
     for (name, version), problem in sorted(models.problems.items()):
         announcement.failed.add(name=name, version=str(version), problem=problem)
     for (name, version), is_loading in sorted(models.unloaded.items()):
@@ -194,7 +195,7 @@ def write_announcement(models: ProcessModels, max_message_bytes: int, announceme
         announcement.prepared.add(name=name, version=str(version), **asdict(preparation))
 
 
-def write_models(models: Iterable[ModelKey], message: Announcement | NeededModels) -> None:
+def write_models(models: Iterable[ModelKey], message: NeededModels) -> None:
     for model in sorted(models):
         message.models.add(name=model.name, version=str(model.version))
 
@@ -213,6 +214,7 @@ def read_announcement(announcement: Announcement) -> ProcessModels:
             key: Preparation(model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes)
             for key, model in _versions(announcement.prepared)
         },
+        digests={key: model.digest for key, model in _versions(announcement.models) if model.digest},
     )
 
 

@@ -45,9 +45,9 @@ _USUAL_ENDS = ("UNAVAILABLE", "CANCELLED")
 class StageStream:
     """A stream to one process of a stage; see core/streams.py."""
 
-    def __init__(self, rpc: StageRpc, call: ClientCall, first: Any, retired: asyncio.Event) -> None:
+    def __init__(self, rpc: StageRpc, call: ClientCall, first: Any, retired: asyncio.Event, address: str) -> None:
         """`first`: the first message, by which the process shows that it accepts items."""
-        self._rpc, self._call, self.retired = rpc, call, retired
+        self._rpc, self._call, self.retired, self.address = rpc, call, retired, address
         # The status with which the process ended the stream.
         self.end: CallEnd | None = None
         # `is_draining`: the process stops, and refuses new streams.
@@ -269,7 +269,7 @@ class _FollowedEndpoint:
         self._logged_reasons.clear()
         log("a stage's stream is open", rpc=self.rpc.path, address=self.address)
         self._retire_before()  # the new stream serves before the old stream can end
-        stream = StageStream(self.rpc, call, first, self._retired)
+        stream = StageStream(self.rpc, call, first, self._retired, self.address)
         try:
             async with run_beside(self._watch_connection(call, stream)):
                 await self.serve(stream)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,12 @@ async def test_a_model_that_was_opened_is_found_by_name_and_version() -> None:
     await models.open(_bundle("a", 2))
     assert [models.table.find("a", version).resource for version in ("1", "2", "")] == ["a/1", "a/2", "a/2"]
     assert models.keys == {ModelKey("a", 1), ModelKey("a", 2)}
+
+
+async def test_the_digests_of_bundles_are_announced() -> None:
+    models = ServedModels(_Loader().open)
+    await models.open(replace(_bundle("a"), digest="abc"))
+    assert models.announced.digests == {ModelKey("a", 1): "abc"}
 
 
 async def test_a_table_that_was_looked_at_does_not_change() -> None:

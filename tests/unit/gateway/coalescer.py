@@ -40,6 +40,7 @@ class Wire:
     """The stream to one endpoint, and the endpoint itself."""
 
     serving: "asyncio.Task[None]"
+    address = "ipv4:10.0.0.7:50051"
 
     def __init__(self, models: frozenset[ModelKey] = frozenset({MODEL})) -> None:
         self.models = ProcessModels(models)
@@ -106,6 +107,11 @@ class Wire:
     async def announce(self, *models: ModelKey) -> None:
         """Has these models from now on."""
         self._said.put_nowait(StageResponse(models=ProcessModels(frozenset(models))))
+        await settled()
+
+    async def announce_bundles(self, digests: Mapping[ModelKey, str]) -> None:
+        """Has the bundles with these digests from now on."""
+        self._said.put_nowait(StageResponse(models=ProcessModels(frozenset(digests), digests=digests)))
         await settled()
 
     async def fail_to_load(self, model: ModelKey, problem: str, *models: ModelKey) -> None:

@@ -388,6 +388,41 @@ async def test_an_endpoint_that_has_answered_may_take_its_time_over_the_items(
     assert await values([asked]) == [value("a")]
 
 
+async def test_an_endpoint_with_another_bundle_of_a_version_gets_no_items_for_it(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = ModelKey("other", 1)
+    first, second = await system.connect(), await system.connect()
+    system.coalescer.compare({MODEL: "a" * 64, other: "c" * 64})
+    for _ in range(2):
+        await first.announce_bundles({MODEL: "a" * 64})
+        await second.announce_bundles({MODEL: "b" * 64, other: "c" * 64})
+    await system.ask("a", "b")
+    await system.ask_for(other, "c")
+    assert (first.names, second.names) == ([["a", "b"]], [["c"]])
+    problem = (
+        "ipv4:10.0.0.7:50051 has another bundle of this version: its digest is bbbbbbbbbbbbbbbb, the gateway has "
+        "aaaaaaaaaaaaaaaa"
+    )
+    assert system.coalescer.problem_of(MODEL) == f"tokenizer: {problem}"
+    (record,) = caplog.records
+    assert record.message == "a stage has another bundle of a version"
+    fields = {"stage": "tokenizer", "model": "m", "version": 1, "problem": problem}
+    assert record.__dict__["fields"] == fields
+
+
+async def test_an_endpoint_gets_items_again_when_the_gateway_has_its_bundle(system: System) -> None:
+    system.coalescer.compare({MODEL: "a"})
+    wire = await system.connect()
+    await wire.announce_bundles({MODEL: "b"})
+    with pytest.raises(Unavailable, match="no process of the tokenizer service has model 'm' version 1"):
+        await system.coalescer.send(item("a"))
+    system.coalescer.compare({MODEL: "b"})
+    await system.ask("b")
+    assert wire.names == [["b"]]
+    assert system.coalescer.problem_of(MODEL) == ""
+
+
 async def test_the_first_endpoint_and_the_end_of_the_last_are_reported(system: System) -> None:
     assert system.reports == []
     first = await system.connect()

@@ -140,6 +140,33 @@ async def test_what_a_far_stage_cannot_load_is_told_and_changes_no_route(gateway
     await happens(lambda: other.needed[-1] == {_M2})
 
 
+async def test_a_far_stage_with_another_bundle_of_a_version_does_not_have_the_version(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.make_stable(2)
+    await happens(lambda: _M2 in gateway.catalog.models.keys)
+    digests = dict(gateway.catalog.models.digests)
+    await wire.announce_bundles({**digests, _M2: "b" * 64})
+    state, problem = gateway.state(2)
+    assert state == VersionState.VERSION_STATE_FAILED
+    assert problem.startswith("tokenizer: ipv4:10.0.0.7:50051 has another bundle of this version")
+    assert gateway.answers() == 1
+    await wire.announce_bundles(digests)
+    assert gateway.state(2) == (VersionState.VERSION_STATE_READY, "")
+    assert gateway.answers() == 2
+
+
+async def test_the_last_items_of_a_version_that_drains_go_to_no_other_bundle(gateway: _Gateway) -> None:
+    wire = await gateway.system.connect(_M1)
+    gateway.make_stable(2)
+    await happens(lambda: _M2 in gateway.catalog.models.keys)
+    with gateway.catalog.models.table.find("m", "1"):  # a request is still running
+        await wire.announce(_M1, _M2)
+        await happens(lambda: gateway.state(1)[0] == VersionState.VERSION_STATE_DRAINING)
+        await wire.announce_bundles({_M1: "b" * 64, _M2: gateway.catalog.models.digests[_M2]})
+        assert not gateway.system.coalescer.has(_M1)
+    await happens(lambda: _M1 not in gateway.system.coalescer.digests)
+
+
 async def test_what_a_near_stage_cannot_load_is_told_and_changes_no_route(gateway: _Gateway) -> None:
     await gateway.system.connect(_M1, _M2)
     gateway.failing = {_M2}

@@ -22,8 +22,9 @@ from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, TokenizeItem, Work
 from neuronpipe.core.packed import TensorSets, pack_input, pack_result
+from neuronpipe.core.streams import Preparation, ProcessModels
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec
+from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec, read_announcement, write_announcement
 
 _MODEL = ModelKey("m", 3)
 _INPUT = TaskInput(question_answering=QuestionAnsweringInput(question="who?", context="nobody"))
@@ -142,3 +143,17 @@ def test_an_item_without_time_left_is_not_written() -> None:
 def test_an_item_for_no_version_is_not_read() -> None:
     with pytest.raises(ModelNotFound):
         ExecuteCodec().read_item(wire.ExecuteItem(model="m", version="newest"))
+
+
+def test_an_announcement_is_read_as_it_was_written() -> None:
+    unloaded, failed = ModelKey("m", 4), ModelKey("m", 5)
+    models = ProcessModels(
+        ready=frozenset({_MODEL, unloaded}),
+        problems={failed: "no room"},
+        unloaded={unloaded: True},
+        prepared={_MODEL: Preparation(4, 3, 2, 1)},
+        digests={_MODEL: "abc"},
+    )
+    announcement = stages_pb2.Announcement()
+    write_announcement(models, 1000, announcement)
+    assert read_announcement(announcement) == models

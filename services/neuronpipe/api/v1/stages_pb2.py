@@ -28,7 +28,7 @@ from neuronpipe.api.v1 import tasks_pb2 as neuronpipe_dot_api_dot_v1_dot_tasks__
 from neuronpipe.api.v1 import tensors_pb2 as neuronpipe_dot_api_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/stages.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\x1a\x1fneuronpipe/api/v1/tensors.proto\"\x83\x02\n\x0bItemContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x12\n\ntracestate\x18\x03 \x01(\t\x12\x14\n\x0cremaining_ns\x18\x04 \x01(\x04\x12\x0f\n\x07item_id\x18\x05 \x01(\x04\x12-\n\x08priority\x18\x06 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x13\n\x0b\x63ost_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\x12\x17\n\x0fis_beyond_share\x18\t \x01(\x08\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0e\n\x06weight\x18\x0b \x01(\x02\"\xf1\x01\n\x0c\x41nnouncement\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\x04\x12.\n\x06\x66\x61iled\x18\x03 \x03(\x0b\x32\x1e.neuronpipe.api.v1.FailedModel\x12\x32\n\x08unloaded\x18\x04 \x03(\x0b\x32 .neuronpipe.api.v1.UnloadedModel\x12\x32\n\x08prepared\x18\x05 \x03(\x0b\x32 .neuronpipe.api.v1.PreparedModel\"\x83\x01\n\rPreparedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06shapes\x18\x03 \x01(\r\x12\x14\n\x0cshapes_ready\x18\x04 \x01(\r\x12\x13\n\x0blone_graphs\x18\x05 \x01(\r\x12\x18\n\x10lone_graph_bytes\x18\x06 \x01(\x04\"B\n\rUnloadedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_loading\x18\x03 \x01(\x08\"=\n\x0b\x46\x61iledModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\">\n\x0cNeededModels\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\",\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x1c\n\x08\x44raining\x12\x10\n\x08item_ids\x18\x01 \x03(\x04\"\x8e\x01\n\x0fTokenizeRequest\x12.\n\x05items\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\x8c\x01\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\"\xae\x01\n\x10TokenizeResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0fTokenizeOutcome\x12\x32\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xd2\x01\n\x0c\x45ncodedInput\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x31\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"\x8c\x01\n\x0e\x45xecuteRequest\x12-\n\x05items\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\xd8\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12/\n\tsequences\x18\x04 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x35\n\x07options\x18\x05 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationOptions\x12\x10\n\x08sequence\x18\x06 \x01(\r\"\xac\x01\n\x0f\x45xecuteResponse\x12\x33\n\x08outcomes\x18\x01 \x03(\x0b\x32!.neuronpipe.api.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\xba\x01\n\x0e\x45xecuteOutcome\x12\x33\n\nprediction\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x32\n\nnew_tokens\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.NewTokensH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\x9d\x01\n\tNewTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x07\x66igures\x18\x02 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\x12\x32\n\x08logprobs\x18\x03 \x03(\x0b\x32 .neuronpipe.api.v1.TokenLogprobs\x12\x12\n\nis_waiting\x18\x04 \x01(\x08\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xdd\x01\n\nPrediction\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x38\n\ngeneration\x18\x07 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\"\x8a\x01\n\x11GenerationFigures\x12\x12\n\nprefill_ns\x18\x01 \x01(\x04\x12\x11\n\tdecode_ns\x18\x02 \x01(\x04\x12\x16\n\x0elongest_gap_ns\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x10\n\x08queue_ns\x18\x06 \x01(\x04\"\x94\x01\n\x12PostprocessRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\xf1\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12\x31\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12-\n\x07outputs\x18\x06 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xb4\x01\n\x13PostprocessResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.api.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x12PostprocessOutcome\x12/\n\x06result\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResultH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome2k\n\x10TokenizerService\x12W\n\x08Tokenize\x12\".neuronpipe.api.v1.TokenizeRequest\x1a#.neuronpipe.api.v1.TokenizeResponse(\x01\x30\x01\x32m\n\x15NeuronExecutorService\x12T\n\x07\x45xecute\x12!.neuronpipe.api.v1.ExecuteRequest\x1a\".neuronpipe.api.v1.ExecuteResponse(\x01\x30\x01\x32x\n\x14PostprocessorService\x12`\n\x0bPostprocess\x12%.neuronpipe.api.v1.PostprocessRequest\x1a&.neuronpipe.api.v1.PostprocessResponse(\x01\x30\x01\x42@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eneuronpipe/api/v1/stages.proto\x12\x11neuronpipe.api.v1\x1a\x17google/rpc/status.proto\x1a!neuronpipe/api/v1/inference.proto\x1a\x1dneuronpipe/api/v1/tasks.proto\x1a\x1fneuronpipe/api/v1/tensors.proto\"\x83\x02\n\x0bItemContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12\x12\n\ntracestate\x18\x03 \x01(\t\x12\x14\n\x0cremaining_ns\x18\x04 \x01(\x04\x12\x0f\n\x07item_id\x18\x05 \x01(\x04\x12-\n\x08priority\x18\x06 \x01(\x0e\x32\x1b.neuronpipe.api.v1.Priority\x12\x13\n\x0b\x63ost_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x08 \x01(\t\x12\x17\n\x0fis_beyond_share\x18\t \x01(\x08\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x0e\n\x06weight\x18\x0b \x01(\x02\"\xf1\x01\n\x0c\x41nnouncement\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\x04\x12.\n\x06\x66\x61iled\x18\x03 \x03(\x0b\x32\x1e.neuronpipe.api.v1.FailedModel\x12\x32\n\x08unloaded\x18\x04 \x03(\x0b\x32 .neuronpipe.api.v1.UnloadedModel\x12\x32\n\x08prepared\x18\x05 \x03(\x0b\x32 .neuronpipe.api.v1.PreparedModel\"\x83\x01\n\rPreparedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06shapes\x18\x03 \x01(\r\x12\x14\n\x0cshapes_ready\x18\x04 \x01(\r\x12\x13\n\x0blone_graphs\x18\x05 \x01(\r\x12\x18\n\x10lone_graph_bytes\x18\x06 \x01(\x04\"B\n\rUnloadedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nis_loading\x18\x03 \x01(\x08\"=\n\x0b\x46\x61iledModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\">\n\x0cNeededModels\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ServedModel\"<\n\x0bServedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x1c\n\x08\x44raining\x12\x10\n\x08item_ids\x18\x01 \x03(\x04\"\x8e\x01\n\x0fTokenizeRequest\x12.\n\x05items\x18\x01 \x03(\x0b\x32\x1f.neuronpipe.api.v1.TokenizeItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\x8c\x01\n\x0cTokenizeItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\"\xae\x01\n\x10TokenizeResponse\x12\x34\n\x08outcomes\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.TokenizeOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x0fTokenizeOutcome\x12\x32\n\x07\x65ncoded\x18\x01 \x01(\x0b\x32\x1f.neuronpipe.api.v1.EncodedInputH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\xd2\x01\n\x0c\x45ncodedInput\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x31\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x18\n\x10truncated_tokens\x18\x04 \x01(\r\x12\x34\n\x0btoken_cache\x18\x05 \x01(\x0e\x32\x1f.neuronpipe.api.v1.CacheOutcome\"\x8c\x01\n\x0e\x45xecuteRequest\x12-\n\x05items\x18\x01 \x03(\x0b\x32\x1e.neuronpipe.api.v1.ExecuteItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\xd8\x01\n\x0b\x45xecuteItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12/\n\tsequences\x18\x04 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x35\n\x07options\x18\x05 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationOptions\x12\x10\n\x08sequence\x18\x06 \x01(\r\"\xac\x01\n\x0f\x45xecuteResponse\x12\x33\n\x08outcomes\x18\x01 \x03(\x0b\x32!.neuronpipe.api.v1.ExecuteOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\xba\x01\n\x0e\x45xecuteOutcome\x12\x33\n\nprediction\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.PredictionH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x32\n\nnew_tokens\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.NewTokensH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome\"\x9d\x01\n\tNewTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x07\x66igures\x18\x02 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\x12\x32\n\x08logprobs\x18\x03 \x03(\x0b\x32 .neuronpipe.api.v1.TokenLogprobs\x12\x12\n\nis_waiting\x18\x04 \x01(\x08\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xdd\x01\n\nPrediction\x12-\n\x07outputs\x18\x01 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12\x10\n\x08queue_ns\x18\x02 \x01(\x04\x12\x12\n\ncompute_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x15\n\rbucket_tokens\x18\x05 \x01(\r\x12\x15\n\rpadded_tokens\x18\x06 \x01(\r\x12\x38\n\ngeneration\x18\x07 \x01(\x0b\x32$.neuronpipe.api.v1.GenerationFigures\"\x8a\x01\n\x11GenerationFigures\x12\x12\n\nprefill_ns\x18\x01 \x01(\x04\x12\x11\n\tdecode_ns\x18\x02 \x01(\x04\x12\x16\n\x0elongest_gap_ns\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x10\n\x08queue_ns\x18\x06 \x01(\x04\"\x94\x01\n\x12PostprocessRequest\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".neuronpipe.api.v1.PostprocessItem\x12\x1a\n\x12\x61\x62\x61ndoned_item_ids\x18\x02 \x03(\x04\x12/\n\x06needed\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.NeededModels\"\xf1\x01\n\x0fPostprocessItem\x12/\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1e.neuronpipe.api.v1.ItemContext\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x05input\x18\x04 \x01(\x0b\x32\x1c.neuronpipe.api.v1.TaskInput\x12\x31\n\x0b\x61nnotations\x18\x05 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\x12-\n\x07outputs\x18\x06 \x03(\x0b\x32\x1c.neuronpipe.api.v1.TensorSet\"\xb4\x01\n\x13PostprocessResponse\x12\x37\n\x08outcomes\x18\x01 \x03(\x0b\x32%.neuronpipe.api.v1.PostprocessOutcome\x12-\n\x08\x64raining\x18\x02 \x01(\x0b\x32\x1b.neuronpipe.api.v1.Draining\x12\x35\n\x0c\x61nnouncement\x18\x03 \x01(\x0b\x32\x1f.neuronpipe.api.v1.Announcement\"\x86\x01\n\x12PostprocessOutcome\x12/\n\x06result\x18\x01 \x01(\x0b\x32\x1d.neuronpipe.api.v1.TaskResultH\x00\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.google.rpc.StatusH\x00\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x42\t\n\x07outcome2k\n\x10TokenizerService\x12W\n\x08Tokenize\x12\".neuronpipe.api.v1.TokenizeRequest\x1a#.neuronpipe.api.v1.TokenizeResponse(\x01\x30\x01\x32m\n\x15NeuronExecutorService\x12T\n\x07\x45xecute\x12!.neuronpipe.api.v1.ExecuteRequest\x1a\".neuronpipe.api.v1.ExecuteResponse(\x01\x30\x01\x32x\n\x14PostprocessorService\x12`\n\x0bPostprocess\x12%.neuronpipe.api.v1.PostprocessRequest\x1a&.neuronpipe.api.v1.PostprocessResponse(\x01\x30\x01\x42@\n\x11neuronpipe.api.v1P\x01Z)neuronpipe.example/go/api/v1;neuronpipev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,47 +49,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NEEDEDMODELS']._serialized_start=948
   _globals['_NEEDEDMODELS']._serialized_end=1010
   _globals['_SERVEDMODEL']._serialized_start=1012
-  _globals['_SERVEDMODEL']._serialized_end=1056
-  _globals['_DRAINING']._serialized_start=1058
-  _globals['_DRAINING']._serialized_end=1086
-  _globals['_TOKENIZEREQUEST']._serialized_start=1089
-  _globals['_TOKENIZEREQUEST']._serialized_end=1231
-  _globals['_TOKENIZEITEM']._serialized_start=1234
-  _globals['_TOKENIZEITEM']._serialized_end=1374
-  _globals['_TOKENIZERESPONSE']._serialized_start=1377
-  _globals['_TOKENIZERESPONSE']._serialized_end=1551
-  _globals['_TOKENIZEOUTCOME']._serialized_start=1554
-  _globals['_TOKENIZEOUTCOME']._serialized_end=1688
-  _globals['_ENCODEDINPUT']._serialized_start=1691
-  _globals['_ENCODEDINPUT']._serialized_end=1901
-  _globals['_EXECUTEREQUEST']._serialized_start=1904
-  _globals['_EXECUTEREQUEST']._serialized_end=2044
-  _globals['_EXECUTEITEM']._serialized_start=2047
-  _globals['_EXECUTEITEM']._serialized_end=2263
-  _globals['_EXECUTERESPONSE']._serialized_start=2266
-  _globals['_EXECUTERESPONSE']._serialized_end=2438
-  _globals['_EXECUTEOUTCOME']._serialized_start=2441
-  _globals['_EXECUTEOUTCOME']._serialized_end=2627
-  _globals['_NEWTOKENS']._serialized_start=2630
-  _globals['_NEWTOKENS']._serialized_end=2787
-  _globals['_TOKENLOGPROBS']._serialized_start=2789
-  _globals['_TOKENLOGPROBS']._serialized_end=2866
-  _globals['_PREDICTION']._serialized_start=2869
-  _globals['_PREDICTION']._serialized_end=3090
-  _globals['_GENERATIONFIGURES']._serialized_start=3093
-  _globals['_GENERATIONFIGURES']._serialized_end=3231
-  _globals['_POSTPROCESSREQUEST']._serialized_start=3234
-  _globals['_POSTPROCESSREQUEST']._serialized_end=3382
-  _globals['_POSTPROCESSITEM']._serialized_start=3385
-  _globals['_POSTPROCESSITEM']._serialized_end=3626
-  _globals['_POSTPROCESSRESPONSE']._serialized_start=3629
-  _globals['_POSTPROCESSRESPONSE']._serialized_end=3809
-  _globals['_POSTPROCESSOUTCOME']._serialized_start=3812
-  _globals['_POSTPROCESSOUTCOME']._serialized_end=3946
-  _globals['_TOKENIZERSERVICE']._serialized_start=3948
-  _globals['_TOKENIZERSERVICE']._serialized_end=4055
-  _globals['_NEURONEXECUTORSERVICE']._serialized_start=4057
-  _globals['_NEURONEXECUTORSERVICE']._serialized_end=4166
-  _globals['_POSTPROCESSORSERVICE']._serialized_start=4168
-  _globals['_POSTPROCESSORSERVICE']._serialized_end=4288
+  _globals['_SERVEDMODEL']._serialized_end=1072
+  _globals['_DRAINING']._serialized_start=1074
+  _globals['_DRAINING']._serialized_end=1102
+  _globals['_TOKENIZEREQUEST']._serialized_start=1105
+  _globals['_TOKENIZEREQUEST']._serialized_end=1247
+  _globals['_TOKENIZEITEM']._serialized_start=1250
+  _globals['_TOKENIZEITEM']._serialized_end=1390
+  _globals['_TOKENIZERESPONSE']._serialized_start=1393
+  _globals['_TOKENIZERESPONSE']._serialized_end=1567
+  _globals['_TOKENIZEOUTCOME']._serialized_start=1570
+  _globals['_TOKENIZEOUTCOME']._serialized_end=1704
+  _globals['_ENCODEDINPUT']._serialized_start=1707
+  _globals['_ENCODEDINPUT']._serialized_end=1917
+  _globals['_EXECUTEREQUEST']._serialized_start=1920
+  _globals['_EXECUTEREQUEST']._serialized_end=2060
+  _globals['_EXECUTEITEM']._serialized_start=2063
+  _globals['_EXECUTEITEM']._serialized_end=2279
+  _globals['_EXECUTERESPONSE']._serialized_start=2282
+  _globals['_EXECUTERESPONSE']._serialized_end=2454
+  _globals['_EXECUTEOUTCOME']._serialized_start=2457
+  _globals['_EXECUTEOUTCOME']._serialized_end=2643
+  _globals['_NEWTOKENS']._serialized_start=2646
+  _globals['_NEWTOKENS']._serialized_end=2803
+  _globals['_TOKENLOGPROBS']._serialized_start=2805
+  _globals['_TOKENLOGPROBS']._serialized_end=2882
+  _globals['_PREDICTION']._serialized_start=2885
+  _globals['_PREDICTION']._serialized_end=3106
+  _globals['_GENERATIONFIGURES']._serialized_start=3109
+  _globals['_GENERATIONFIGURES']._serialized_end=3247
+  _globals['_POSTPROCESSREQUEST']._serialized_start=3250
+  _globals['_POSTPROCESSREQUEST']._serialized_end=3398
+  _globals['_POSTPROCESSITEM']._serialized_start=3401
+  _globals['_POSTPROCESSITEM']._serialized_end=3642
+  _globals['_POSTPROCESSRESPONSE']._serialized_start=3645
+  _globals['_POSTPROCESSRESPONSE']._serialized_end=3825
+  _globals['_POSTPROCESSOUTCOME']._serialized_start=3828
+  _globals['_POSTPROCESSOUTCOME']._serialized_end=3962
+  _globals['_TOKENIZERSERVICE']._serialized_start=3964
+  _globals['_TOKENIZERSERVICE']._serialized_end=4071
+  _globals['_NEURONEXECUTORSERVICE']._serialized_start=4073
+  _globals['_NEURONEXECUTORSERVICE']._serialized_end=4182
+  _globals['_POSTPROCESSORSERVICE']._serialized_start=4184
+  _globals['_POSTPROCESSORSERVICE']._serialized_end=4304
 # @@protoc_insertion_point(module_scope)
