@@ -140,13 +140,13 @@ class GatewayRegistry:
 
         from neuronpipe.api.v1.registry_pb2_grpc import RegistryServiceStub
         from neuronpipe.bundles.registry import Registry
-        from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
+        from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata, undamaged
 
         key = key_metadata(target=self._target, is_encrypted=self._tls is not None)
         connection = ServiceConnection(self._target, RegistryServiceStub, tls=self._tls)
         try:
             with connection.use() as stub:
-                answer = await ask(stub, timeout=_LIMIT_S, metadata=key)
+                answer = undamaged(await ask(stub, timeout=_LIMIT_S, metadata=key))
         except grpc.aio.AioRpcError as failure:
             if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise SetupError(f"--target {self._target}: the gateway runs without --registry-service") from failure

@@ -1,15 +1,17 @@
 """The shell side of commands: the parser, completion, values that stand for files, tables, signals."""
 
 import argparse
+import asyncio
 import contextlib
 import difflib
 import inspect
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from neuronpipe.cli.examples import example_command
 from neuronpipe.core.errors import SetupError
@@ -214,11 +216,67 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
+_Handler: TypeAlias = Callable[[int, FrameType | None], object]
+_IGNORED_SIGNAL = 2
+
+
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an exception in the block, which then cleans up. The exit code is as shells expect."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """Turns SIGTERM into an exception in the block, which then cleans up. The exit code is as shells expect.
+
+    The second SIGTERM or Ctrl-C is ignored, because wrappers and impatient users send two within milliseconds, and the
+    block is still cleaning up. From the third signal on, each raises again: it ends a clean-up that hangs.
+    """
+    with _handling_signals(_raise_signal):
+        yield
+
+
+async def ended_by_signals(work: Awaitable[KindT]) -> KindT:
+    """Returns the result of `work`, which the first SIGTERM or Ctrl-C cancels; then raises as ending_on_sigterm does.
+
+    An exception that a handler raises on an event loop can be lost in a callback.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            _raise_signal(number, frame)
+        elif task:
+            loop.call_soon_threadsafe(task.cancel)
+
+    with _handling_signals(end):
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if received:
+                _raise_signal(received[0], None)
+            raise
+
+
+def _raise_signal(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+@contextlib.contextmanager
+def _handling_signals(end: _Handler) -> Iterator[None]:
+    """Calls `end` for SIGTERM and Ctrl-C in the block, but not for the second signal."""
+    count = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count != _IGNORED_SIGNAL:
+            end(number, frame)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handle)}
+    if callable(signal.getsignal(signal.SIGINT)):  # a command in the background of a shell ignores Ctrl-C
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -12,7 +12,7 @@ from neuronpipe.cli.bundle import add_trusted_keys
 from neuronpipe.cli.repository import folder
 from neuronpipe.cli.request import add_key, add_tls, parse_target, parse_timeout_s, tls_files
 from neuronpipe.cli.serve import event_loop
-from neuronpipe.cli.terminal import ending_on_sigterm, made, option, print_table, say
+from neuronpipe.cli.terminal import ended_by_signals, ending_on_sigterm, made, option, print_table, say
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.task_inputs import NEEDED
 
@@ -106,7 +106,8 @@ def _run(options: argparse.Namespace) -> "TransformReport":
     # As in services (docs/decisions/0002).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with ending_on_sigterm(), asyncio.Runner(loop_factory=event_loop) as runner:
-        return runner.run(_run_far(options, request) if options.target else _run_near(options, request))
+        work = _run_far(options, request) if options.target else _run_near(options, request)
+        return runner.run(ended_by_signals(work))
 
 
 async def _run_far(options: argparse.Namespace, request: "TransformRequest") -> "TransformReport":

@@ -28,11 +28,11 @@ from neuronpipe.client.jobs import AsyncJob, JobStatus
 from neuronpipe.client.task_call import Messages, TaskCall, ValueT, generation_request
 from neuronpipe.client.task_methods import TaskMethods
 from neuronpipe.core.addresses import check_target
-from neuronpipe.core.errors import SetupError
+from neuronpipe.core.errors import InternalError, SetupError
 from neuronpipe.core.generation_options import GenerationFields
 from neuronpipe.core.names import ROUTE_KEY
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
+from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata, undamaged
 
 if TYPE_CHECKING:  # the types of stubs of a grpc.aio channel
     from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -164,7 +164,7 @@ class AsyncClient(TaskMethods):
             sending = asyncio.create_task(_send(requests, call))
             try:
                 async for response in call:
-                    yield response
+                    yield undamaged(response)
             except (asyncio.CancelledError, grpc.aio.AioRpcError) as failure:
                 if sending.done() and not sending.cancelled() and (fault := sending.exception()):
                     raise fault from None
@@ -207,13 +207,20 @@ class AsyncClient(TaskMethods):
     async def stream(
         self, request: InferRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerateResponse, None]:
-        """Generates as `generate` does, for a request of any task that generates."""
+        """Generates as `generate` does, for a request of any task that generates.
+
+        Raises InternalError if the answer ends before the whole text has come.
+        """
         with self._connection.use() as stubs:
             deadline_s = self._deadline_s(timeout_s)
             call = stubs.inference.Generate(request, timeout=deadline_s, metadata=self._metadata)
+            is_whole = False
             try:
                 async for response in call:
+                    is_whole = undamaged(response).HasField("response")
                     yield response
+                if not is_whole:
+                    raise InternalError("the server's answer ended before the whole text came")
             except grpc.aio.AioRpcError as failure:
                 raise error_of(failure, call.time_remaining()) from failure
             finally:
@@ -288,7 +295,7 @@ class AsyncClient(TaskMethods):
         with self._connection.use() as stubs:
             call = method(stubs)(message, timeout=self._deadline_s(timeout_s), metadata=self._metadata)
             try:
-                return await call
+                return undamaged(await call)
             except grpc.aio.AioRpcError as failure:
                 raise error_of(failure, call.time_remaining()) from failure
 

@@ -27,7 +27,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TextSpan,
     Truncation,
 )
-from neuronpipe.core.errors import InvalidInput
+from neuronpipe.core.errors import InternalError, InvalidInput
 from neuronpipe.core.generation_options import message_fields
 from neuronpipe.core.tensors import float_bytes
 
@@ -102,6 +102,9 @@ class TaskMethod(Generic[P, ValueT]):
         return call
 
     def _value(self, result: TaskResult) -> Any:
+        """Raises InternalError for the result of another task."""
+        if result.WhichOneof("task") != self._task:
+            raise InternalError(f"the server's answer is not a result of {self._task.replace('_', '-')}")
         return self._read(getattr(result, self._task))
 
     def _request(self, fields: dict[str, Any], priority: "Priority.ValueType") -> InferRequest:

@@ -349,6 +349,13 @@ class Promotion:
             return
         why = str(reason) if isinstance(reason, GuardFailed | SetupError | NeuronpipeError) else "interrupted"
         try:
+            self._put_back(why)
+        except (KeyboardInterrupt, SystemExit):  # a signal; the reason was an error
+            self._put_back(why)
+            raise
+
+    def _put_back(self, why: str) -> None:
+        try:
             self._set(self._routings[0], f"promote {self._plan.target}: moved back", why)
         except _Changed:
             self._tell("another author changed the routing meanwhile; it is left so")

@@ -19,7 +19,7 @@ from neuronpipe.core.errors import NeuronpipeError, SetupError
 from neuronpipe.core.names import TRACEPARENT, Attributes, Events, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, watched_tls
-from neuronpipe.rpc.client import error_of, key_metadata, open_channel
+from neuronpipe.rpc.client import error_of, key_metadata, open_channel, undamaged
 
 _TRACES_LIMIT_S = 10.0
 
@@ -88,7 +88,7 @@ async def _find_trace(
         if error.code() == grpc.StatusCode.UNIMPLEMENTED:
             raise SetupError("the gateway keeps no traces; start it, and its stages, with --kept-traces 100") from error
         raise error_of(error) from error
-    spans: dict[str, Any] = json.loads(response.otlp_json)
+    spans: dict[str, Any] = json.loads(undamaged(response).otlp_json)
     return spans
 
 

@@ -5,15 +5,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.wrappers_pb2 import StringValue, UInt32Value
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.addresses import is_loopback, unix_path
-from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, SetupError, Unavailable
+from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import STAGES
 from neuronpipe.core.status import from_status
@@ -77,12 +78,23 @@ def error_of(failure: grpc.aio.AioRpcError, remaining_s: float | None = None) ->
     """
     for key, value in failure.trailing_metadata() or ():
         if key == STATUS_DETAILS and isinstance(value, bytes):
-            return from_status(Status.FromString(value))
+            with suppress(DecodeError):  # damaged details: the status counts
+                return from_status(Status.FromString(value))
     if failure.code() is grpc.StatusCode.CANCELLED:  # by the server: a caller that cancels sees asyncio.CancelledError
         if remaining_s is not None and remaining_s < _DEADLINE_SLACK_S:
             return DeadlineExceeded("the deadline passed before the result was ready")
         return Unavailable("the server ended the call: it is overloaded, or stops")
     return from_status(Status(code=failure.code().value[0], message=failure.details() or failure.code().name))
+
+
+ResponseT = TypeVar("ResponseT")
+
+
+def undamaged(response: ResponseT | None) -> ResponseT:
+    """Returns a response. Raises InternalError for None, with which gRPC represents bytes that it cannot parse."""
+    if response is None:
+        raise InternalError("the server's answer is damaged")
+    return response
 
 
 StubsT = TypeVar("StubsT")

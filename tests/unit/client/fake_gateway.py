@@ -1,7 +1,7 @@
 """A gateway that answers streams at once and everything else when it is let."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -27,7 +27,9 @@ from neuronpipe.api.v1.tasks_pb2 import TaskResult
 
 
 class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
-    """Infer, which answers with `result`, and InferBatch hold their calls until `answering` is set.
+    """Infer and InferBatch hold their calls until `answering` is set.
+
+    Infer answers with `result`, or with an empty result of the request's task if `result` is of another task.
 
     A stream gets the `outcomes`, one for each request, the last one first.
 
@@ -49,7 +51,11 @@ class FakeGateway(InferenceServiceServicer, ModelServiceServicer):
         self.requests.append(request)
         self.has_begun.set()
         self.answering.wait(30)
-        return InferResponse(model=request.model, result=self.result, timings=self.timings)
+        result, task = self.result, request.input.WhichOneof("task")
+        if task and not result.HasField(task):
+            result = TaskResult()
+            getattr(result, task).SetInParent()
+        return InferResponse(model=request.model, result=result, timings=self.timings)
 
     def ListModels(self, request: ListModelsRequest, context: grpc.ServicerContext) -> ListModelsResponse:
         return ListModelsResponse(models=self.models)
@@ -93,6 +99,28 @@ class _Health(grpc.GenericRpcHandler):
         context.add_callback(has_ended.set)
         yield b"\x08\x01"  # HealthCheckResponse(status=SERVING)
         has_ended.wait()
+
+
+@contextmanager
+def byte_gateway(messages: Sequence[bytes]) -> Iterator[str]:
+    """Runs a server that answers every call with these bytes and OK. Yields its target."""
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            if "Stream" in handler_call_details.method:
+                return grpc.stream_stream_rpc_method_handler(lambda requests, context: iter(messages))
+            if "Generate" in handler_call_details.method:
+                return grpc.unary_stream_rpc_method_handler(lambda request, context: iter(messages))
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: messages[0])
+
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, handlers=[_Health(), Handler()])
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(0).wait()
 
 
 @contextmanager

@@ -225,6 +225,25 @@ def test_an_interrupt_while_a_step_is_written_moves_it_back(system: System) -> N
     assert system.routing == system.before
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_a_failed_version_is_moved_back_does_not_stop_that(
+    system: System, interrupt: type[BaseException]
+) -> None:
+    change, interrupts = system.change, [interrupt]
+
+    def interrupted(operation: Operation, signed: Signed) -> Registry:
+        if system.routing.route.get("canary") and interrupts:
+            raise interrupts.pop()
+        return change(operation, signed)
+
+    system.change = interrupted  # type: ignore[method-assign]
+    system.gateways[0].failing = 0.5
+    with pytest.raises(interrupt):
+        system.promote()
+    assert system.routing == system.before
+    assert "of the requests fail" in system.registry.history[-1].action
+
+
 def test_what_somebody_else_changed_is_left(system: System) -> None:
     def reroute() -> None:
         system.registry = system.registry.reroute("m", {"stable": 1, "canary": 2}, _SIGNED)

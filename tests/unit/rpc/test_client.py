@@ -2,7 +2,9 @@
 
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2
+from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.errors import (
     DeadlineExceeded,
@@ -15,6 +17,12 @@ from neuronpipe.core.errors import (
 from neuronpipe.core.status import to_status
 from neuronpipe.rpc.client import error_of
 from tests.unit.every_error import EVERY_ERROR
+
+_STATUS_WITH_DAMAGED_DETAIL = Status(
+    code=code_pb2.RESOURCE_EXHAUSTED,
+    message="full",
+    details=[AnyMessage(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff" * 9)],
+).SerializeToString()
 
 
 def _failure(code: grpc.StatusCode, message: str, *trailers: tuple[str, str | bytes]) -> grpc.aio.AioRpcError:
@@ -45,6 +53,13 @@ def test_a_failure_that_grpc_found_itself_is_the_error_of_its_code(
 ) -> None:
     error = error_of(_failure(code, "socket closed"))
     assert (type(error), error.message) == (kind, "socket closed")
+
+
+@pytest.mark.parametrize("details", [b"\xff" * 9, _STATUS_WITH_DAMAGED_DETAIL], ids=["status", "detail"])
+def test_damaged_details_leave_the_status(details: bytes) -> None:
+    failure = _failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", ("grpc-status-details-bin", details))
+    error = error_of(failure)
+    assert (type(error), error.message) == (Overloaded, "full")
 
 
 def test_a_call_that_the_server_cut_off_may_be_repeated() -> None:

@@ -17,7 +17,7 @@ from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.tls import TlsFiles
-from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata
+from neuronpipe.rpc.client import ServiceConnection, error_of, key_metadata, undamaged
 
 ResultT = TypeVar("ResultT")
 
@@ -105,6 +105,7 @@ class BulkGateway:
         ends_s = time.monotonic() + limit_s
         with self._connection.use() as stub:
             try:
-                return InferOutcome(response=await stub.Infer(request, timeout=limit_s, metadata=metadata))
+                response = await stub.Infer(request, timeout=limit_s, metadata=metadata)
+                return InferOutcome(response=undamaged(response))
             except grpc.aio.AioRpcError as failure:
                 raise error_of(failure, ends_s - time.monotonic()) from failure

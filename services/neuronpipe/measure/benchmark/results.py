@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +116,13 @@ class Results:
     def is_complete(self) -> bool:
         """Whether each planned cell has samples or a reason."""
         return len(self.cells) >= self.planned
+
+
+def check_folder(folder: Path) -> None:
+    """Makes the folder of a run. Raises SetupError if files cannot be written there."""
+    with reporting_os_errors(f"{folder}: cannot be written", "; see --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def write_results(results: Results, folder: Path) -> None:

@@ -21,6 +21,7 @@ from neuronpipe.measure.benchmark.results import (
     CellResult,
     Results,
     cell_result,
+    check_folder,
     read_results,
     write_results,
 )
@@ -133,12 +134,16 @@ class BenchmarkRun:
         self._left = [cell for cell in request.matrix.cells if cell not in done]
 
     def run(self) -> Results:
-        """Measures the remaining cells. Raises SetupError if the matrix would take longer than allowed."""
+        """Measures the remaining cells.
+
+        Raises SetupError before that if the matrix would take longer than allowed, or the folder cannot be written to.
+        """
         if not self._left:
             return self.results
         self._estimate = Estimate(self._request.matrix, self._request.effort, operations_per_s())
         self._check_load()
         self._check_time()
+        check_folder(self._request.folder)
         began_s, minutes_before = time.monotonic(), self.results.minutes
         try:
             for variant, cells in Matrix(self._request.matrix.models, tuple(self._left)).variants.items():

@@ -34,10 +34,15 @@ _READ_BY_LIBRARIES = re.compile(
     r"OTEL_(BSP_(SCHEDULE_DELAY|EXPORT_TIMEOUT)|EXPORTER_OTLP_((TRACES|METRICS)_)?TIMEOUT|\w+_LIMIT)"
 )
 
+_CREDENTIAL_PROVIDER = re.compile(r"OTEL_PYTHON_EXPORTER_OTLP_HTTP_((TRACES|METRICS)_)?CREDENTIAL_PROVIDER")
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The values of OpenTelemetry's variables. A protocol is None if its signal is not exported by OTLP."""
+    """The values of OpenTelemetry's variables. A protocol is None if its signal is not exported by OTLP.
+
+    `has_credential_provider`: an entry point makes the sessions of OTLP over HTTP.
+    """
 
     traces: Protocol | None
     metrics: Protocol | None
@@ -46,6 +51,7 @@ class Environment:
     max_queue_spans: int
     metric_interval_s: float
     has_service_name: bool
+    has_credential_provider: bool = False
 
 
 def read_environment(variables: Mapping[str, str]) -> Environment:
@@ -63,6 +69,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         max_queue_spans=int(_number(variables, "OTEL_BSP_MAX_QUEUE_SIZE", _DEFAULT_QUEUE_SPANS, lowest=1)),
         metric_interval_s=_number(variables, "OTEL_METRIC_EXPORT_INTERVAL", _DEFAULT_INTERVAL_MS, lowest=1) / 1000,
         has_service_name=bool(variables.get("OTEL_SERVICE_NAME")),
+        has_credential_provider=any(map(_CREDENTIAL_PROVIDER.fullmatch, variables)),
     )
 
 

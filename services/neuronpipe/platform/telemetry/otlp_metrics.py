@@ -4,14 +4,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
     HistogramDataPoint,
     Metric,
+    MetricExporter,
     MetricsData,
     NumberDataPoint,
     ResourceMetrics,
@@ -23,7 +22,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from neuronpipe.core.metrics import Family, Histogram, Meters
-from neuronpipe.platform.telemetry.environment import Protocol
 
 _SCOPE = InstrumentationScope("neuronpipe")
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
@@ -33,8 +31,8 @@ _LAST_EXPORT_LIMIT_S = 3.0
 class MetricExport:
     """Exports metrics at an interval, and a last time at the end."""
 
-    def __init__(self, protocol: Protocol, resource: Resource, meters: Meters, interval_s: float) -> None:
-        self._exporter = GrpcExporter() if protocol == "grpc" else HttpExporter()
+    def __init__(self, exporter: MetricExporter, resource: Resource, meters: Meters, interval_s: float) -> None:
+        self._exporter = exporter
         self._resource, self._meters, self._interval_s = resource, meters, interval_s
         self._started_ns = time.time_ns()
         self._is_ending = threading.Event()

@@ -15,7 +15,6 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, TraceFlags, TraceS
 from neuronpipe.core.metrics import Counter, Meters
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import Clock, Span, SpanContext
-from neuronpipe.platform.telemetry.environment import Protocol
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -102,17 +101,6 @@ class _Counting(SpanExporter):
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
-
-
-def otlp_exporter(protocol: Protocol) -> SpanExporter:
-    """Returns the exporter of a protocol, which reads OTEL_EXPORTER_OTLP_* itself."""
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    return HttpExporter()
 
 
 def _sdk_context(context: SpanContext, *, is_remote: bool) -> SdkContext:

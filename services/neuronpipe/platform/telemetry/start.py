@@ -79,15 +79,18 @@ def _start_otlp(
     if not environment.has_service_name:
         names["service.name"] = service
     resource = Resource.create(names)  # includes OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
+    from neuronpipe.platform.telemetry.exporters import metric_exporter, span_exporter
+
     if environment.metrics:
         from neuronpipe.platform.telemetry.otlp_metrics import MetricExport
 
-        stack.callback(MetricExport(environment.metrics, resource, meters, environment.metric_interval_s).close)
+        exporter = metric_exporter(environment)
+        stack.callback(MetricExport(exporter, resource, meters, environment.metric_interval_s).close)
     if not environment.traces:
         return []
-    from neuronpipe.platform.telemetry.spans import SpanQueue, otlp_exporter
+    from neuronpipe.platform.telemetry.spans import SpanQueue
 
-    queue = SpanQueue(otlp_exporter(environment.traces), resource, clock, meters, environment.max_queue_spans)
+    queue = SpanQueue(span_exporter(environment), resource, clock, meters, environment.max_queue_spans)
     stack.callback(queue.close)
     return [queue.add]
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import pytest
 
+from neuronpipe.core.errors import SetupError
 from neuronpipe.measure.benchmark import run
 from neuronpipe.measure.benchmark.bundles import WantedBundle
 from neuronpipe.measure.benchmark.matrix import LATENCY, Cell, MatrixRequest, Variant, make_matrix, published_model
@@ -76,3 +77,10 @@ def test_a_cell_that_ends_its_process_leaves_the_others_to_another(tmp_path: Pat
 def test_a_variant_that_does_not_load_has_one_reason_for_all_its_cells(tmp_path: Path) -> None:
     assert _reasons(tmp_path, "bfloat16") == dict.fromkeys(_LENGTHS, "it does not load")
     assert _Worker.started_with == [list(_LENGTHS)]
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/dev/null"])
+def test_a_folder_that_cannot_be_written_to_is_found_before_anything_is_measured(folder: str) -> None:
+    with pytest.raises(SetupError, match=f"^{folder}: cannot be written: .*; see --out$"):
+        _reasons(Path(folder), "float32")
+    assert _Worker.started_with == []
