@@ -99,6 +99,8 @@ _SPLADE = {"modules.json": _modules("MLMTransformer", "SpladePooling")}
             "BertForMaskedLM; README.md: feature-extraction",
         ),
         (_is("BertModel", tag="feature-extraction", files=_POOLING), "sentence_embedding", "modules.json"),
+        (_is("CLIPVisionModel", "clip_vision_model"), "image_embedding", "CLIPVisionModel"),
+        (_is("SiglipVisionModel", "siglip_vision_model"), "image_embedding", "SiglipVisionModel"),
         (_is("HF_ColBERT"), "multi_vector_embedding", "HF_ColBERT"),
         (_is("BertModel", tags="ColBERT, PyLate"), "multi_vector_embedding", "BertModel"),
         (_is("BertForMaskedLM", tags="splade"), "sparse_embedding", "BertForMaskedLM; README.md"),
