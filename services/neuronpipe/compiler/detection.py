@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
 from neuronpipe.compiler.gliner import ARCHITECTURE
+from neuronpipe.compiler.images import IMAGE_PARTS, TEXT_PARTS
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
@@ -43,6 +44,8 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "LMHeadModel": ("text_generation",),
     "ForConditionalGeneration": ("summarization", "translation", "feature_extraction", "sentence_embedding"),
     "MTModel": ("translation",),
+    **dict.fromkeys(IMAGE_PARTS, ("image_embedding",)),
+    **dict.fromkeys(TEXT_PARTS, ("sentence_embedding", "feature_extraction")),
     "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -143,6 +146,11 @@ class Configuration:
             raise SetupError(
                 f"{self.folder}: {name} writes text about images and texts, which is not supported; decoders of texts "
                 f"alone are, which end in {' or '.join(_WRITING_HEADS)}"
+            )
+        if name.endswith("WithProjection") and name not in _HEADS:
+            raise SetupError(
+                f"{self.folder}: {name} projects its vectors, which is supported for parts of CLIP alone; compile the "
+                "whole model of images and texts, if it is CLIP or SigLIP"
             )
         writes = self.architecture.endswith(_WRITING_HEADS)
         tasks = self.encoder_decoder_tasks or ()

@@ -344,6 +344,11 @@ _WITH_LABELS = (*_CLASSIFIERS, "ForImageClassification", "ForQuestionAnswering")
 _NUMBER = re.compile(r"\.\d+\.")
 
 
+def architecture_of(folder: Path) -> str:
+    """Returns the architecture that config.json names, or an empty text."""
+    return str((read_object(transformer_folder(folder) / "config.json").get("architectures") or [""])[0])
+
+
 def load_weights(auto_class: Any, folder: Path) -> Any:
     """Loads a model in float32 and evaluation mode, or the ONNX graph of a model without weights.
 

@@ -15,6 +15,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from neuronpipe.compiler.images import TEXT_PARTS, TextsPart, check_texts
 from neuronpipe.compiler.late_interaction import read_late_interaction
 from neuronpipe.compiler.m3 import has_heads, refuse_heads, with_heads
 from neuronpipe.compiler.modules import (
@@ -23,6 +24,7 @@ from neuronpipe.compiler.modules import (
     PooledModule,
     SampleBatch,
     SourceModule,
+    architecture_of,
     load_encoder,
     load_weights,
     source_module,
@@ -95,6 +97,8 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
     """Loads an embedding model for one of the two tasks of its graph, and names both. Raises SetupError."""
+    if architecture_of(folder) in TEXT_PARTS and not read_modules(folder):
+        return _load_texts_part(folder, tokenizer, task)
     parts = read_sentence_transformer(folder)
     model = load_encoder(parts.model_folder)
     module = PooledModule(model, parts.head, _EMBEDDING)
@@ -115,6 +119,17 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
         further_inputs=() if parts.head.pooling.pools_prompt else (PROMPT_TOKENS,),
     )
     return with_heads(folder, embedder) if has_heads(folder) else embedder
+
+
+def _load_texts_part(folder: Path, tokenizer: SourceTokenizer, task: str) -> SourceModule:
+    model = load_weights(getattr(transformers, architecture_of(folder)), folder)
+    check_texts(folder, model, tokenizer)
+    module = TextsPart(model, tokenizer, _EMBEDDING)
+    with torch.inference_mode():
+        dimensions = module(torch.zeros((1, 1), dtype=torch.int64))[_EMBEDDING].shape[1]
+    facts = dict.fromkeys(_TASKS, EmbeddingFacts(embedding_dimensions=dimensions))
+    described = source_module(module, model, task, tokenizer, outputs=(_EMBEDDING,), facts=facts)
+    return replace(described, inputs=("input_ids",))
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
