@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -341,6 +341,18 @@ _QUANTIZED = (".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".sca
 # no parameter is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _WITH_LABELS = (*_CLASSIFIERS, "ForImageClassification", "ForQuestionAnswering")
+# Parts of names: heads of training and of other tasks, in files as published, and numbers that transformers computes.
+_OTHER_PARTS = frozenset(
+    (
+        *("cls", "lm_head", "classifier", "pooler", "score", "qa_outputs", "head", "heads", "mlm", "mtp"),
+        *("discriminator_predictions", "generator_predictions", "generator_lm_head", "lm_predictions", "predictions"),
+        *("mask_predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector", "final_logits_bias", "version"),
+        *("sequence_summary", "classification_head", "pre_classifier", "nsp", "seq_relationship", "logit_scale"),
+        *("mask_token", "position_ids", "token_type_ids", "inv_freq", "masked_bias", "relative_position_index"),
+        *("sop_classifier", "attn_mask", "num_batches_tracked", "embed_positions", "position_embeddings"),
+        *("pred_layer", "lm_loss"),
+    )
+)
 _NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -395,8 +407,36 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     with torch.no_grad():  # a parameter may have two names
         for name in missing:
             parameters[name].zero_().requires_grad_(True)
+    model.unused_weights = () if guesses else _unused(model, info["unexpected_keys"])
     prepare(model)
     return model.eval()
+
+
+def with_unused_weights(module: SourceModule) -> SourceModule:
+    """Adds a remark about weights in the model's files that no parameter of the graph has."""
+    names = getattr(pretrained_model(module.module), "unused_weights", ())
+    if not names:
+        return module
+    others = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    remark = f"the weights {_names(names)}{others}: transformers has no such weights in {module.architecture}"
+    return dataclasses.replace(module, remarks={**module.remarks, "not used": remark})
+
+
+def _unused(model: Any, unexpected: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of weights without a use, except of heads of other tasks and of numbers that are computed."""
+    names = sorted(
+        name
+        for name in unexpected
+        if _OTHER_PARTS.isdisjoint(name.split(".")) and not name.endswith((".attn.bias", ".attention.bias"))
+    )
+    trained: Any = getattr(transformers, _trained_class(model), None)
+    if not names or trained is type(model):
+        return tuple(names)
+    if getattr(trained, "config_class", None) is not type(model.config):  # such as HF_ColBERT, with a layer of its own
+        return ()
+    with torch.device("meta"):
+        known = trained(model.config).state_dict()
+    return tuple(name for name in names if name not in known)
 
 
 def _integers(folder: Path) -> list[str]:
