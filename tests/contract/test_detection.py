@@ -103,6 +103,10 @@ _SPLADE = {"modules.json": _modules("MLMTransformer", "SpladePooling")}
         (_is("SiglipVisionModel", "siglip_vision_model"), "image_embedding", "SiglipVisionModel"),
         (_is("HF_ColBERT"), "multi_vector_embedding", "HF_ColBERT"),
         (_is("BertModel", tags="ColBERT, PyLate"), "multi_vector_embedding", "BertModel"),
+        *(
+            (_is("BertModel", tags=tag, files=_POOLING), "sentence_embedding", "modules.json")
+            for tag in ("colbert", "splade", "late-interaction", "sparse-encoder")
+        ),
         (_is("BertForMaskedLM", tags="splade"), "sparse_embedding", "BertForMaskedLM; README.md"),
         ({"files": _SPLADE}, "sparse_embedding", "modules.json"),
     ],

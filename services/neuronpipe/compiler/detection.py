@@ -192,7 +192,8 @@ class Configuration:
         return True
 
     def _kinds(self) -> set[str]:
-        tags = self.card.get("tags")
+        # With a Pooling, the model makes one vector of a text, however README.md names it.
+        tags = None if "Pooling" in self.modules else self.card.get("tags")
         words = [str(tag).lower() for tag in tags] if isinstance(tags, list) else ()
         return {*self.modules, str(self.settings.get("model_type")), self.architecture, *words}
 
