@@ -248,8 +248,10 @@ def test_windows_are_those_of_each_layer(config: Any, windows: tuple[int, ...]) 
         (transformers.MptConfig(max_seq_len=512), "its attention adds biases by distance"),
         (transformers.BloomConfig(), "its attention adds biases by distance"),
         (transformers.FalconConfig(alibi=True), "its attention adds biases by distance"),
+        (transformers.GptOssConfig(), r"its softmax has a further score that it learned \(attention sinks\)"),
+        (transformers.DeepseekV3Config(), "its cache holds compressed keys and values"),
     ],
-    ids=["Llama 4", "MPT", "BLOOM", "Falcon with ALiBi"],
+    ids=["Llama 4", "MPT", "BLOOM", "Falcon with ALiBi", "GPT-OSS", "DeepSeek-V3"],
 )
 def test_layers_of_another_kind_of_attention_are_refused_by_name(config: Any, message: str) -> None:
     with pytest.raises(SetupError, match=f"XForCausalLM cannot be compiled for text generation: {message}"):
