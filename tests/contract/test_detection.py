@@ -18,6 +18,7 @@ from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, save
+from tests.models.tokenizers import word_piece
 
 _NLI = {
     "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
@@ -147,6 +148,7 @@ _ANY = ("", "text_classification")
             _ANY,
             "LongT5EncoderModel is not supported: its attention depends on distances",
         ),
+        (_is("FunnelForSequenceClassification", "funnel"), _ANY, "its layers pool neighbouring tokens"),
         (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
         (
@@ -245,6 +247,15 @@ def test_the_dtype_is_that_of_the_weights_where_the_back_end_has_it(
 ) -> None:
     described: dict[str, Any] = {name: weights}
     assert read_configuration(_folder(tmp_path, **described)).dtype_of(backends) == expected
+
+
+def test_a_classifier_whose_configuration_has_no_end_of_a_text_is_compiled(tmp_path: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.RoCBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )
+    source = save(transformers.RoCBertForSequenceClassification(config), tmp_path / "source", tokenizer)
+    assert compile_model(source, tmp_path, backend="fake").spec.task == "text_classification"
 
 
 def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

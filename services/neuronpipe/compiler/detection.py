@@ -65,6 +65,11 @@ _PIPELINE_TAGS = {
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
 _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
 
+# Model type → why no graph is made of it.
+_REFUSED = {
+    "funnel": "its layers pool neighbouring tokens, by lengths that a graph for texts of all lengths lacks",
+}
+
 _SHOWN_LABELS = 8
 
 
@@ -254,6 +259,8 @@ def read_configuration(folder: Path) -> Configuration:
     with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
         config = transformers.AutoConfig.from_pretrained(model_folder, trust_remote_code=False)
     architecture = str((content.get("architectures") or [""])[0])
+    if not has_graph and (reason := _REFUSED.get(kind)):
+        raise SetupError(f"{folder}: {architecture or kind} is not supported: {reason}")
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(
         folder=folder,
