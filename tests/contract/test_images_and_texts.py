@@ -33,10 +33,12 @@ from tests.models.compiling import compile_model
 from tests.models.images import (
     IMAGE_TEXT_FAMILIES,
     image_files,
+    image_processor,
     make_image_encoder_source,
     make_image_text_source,
     make_part_source,
 )
+from tests.models.repository import save_weights
 
 # Sums of float32 in another order, as in test_backends.py.
 _TOLERANCE = 2e-5
@@ -189,3 +191,33 @@ def test_other_parts_that_project_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(described))
     with pytest.raises(SetupError, match="MetaClip2TextModelWithProjection projects its vectors, which is supported"):
         read_configuration(tmp_path).check_task("sentence_embedding")
+
+
+_ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+
+
+def _encoder(folder: Path, kind: str, **config: Any) -> Path:
+    described = getattr(transformers, f"{kind}Config")(**config)
+    save_weights(getattr(transformers, f"{kind}Model")(described), folder)
+    image_processor("ViT", size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["ViTMSN", "ViTMAE"])
+def test_a_model_that_pools_no_vector_is_refused_for_that(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"{kind}Model pools no vector of an image, which image-embedding needs"):
+        compile_model(_encoder(tmp_path / "source", kind, **_ENCODER), tmp_path / "repository")
+
+
+async def test_a_pooled_map_of_one_place_is_a_vector(tmp_path: Path) -> None:
+    source = _encoder(tmp_path / "source", "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    bundle = compile_model(source, tmp_path / "repository")
+    data = next(iter(_FILES.values()))
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+    image = transformers.image_utils.load_image(Image.open(io.BytesIO(data)))
+    model = transformers.AutoModel.from_pretrained(source).eval()
+    with torch.inference_mode():
+        expected = model(**processor(image, return_tensors="pt")).pooler_output[0, :, 0, 0].numpy()
+    asked = TaskInput(image_embedding=ImageEmbeddingInput(image=data, skip_normalize=True))
+    (result,) = await infer_all(bundle.folder, [asked])
+    np.testing.assert_allclose(result.image_embedding.embedding, expected, rtol=0, atol=_TOLERANCE)

@@ -262,7 +262,10 @@ class ImageModule(torch.nn.Module):
     def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         dtype = next(self.model.parameters()).dtype
         result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
-        return {self.output: getattr(result, self._attribute)}
+        vectors: Any = getattr(result, self._attribute, None)
+        # ResNet and its kin pool to maps of one place, [batch, width, 1, 1].
+        is_map = vectors is not None and vectors.shape[2:] == (1, 1)
+        return {self.output: vectors.flatten(1) if is_map else vectors}
 
 
 def image_module(
