@@ -149,6 +149,7 @@ _ANY = ("", "text_classification")
             "LongT5EncoderModel is not supported: its attention depends on distances",
         ),
         (_is("FunnelForSequenceClassification", "funnel"), _ANY, "its layers pool neighbouring tokens"),
+        (_is("AltCLIPModel", "altclip"), _ANY, "AltCLIPModel is not supported: of models of images and texts, CLIP"),
         (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
         (

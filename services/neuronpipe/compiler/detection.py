@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
 from neuronpipe.compiler.gliner import ARCHITECTURE
 from neuronpipe.compiler.images import IMAGE_PARTS, TEXT_PARTS
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.modules import DPR_ENCODERS, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
@@ -45,6 +45,7 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "ForConditionalGeneration": ("summarization", "translation", "feature_extraction", "sentence_embedding"),
     "MTModel": ("translation",),
     **dict.fromkeys(IMAGE_PARTS, ("image_embedding",)),
+    **dict.fromkeys(DPR_ENCODERS, ("sentence_embedding",)),
     **dict.fromkeys(TEXT_PARTS, ("sentence_embedding", "feature_extraction")),
     "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
 }
@@ -67,6 +68,7 @@ _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pyla
 
 # Model type → why no graph is made of it.
 _REFUSED = {
+    "altclip": "of models of images and texts, CLIP and SigLIP are; compile a model of these",
     "funnel": "its layers pool neighbouring tokens, by lengths that a graph for texts of all lengths lacks",
 }
 
