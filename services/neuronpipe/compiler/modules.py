@@ -27,6 +27,7 @@ from neuronpipe.compiler.architectures import (
     has_decoder,
     positions,
     prepare,
+    rotary_limit,
     shifted_inputs,
 )
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
@@ -266,8 +267,12 @@ def source_module(
     - `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
-    limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
-    remarks = remarks or {}
+    # In a graph, longrope has the factors of short texts.
+    rotary = None if isinstance(model, OnnxModel) else rotary_limit(model.config)
+    limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config), rotary
+    remarks = dict(remarks or {})
+    if rotary:
+        remarks["positions"] = f"longrope, whose factors of short texts hold up to {rotary} tokens"
     if isinstance(model, OnnxModel):
         accepted &= {*model.inputs}
         remarks = {**remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"}
