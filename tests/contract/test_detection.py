@@ -149,6 +149,9 @@ _ANY = ("", "text_classification")
             "LongT5EncoderModel is not supported: its attention depends on distances",
         ),
         (_is("FunnelForSequenceClassification", "funnel"), _ANY, "its layers pool neighbouring tokens"),
+        (_is("BrosForTokenClassification", "bros"), _ANY, "it reads the place of each word on a page"),
+        (_is("LEDForConditionalGeneration", "led"), _ANY, "its encoder attends in windows"),
+        (_is("NystromformerModel", "nystromformer"), _ANY, "its attention averages segments of a batch"),
         (_is("AltCLIPModel", "altclip"), _ANY, "AltCLIPModel is not supported: of models of images and texts, CLIP"),
         (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
@@ -257,6 +260,15 @@ def test_a_classifier_whose_configuration_has_no_end_of_a_text_is_compiled(tmp_p
     )
     source = save(transformers.RoCBertForSequenceClassification(config), tmp_path / "source", tokenizer)
     assert compile_model(source, tmp_path, backend="fake").spec.task == "text_classification"
+
+
+def test_what_openvino_cannot_convert_is_told_to_try_the_other_back_end(tmp_path: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.XLMConfig(vocab_size=len(tokenizer), emb_dim=32, n_layers=1, n_heads=4)
+    source = save(transformers.XLMForSequenceClassification(config), tmp_path / "source", tokenizer)
+    with pytest.raises(SetupError, match=r"OpenVINO .* cannot convert XLM.*; --backend torch may compile it$"):
+        compile_model(source, tmp_path)
+    compile_model(source, tmp_path, backend="torch")
 
 
 def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

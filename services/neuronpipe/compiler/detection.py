@@ -68,6 +68,10 @@ _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pyla
 
 # Model type → why no graph is made of it.
 _REFUSED = {
+    "bros": "it reads the place of each word on a page (bbox), which no task has; compile a model of texts alone",
+    "led": "its encoder attends in windows, by lengths that a graph for all texts lacks; compile BART or PEGASUS",
+    "nystromformer": "its attention averages segments of a batch, so its outputs depend on the batch, because it reads "
+    "padding as text; compile a model with full attention, such as BERT",
     "altclip": "of models of images and texts, CLIP and SigLIP are; compile a model of these",
     "funnel": "its layers pool neighbouring tokens, by lengths that a graph for texts of all lengths lacks",
 }

@@ -497,7 +497,7 @@ def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[
 def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
-    loaded, trained = type(model).__name__, _trained_class(model)
+    loaded, trained = getattr(model, "published_as", type(model).__name__), _trained_class(model)
     lost = f"its files lost what a {trained} is made of; save the model again"
     reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")
