@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, decoder_graphs, slots
+from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, decoder_graphs, modules, slots
 from neuronpipe.compiler.architectures import check_kinds, layer_windows
-from neuronpipe.compiler.tasks import texts
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import paged
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
@@ -248,8 +247,10 @@ def test_windows_are_those_of_each_layer(config: Any, windows: tuple[int, ...]) 
         (transformers.MptConfig(max_seq_len=512), "its attention adds biases by distance"),
         (transformers.BloomConfig(), "its attention adds biases by distance"),
         (transformers.FalconConfig(alibi=True), "its attention adds biases by distance"),
+        (transformers.GptOssConfig(), r"its softmax has a further score that it learned \(attention sinks\)"),
+        (transformers.DeepseekV3Config(), "its cache holds compressed keys and values"),
     ],
-    ids=["Llama 4", "MPT", "BLOOM", "Falcon with ALiBi"],
+    ids=["Llama 4", "MPT", "BLOOM", "Falcon with ALiBi", "GPT-OSS", "DeepSeek-V3"],
 )
 def test_layers_of_another_kind_of_attention_are_refused_by_name(config: Any, message: str) -> None:
     with pytest.raises(SetupError, match=f"XForCausalLM cannot be compiled for text generation: {message}"):
@@ -265,6 +266,6 @@ def test_longrope_is_compiled_up_to_the_length_of_its_short_factors(tmp_path: Pa
 
 
 def test_what_is_wrong_with_length_alone_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "rotary_limit", lambda config: None)
+    monkeypatch.setattr(modules, "rotary_limit", lambda config: None)
     with pytest.raises(SetupError, match=r"Phi3ForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("phi3-longrope", tmp_path / "source"), tmp_path / "repository")

@@ -246,3 +246,23 @@ def test_a_decoder_is_a_reranker_where_its_card_says_so(tmp_path: Path) -> None:
 
 def test_facts_without_a_template_are_those_of_older_bundles() -> None:
     assert RerankFacts.model_validate(json.loads('{"score_function": "sigmoid", "prompt": ""}')).template == ()
+
+
+async def test_longrope_makes_vectors_up_to_the_length_of_its_short_factors(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 16}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    base = make_source(tmp_path / "base", "Llama", "sentence_embedding")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"rope_parameters": rope | factors}))
+    whole = SentenceTransformer(modules=[Transformer(str(base)), Pooling(32, "mean")], device="cpu")
+    whole.save(str(tmp_path / "model"))
+    lines: list[str] = []
+    bundle = compile_model(tmp_path / "model", tmp_path / "repository", report=lines.append)
+    assert bundle.spec.max_tokens == 16
+    assert "longrope, whose factors of short texts hold up to 16 tokens" in "\n".join(lines)
+    asked = SentenceEmbeddingInput(text=_TEXTS[-1], truncation=_RIGHT, skip_normalize=True)
+    (result,) = await infer_all(bundle.folder, [TaskInput(sentence_embedding=asked)])
+    reference = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    reference.max_seq_length = 16
+    expected = reference.encode([_TEXTS[-1]])[0]
+    np.testing.assert_allclose(result.sentence_embedding.embedding, expected, rtol=0, atol=_TOLERANCE)

@@ -18,6 +18,7 @@ from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.zero_shot_classification import ZeroShotFacts
 from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, save
+from tests.models.tokenizers import word_piece
 
 _NLI = {
     "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
@@ -99,8 +100,14 @@ _SPLADE = {"modules.json": _modules("MLMTransformer", "SpladePooling")}
             "BertForMaskedLM; README.md: feature-extraction",
         ),
         (_is("BertModel", tag="feature-extraction", files=_POOLING), "sentence_embedding", "modules.json"),
+        (_is("CLIPVisionModel", "clip_vision_model"), "image_embedding", "CLIPVisionModel"),
+        (_is("SiglipVisionModel", "siglip_vision_model"), "image_embedding", "SiglipVisionModel"),
         (_is("HF_ColBERT"), "multi_vector_embedding", "HF_ColBERT"),
         (_is("BertModel", tags="ColBERT, PyLate"), "multi_vector_embedding", "BertModel"),
+        *(
+            (_is("BertModel", tags=tag, files=_POOLING), "sentence_embedding", "modules.json")
+            for tag in ("colbert", "splade", "late-interaction", "sparse-encoder")
+        ),
         (_is("BertForMaskedLM", tags="splade"), "sparse_embedding", "BertForMaskedLM; README.md"),
         ({"files": _SPLADE}, "sparse_embedding", "modules.json"),
     ],
@@ -141,6 +148,11 @@ _ANY = ("", "text_classification")
             _ANY,
             "LongT5EncoderModel is not supported: its attention depends on distances",
         ),
+        (_is("FunnelForSequenceClassification", "funnel"), _ANY, "its layers pool neighbouring tokens"),
+        (_is("BrosForTokenClassification", "bros"), _ANY, "it reads the place of each word on a page"),
+        (_is("LEDForConditionalGeneration", "led"), _ANY, "its encoder attends in windows"),
+        (_is("NystromformerModel", "nystromformer"), _ANY, "its attention averages segments of a batch"),
+        (_is("AltCLIPModel", "altclip"), _ANY, "AltCLIPModel is not supported: of models of images and texts, CLIP"),
         (_is("BartModel", "bart"), _ANY, "has an encoder and a decoder"),
         ({"model_type": "our_own"}, _ANY, r"model type 'our_own', which transformers [\d.]+ does not know$"),
         (
@@ -239,6 +251,24 @@ def test_the_dtype_is_that_of_the_weights_where_the_back_end_has_it(
 ) -> None:
     described: dict[str, Any] = {name: weights}
     assert read_configuration(_folder(tmp_path, **described)).dtype_of(backends) == expected
+
+
+def test_a_classifier_whose_configuration_has_no_end_of_a_text_is_compiled(tmp_path: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.RoCBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )
+    source = save(transformers.RoCBertForSequenceClassification(config), tmp_path / "source", tokenizer)
+    assert compile_model(source, tmp_path, backend="fake").spec.task == "text_classification"
+
+
+def test_what_openvino_cannot_convert_is_told_to_try_the_other_back_end(tmp_path: Path) -> None:
+    tokenizer = word_piece(max_tokens=64)
+    config = transformers.XLMConfig(vocab_size=len(tokenizer), emb_dim=32, n_layers=1, n_heads=4)
+    source = save(transformers.XLMForSequenceClassification(config), tmp_path / "source", tokenizer)
+    with pytest.raises(SetupError, match=r"OpenVINO .* cannot convert XLM.*; --backend torch may compile it$"):
+        compile_model(source, tmp_path)
+    compile_model(source, tmp_path, backend="torch")
 
 
 def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:

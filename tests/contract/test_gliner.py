@@ -185,3 +185,11 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(SetupError, match=r"has a recurrent layer \(LSTM\), which --backend torch cannot compile"):
         compile_model(tmp_path / "model", tmp_path / "repository", backend="torch")
+
+
+def test_a_model_that_lost_weights_is_told_so(tmp_path: Path) -> None:
+    _saved(tmp_path / "model", num_rnn_layers=0)
+    path = tmp_path / "model" / "gliner_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_rnn_layers": 1}))
+    with pytest.raises(SetupError, match=r"weights lack rnn\.lstm.*its files lost what a GLiNER is made of; save"):
+        compile_model(tmp_path / "model", tmp_path / "repository")

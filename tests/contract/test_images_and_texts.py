@@ -2,16 +2,23 @@
 
 import dataclasses
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from PIL import Image
 
-from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingInput, TaskInput, ZeroShotImageClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    ImageEmbeddingInput,
+    SentenceEmbeddingInput,
+    TaskInput,
+    ZeroShotImageClassificationInput,
+)
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.detection import read_configuration
@@ -23,7 +30,15 @@ from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.contract.inference import infer_all
 from tests.models.compiling import compile_model
-from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_encoder_source, make_image_text_source
+from tests.models.images import (
+    IMAGE_TEXT_FAMILIES,
+    image_files,
+    image_processor,
+    make_image_encoder_source,
+    make_image_text_source,
+    make_part_source,
+)
+from tests.models.repository import save_weights
 
 # Sums of float32 in another order, as in test_backends.py.
 _TOLERANCE = 2e-5
@@ -134,3 +149,75 @@ async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_
         if is_scaled:
             expected /= np.linalg.norm(expected)
         np.testing.assert_allclose(result.image_embedding.embedding, expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "output"),
+    [
+        ("CLIPVisionModelWithProjection", "image_embeds"),
+        ("CLIPTextModelWithProjection", "text_embeds"),
+        ("SiglipTextModel", "pooler_output"),
+    ],
+)
+async def test_a_part_of_a_model_has_the_vectors_of_transformers(
+    architecture: str, output: str, tmp_path: Path
+) -> None:
+    source = make_part_source(tmp_path / "source", architecture)
+    bundle = compile_model(source, tmp_path / "repository")
+    model = getattr(transformers, architecture).from_pretrained(source).eval()
+    if "Vision" in architecture:
+        task, data = "image_embedding", next(iter(_FILES.values()))
+        processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+        image = transformers.image_utils.load_image(Image.open(io.BytesIO(data)))
+        inputs = [TaskInput(image_embedding=ImageEmbeddingInput(image=data, skip_normalize=True))]
+        read = [processor(image, return_tensors="pt")]
+    else:
+        task, texts = "sentence_embedding", ("a cat", "two dogs on a mat")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+        inputs = [
+            TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, skip_normalize=True)) for text in texts
+        ]
+        padded: dict[str, Any] = {"padding": "max_length", "max_length": 16} if "Siglip" in architecture else {}
+        read = [tokenizer(text, return_tensors="pt", **padded) for text in texts]
+    assert bundle.spec.task == task
+    for result, tensors in zip(await infer_all(bundle.folder, inputs), read, strict=True):
+        with torch.inference_mode():
+            expected = model(**tensors)[output][0].numpy()
+        np.testing.assert_allclose(getattr(result, task).embedding, expected, rtol=0, atol=_TOLERANCE)
+
+
+def test_other_parts_that_project_are_refused_by_name(tmp_path: Path) -> None:
+    described = {"model_type": "metaclip_2_text_model", "architectures": ["MetaClip2TextModelWithProjection"]}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    with pytest.raises(SetupError, match="MetaClip2TextModelWithProjection projects its vectors, which is supported"):
+        read_configuration(tmp_path).check_task("sentence_embedding")
+
+
+_ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+
+
+def _encoder(folder: Path, kind: str, **config: Any) -> Path:
+    described = getattr(transformers, f"{kind}Config")(**config)
+    save_weights(getattr(transformers, f"{kind}Model")(described), folder)
+    image_processor("ViT", size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["ViTMSN", "ViTMAE"])
+def test_a_model_that_pools_no_vector_is_refused_for_that(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"{kind}Model pools no vector of an image, which image-embedding needs"):
+        compile_model(_encoder(tmp_path / "source", kind, **_ENCODER), tmp_path / "repository")
+
+
+async def test_a_pooled_map_of_one_place_is_a_vector(tmp_path: Path) -> None:
+    source = _encoder(tmp_path / "source", "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    bundle = compile_model(source, tmp_path / "repository")
+    data = next(iter(_FILES.values()))
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+    image = transformers.image_utils.load_image(Image.open(io.BytesIO(data)))
+    model = transformers.AutoModel.from_pretrained(source).eval()
+    with torch.inference_mode():
+        expected = model(**processor(image, return_tensors="pt")).pooler_output[0, :, 0, 0].numpy()
+    asked = TaskInput(image_embedding=ImageEmbeddingInput(image=data, skip_normalize=True))
+    (result,) = await infer_all(bundle.folder, [asked])
+    np.testing.assert_allclose(result.image_embedding.embedding, expected, rtol=0, atol=_TOLERANCE)

@@ -53,8 +53,8 @@ def _own(folder: Path, architecture: str, expansion: Mapping[str, Any] | None, *
     return folder / "model"
 
 
-def _pylate(folder: Path) -> Path:
-    """As PyLate 1 to 3 saves it: two modules, and the rest in the settings of the whole."""
+def _pylate(folder: Path, **more: Any) -> Path:
+    """As PyLate 1 to 3 saves it: two modules, and the rest in the settings of the whole. `more`: None takes away."""
     source = make_source(folder / "model", "BERT", "sentence_embedding")
     (source / "1_Dense").mkdir()
     _projection().save(str(source / "1_Dense"))
@@ -81,7 +81,9 @@ def _pylate(folder: Path) -> Path:
         "skiplist_words": list(string.punctuation),
         "similarity_fn_name": "MaxSim",
     }
+    settings = {name: value for name, value in (settings | more).items() if value is not None}
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    (source / "README.md").write_text("---\ntags: [ColBERT, PyLate]\n---\n")
     return source
 
 
@@ -111,6 +113,10 @@ def _resize(source: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(source)
 
 
+_PYLATE_FIELDS = (
+    *("query_prefix", "document_prefix", "query_length", "document_length", "attend_to_expansion_tokens"),
+    "skiplist_words",
+)
 _FIXED = {"strategy": "fixed", "length": 24}
 _MODELS: Mapping[str, Callable[[Path], Path]] = {
     "fixed queries of BERT": lambda folder: _own(folder, "BERT", _FIXED, skiplist_words=list(string.punctuation)),
@@ -124,6 +130,8 @@ _MODELS: Mapping[str, Callable[[Path], Path]] = {
     ),
     "no expansion": lambda folder: _own(folder, "BERT", None),
     "PyLate": _pylate,
+    "PyLate before it named its kind": lambda folder: _pylate(folder, model_type=None, skiplist_words=None),
+    "PyLate without its settings": lambda folder: _pylate(folder, model_type=None, **dict.fromkeys(_PYLATE_FIELDS)),
     "Stanford": _stanford,
 }
 
@@ -158,6 +166,15 @@ async def test_vectors_and_scores_equal_those_of_sentence_transformers(name: str
         found = {text.index: text.score for text in result.rerank.texts}
         np.testing.assert_allclose([found[index] for index in range(len(_DOCUMENTS))], row, rtol=0, atol=1e-3)
         assert [text.score for text in result.rerank.texts] == sorted(found.values(), reverse=True)
+
+
+def test_a_folder_of_pylate_that_names_no_kind_is_told_its_task_and_nothing_that_is_applied(tmp_path: Path) -> None:
+    source, lines = _pylate(tmp_path, model_type=None), list[str]()
+    compile_model(source, tmp_path / "repository", report=lines.append, name="model")
+    assert "not applied" not in "\n".join(lines)
+    (source / "README.md").unlink()
+    with pytest.raises(SetupError, match=r"no Pooling module.*--task multi-vector-embedding compiles"):
+        compile_model(source, tmp_path / "repository", name="model")
 
 
 async def test_marks_that_a_text_spells_are_text_and_limits_are_those_of_each_kind(tmp_path: Path) -> None:

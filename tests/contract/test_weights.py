@@ -142,3 +142,15 @@ def test_a_head_of_another_size_is_named_with_what_to_write_into_the_configurati
     )
     with pytest.raises(SetupError, match=sentence):
         _compile(source, "text_classification", tmp_path)
+
+
+def test_a_weight_that_no_graph_reads_is_reported_and_a_head_of_training_is_not(tmp_path: Path) -> None:
+    source = save(transformers.BertForPreTraining(bert_config()), tmp_path / "source")
+    for task in ("sentence_embedding", "fill_mask"):
+        assert "not used" not in _load(source, task).remarks
+    weights = load_file(source / "model.safetensors")
+    save_file(weights | {"linear.weight": torch.zeros(16, 32)}, source / "model.safetensors", {"format": "pt"})
+    lines: list[str] = []
+    compile_model(source, tmp_path, "sentence_embedding", report=lines.append, backend="fake")
+    expected = "      not used      the weights linear.weight: transformers has no such weights in BertModel"
+    assert expected in "\n".join(lines).splitlines()

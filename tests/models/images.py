@@ -111,6 +111,16 @@ def make_image_text_source(folder: Path, family: str, max_tokens: int = 16) -> P
     return folder
 
 
+def make_part_source(folder: Path, architecture: str) -> Path:
+    """The part of CLIP or SigLIP for images or texts, such as SiglipTextModel, as make_image_text_source makes it."""
+    make_image_text_source(folder, "CLIP" if architecture.startswith("CLIP") else "SigLIP")
+    config: Any = transformers.AutoConfig.from_pretrained(folder)
+    part_config = config.vision_config if "Vision" in architecture else config.text_config
+    part_config.projection_dim = getattr(config, "projection_dim", None)
+    save_weights(getattr(transformers, architecture)(part_config), folder)
+    return folder
+
+
 def image_files(*, every: int = 1) -> Iterator[tuple[str, bytes]]:
     """Image files with what they are; `every`: one of so many."""
     modes = ("RGB", "L", "LA", "RGBA", "P", "PA", "CMYK", "YCbCr", "1", "I;16")

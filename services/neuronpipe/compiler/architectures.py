@@ -73,12 +73,27 @@ def taking_masks(model: Any, mask: Any) -> Iterator[Any]:
             del layer.attn.attention._attn
 
 
+# Models whose layers have `sinks`. Source: modeling_*.py of transformers 5, none of which supports sdpa.
+_WITH_SINKS = ("gpt_oss", "mimo_v2_flash", "deepseek_v4", "hy_v4", "flint", "granite_swa", "granitemoe_swa")
+
+
 def check_kinds(architecture: str, config: Any) -> None:
-    """Raises SetupError if a layer's attention is neither full nor in a window, or adds more than a mask."""
+    """Raises SetupError if a layer's attention is neither full nor in a window, or needs more than a mask."""
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
         raise SetupError(
             f"{architecture} cannot be compiled for text generation: its attention adds biases by distance (ALiBi), "
             "which no back end computes with a cache in blocks; compile a model with positions or rotary embeddings"
+        )
+    if config.model_type in _WITH_SINKS:
+        raise SetupError(
+            f"{architecture} cannot be compiled for text generation: its softmax has a further score that it learned "
+            "(attention sinks), which no back end computes with a cache in blocks; compile a model without sinks"
+        )
+    if getattr(config, "kv_lora_rank", None):
+        raise SetupError(
+            f"{architecture} cannot be compiled for text generation: its cache holds compressed keys and values "
+            "(multi-head latent attention), which no back end computes with in blocks; compile a model without, such "
+            "as Qwen3"
         )
     if others := sorted({*layer_kinds(config)} - {FULL, SLIDING}):
         raise SetupError(

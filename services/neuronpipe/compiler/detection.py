@@ -19,7 +19,8 @@ from transformers.models.auto import modeling_auto
 
 from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
 from neuronpipe.compiler.gliner import ARCHITECTURE
-from neuronpipe.compiler.modules import SourceModule
+from neuronpipe.compiler.images import IMAGE_PARTS, TEXT_PARTS
+from neuronpipe.compiler.modules import DPR_ENCODERS, SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
@@ -43,6 +44,9 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     "LMHeadModel": ("text_generation",),
     "ForConditionalGeneration": ("summarization", "translation", "feature_extraction", "sentence_embedding"),
     "MTModel": ("translation",),
+    **dict.fromkeys(IMAGE_PARTS, ("image_embedding",)),
+    **dict.fromkeys(DPR_ENCODERS, ("sentence_embedding",)),
+    **dict.fromkeys(TEXT_PARTS, ("sentence_embedding", "feature_extraction")),
     "Model": ("feature_extraction", "sentence_embedding", "image_embedding", "zero_shot_image_classification"),
 }
 _WRITING_HEADS = ("ForCausalLM", "LMHeadModel")
@@ -61,6 +65,16 @@ _PIPELINE_TAGS = {
 
 _SPARSE = {"SparseEncoder", "SpladePooling", "SparseAutoEncoder", "SparseStaticEmbedding", "splade", "sparse-encoder"}
 _MULTI_VECTOR = {"MultiVectorEncoder", "ColBERT", "HF_ColBERT", "colbert", "pylate", "late-interaction"}
+
+# Model type → why no graph is made of it.
+_REFUSED = {
+    "bros": "it reads the place of each word on a page (bbox), which no task has; compile a model of texts alone",
+    "led": "its encoder attends in windows, by lengths that a graph for all texts lacks; compile BART or PEGASUS",
+    "nystromformer": "its attention averages segments of a batch, so its outputs depend on the batch, because it reads "
+    "padding as text; compile a model with full attention, such as BERT",
+    "altclip": "of models of images and texts, CLIP and SigLIP are; compile a model of these",
+    "funnel": "its layers pool neighbouring tokens, by lengths that a graph for texts of all lengths lacks",
+}
 
 _SHOWN_LABELS = 8
 
@@ -144,6 +158,11 @@ class Configuration:
                 f"{self.folder}: {name} writes text about images and texts, which is not supported; decoders of texts "
                 f"alone are, which end in {' or '.join(_WRITING_HEADS)}"
             )
+        if name.endswith("WithProjection") and name not in _HEADS:
+            raise SetupError(
+                f"{self.folder}: {name} projects its vectors, which is supported for parts of CLIP alone; compile the "
+                "whole model of images and texts, if it is CLIP or SigLIP"
+            )
         writes = self.architecture.endswith(_WRITING_HEADS)
         tasks = self.encoder_decoder_tasks or ()
         if task in tasks and task in _FROM_TEXT_TO_TEXT and kind in _WITH_OTHER_BIASES:
@@ -184,7 +203,8 @@ class Configuration:
         return True
 
     def _kinds(self) -> set[str]:
-        tags = self.card.get("tags")
+        # With a Pooling, the model makes one vector of a text, however README.md names it.
+        tags = None if "Pooling" in self.modules else self.card.get("tags")
         words = [str(tag).lower() for tag in tags] if isinstance(tags, list) else ()
         return {*self.modules, str(self.settings.get("model_type")), self.architecture, *words}
 
@@ -245,6 +265,8 @@ def read_configuration(folder: Path) -> Configuration:
     with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
         config = transformers.AutoConfig.from_pretrained(model_folder, trust_remote_code=False)
     architecture = str((content.get("architectures") or [""])[0])
+    if not has_graph and (reason := _REFUSED.get(kind)):
+        raise SetupError(f"{folder}: {architecture or kind} is not supported: {reason}")
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(
         folder=folder,

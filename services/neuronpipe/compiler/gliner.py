@@ -105,6 +105,7 @@ class GlinerModel(transformers.PreTrainedModel):
     """
 
     config_class = transformers.PretrainedConfig
+    published_as = ARCHITECTURE
 
     def __init__(self, config: Any, gliner: Mapping[str, Any]) -> None:
         encoder_config = copy.deepcopy(config)  # the encoder chooses its own form of attention

@@ -185,8 +185,6 @@ class ImagesAndTexts(torch.nn.Module):
         super().__init__()
         self.model = model
         self.normalize = normalize
-        self._is_causal = model.config.model_type == "clip"
-        self._tokens = int(model.config.text_config.max_position_embeddings)
         self._pad_token_id = tokenizer.pad_token_id
 
     def forward(self, input_ids: torch.Tensor, pixels: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -197,16 +195,41 @@ class ImagesAndTexts(torch.nn.Module):
         return {"embedding": torch.cat([texts, images]).index_select(0, places)}
 
     def _texts_of(self, input_ids: torch.Tensor) -> Any:
-        if self._is_causal:
-            # A token sees the tokens before it, and thus no padding. transformers makes no mask for a length that it
-            # knows, and a trace would keep that for every length.
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-            is_seen = positions[:, None] >= positions[None, :]
-            mask = added_to_scores(is_seen, next(self.model.parameters()).dtype)[None, None]
-            return self.model.get_text_features(input_ids=input_ids, attention_mask=mask)
-        # SigLIP was trained on texts padded to its full length, whose last token gives the vector.
-        padding = input_ids.new_full((input_ids.shape[0], self._tokens), self._pad_token_id)
-        return self.model.get_text_features(input_ids=torch.cat([input_ids, padding], 1)[:, : self._tokens])
+        return self.model.get_text_features(**_text_inputs(self.model, input_ids, self._pad_token_id))
+
+
+def _text_inputs(model: Any, input_ids: torch.Tensor, pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Makes the inputs of CLIP or SigLIP, or of its part for texts, from ids with any padding, [batch, tokens]."""
+    if model.config.model_type.startswith("clip"):
+        # A token sees the tokens before it, and thus no padding. transformers makes no mask for a length that it
+        # knows, and a trace would keep that for every length.
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        is_seen = positions[:, None] >= positions[None, :]
+        mask = added_to_scores(is_seen, next(model.parameters()).dtype)[None, None]
+        return {"input_ids": input_ids, "attention_mask": mask}
+    # SigLIP was trained on texts padded to its full length, whose last token gives the vector.
+    tokens = int(getattr(model.config, "text_config", model.config).max_position_embeddings)
+    padding = input_ids.new_full((input_ids.shape[0], tokens), pad_token_id)
+    return {"input_ids": torch.cat([input_ids, padding], 1)[:, :tokens]}
+
+
+# The architectures of a part of CLIP or SigLIP → the part of the result that is its vector. The vectors of other parts
+# that project, such as MetaCLIP 2, are not made.
+IMAGE_PARTS = {"CLIPVisionModelWithProjection": "image_embeds"}
+TEXT_PARTS = {"CLIPTextModelWithProjection": "text_embeds", "SiglipTextModel": "pooler_output"}
+
+
+class TextsPart(torch.nn.Module):
+    """The part of CLIP or SigLIP for texts alone. `name`: the name of the output."""
+
+    def __init__(self, model: Any, tokenizer: SourceTokenizer, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._pad_token_id, self._name = tokenizer.pad_token_id, name
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        result = self.model(**_text_inputs(self.model, input_ids, self._pad_token_id))
+        return {self._name: getattr(result, TEXT_PARTS[type(self.model).__name__])}
 
 
 def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
@@ -220,7 +243,7 @@ def image_text_facts(folder: Path, model: Any) -> ImageTextFacts:
 
 def check_texts(folder: Path, model: Any, tokenizer: SourceTokenizer) -> None:
     """Raises SetupError if the graph would read the tokenizer's texts otherwise than transformers."""
-    if model.config.model_type == "siglip" and "attention_mask" in tokenizer.input_names:
+    if model.config.model_type.startswith("siglip") and "attention_mask" in tokenizer.input_names:
         raise SetupError(
             f"{folder}: its tokenizer masks padding (model_input_names has attention_mask), with which SigLIP was not "
             "trained; leave attention_mask out of model_input_names in tokenizer_config.json"
@@ -239,7 +262,10 @@ class ImageModule(torch.nn.Module):
     def forward(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         dtype = next(self.model.parameters()).dtype
         result = self.model(pixel_values=self.normalize(pixels).to(dtype), return_dict=True)
-        return {self.output: getattr(result, self._attribute)}
+        vectors: Any = getattr(result, self._attribute, None)
+        # ResNet and its kin pool to maps of one place, [batch, width, 1, 1].
+        is_map = vectors is not None and vectors.shape[2:] == (1, 1)
+        return {self.output: vectors.flatten(1) if is_map else vectors}
 
 
 def image_module(

@@ -31,6 +31,11 @@ from neuronpipe.tasks.multi_vector_embedding import TextKind
 _SAMPLE = "a text"
 _EXPANSION_TOKENS = 32
 _NORMALIZE = Layer(Normalize(), TOKENS, TOKENS)
+# A file with any of these fields expands queries. Source: _parse_model_config of MultiVectorEncoder.
+_PYLATE_FIELDS = (
+    *("query_length", "document_length", "do_query_expansion", "query_prefix", "document_prefix", "skiplist_words"),
+    *("attend_to_expansion_tokens", "attend_to_mask_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,12 @@ def read_late_interaction(folder: Path) -> LateInteraction:
 
 def _read_modules(folder: Path) -> LateInteraction:
     saved, model_folder = read_settings(folder), folder
-    is_pylate = saved.get("model_type") == "ColBERT"
     layers: list[Layer] = []
     settings: dict[str, Any] = {}
-    for kind, path in read_modules(folder, is_known=True):
+    modules = read_modules(folder, is_known=True)
+    # sentence-transformers also adds the layers of PyLate to a folder that names no kind of model.
+    is_pylate = saved.get("model_type") != "MultiVectorEncoder" and "MultiVectorMask" not in dict(modules)
+    for kind, path in modules:
         module_settings = read_object(path / "config.json", may_lack=True)
         if kind == "Transformer":
             model_folder = path
@@ -122,12 +129,13 @@ def _read_modules(folder: Path) -> LateInteraction:
 
 def _pylate_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Converts PyLate's settings to the form of sentence-transformers since version 6."""
-    words = saved.get("skiplist_words")
+    words, is_named = saved.get("skiplist_words"), saved.get("model_type") == "ColBERT"
+    skips_punctuation = words is None and (is_named or any(f"{name}_prefix" in saved for name in ("query", "document")))
     settings: dict[str, Any] = {
-        "skiplist_words": list(string.punctuation) if words is None else words,
+        "skiplist_words": list(string.punctuation) if skips_punctuation else words,
         "document_length": saved.get("document_length"),
     }
-    if saved.get("do_query_expansion") is False:
+    if saved.get("do_query_expansion") is False or not any(name in saved for name in _PYLATE_FIELDS):
         return settings | {"query_length": saved.get("query_length")}
     attend = saved.get("attend_to_expansion_tokens", saved.get("attend_to_mask_tokens"))
     length = saved.get("query_length") or _EXPANSION_TOKENS

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from neuronpipe.compiler.architectures import (
     has_decoder,
     positions,
     prepare,
+    rotary_limit,
     shifted_inputs,
 )
 from neuronpipe.compiler.onnx import GRAPHS, OnnxModel, graph_file, has_weights
@@ -209,9 +210,18 @@ class PooledModule(torch.nn.Module):
         return {self._output: self.head(token_vectors, attention_mask, prompt_tokens)}
 
 
+# The architectures whose only result is the vector of a text.
+DPR_ENCODERS = ("DPRQuestionEncoder", "DPRContextEncoder")
+
+
 def load_encoder(folder: Path) -> Any:
-    """Loads a model without a head, or T5's encoder; see load_weights."""
+    """Loads a model without a head, or T5's encoder; see load_weights. Raises SetupError for a model of vectors."""
     kind = read_object(transformer_folder(folder) / "config.json").get("model_type")
+    if kind == "dpr":
+        raise SetupError(
+            f"{folder}: {architecture_of(folder) or kind} gives no vectors of tokens; of DPR, "
+            f"{' and '.join(DPR_ENCODERS)} are compiled, for sentence-embedding and without a modules.json"
+        )
     return load_weights(transformers.AutoModelForTextEncoding if kind in T5_KINDS else transformers.AutoModel, folder)
 
 
@@ -257,8 +267,12 @@ def source_module(
     - `saved_limit`: max_seq_length of sentence-transformers, which replaces the tokenizer's limit.
     """
     accepted = {*inspect.signature(model.forward).parameters}
-    limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config)
-    remarks = remarks or {}
+    # In a graph, longrope has the factors of short texts.
+    rotary = None if isinstance(model, OnnxModel) else rotary_limit(model.config)
+    limits = max_tokens, saved_limit or tokenizer.max_tokens, positions(model.config), rotary
+    remarks = dict(remarks or {})
+    if rotary:
+        remarks["positions"] = f"longrope, whose factors of short texts hold up to {rotary} tokens"
     if isinstance(model, OnnxModel):
         accepted &= {*model.inputs}
         remarks = {**remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"}
@@ -341,7 +355,24 @@ _QUANTIZED = (".weight_scale", ".weight_scale_inv", ".qweight", ".qzeros", ".sca
 # no parameter is missing.
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _WITH_LABELS = (*_CLASSIFIERS, "ForImageClassification", "ForQuestionAnswering")
+# Parts of names: heads of training and of other tasks, in files as published, and numbers that transformers computes.
+_OTHER_PARTS = frozenset(
+    (
+        *("cls", "lm_head", "classifier", "pooler", "score", "qa_outputs", "head", "heads", "mlm", "mtp"),
+        *("discriminator_predictions", "generator_predictions", "generator_lm_head", "lm_predictions", "predictions"),
+        *("mask_predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector", "final_logits_bias", "version"),
+        *("sequence_summary", "classification_head", "pre_classifier", "nsp", "seq_relationship", "logit_scale"),
+        *("mask_token", "position_ids", "token_type_ids", "inv_freq", "masked_bias", "relative_position_index"),
+        *("sop_classifier", "attn_mask", "num_batches_tracked", "embed_positions", "position_embeddings"),
+        *("pred_layer", "lm_loss"),
+    )
+)
 _NUMBER = re.compile(r"\.\d+\.")
+
+
+def architecture_of(folder: Path) -> str:
+    """Returns the architecture that config.json names, or an empty text."""
+    return str((read_object(transformer_folder(folder) / "config.json").get("architectures") or [""])[0])
 
 
 def load_weights(auto_class: Any, folder: Path) -> Any:
@@ -390,8 +421,36 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     with torch.no_grad():  # a parameter may have two names
         for name in missing:
             parameters[name].zero_().requires_grad_(True)
+    model.unused_weights = () if guesses else _unused(model, info["unexpected_keys"])
     prepare(model)
     return model.eval()
+
+
+def with_unused_weights(module: SourceModule) -> SourceModule:
+    """Adds a remark about weights in the model's files that no parameter of the graph has."""
+    names = getattr(pretrained_model(module.module), "unused_weights", ())
+    if not names:
+        return module
+    others = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+    remark = f"the weights {_names(names)}{others}: transformers has no such weights in {module.architecture}"
+    return dataclasses.replace(module, remarks={**module.remarks, "not used": remark})
+
+
+def _unused(model: Any, unexpected: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of weights without a use, except of heads of other tasks and of numbers that are computed."""
+    names = sorted(
+        name
+        for name in unexpected
+        if _OTHER_PARTS.isdisjoint(name.split(".")) and not name.endswith((".attn.bias", ".attention.bias"))
+    )
+    trained: Any = getattr(transformers, _trained_class(model), None)
+    if not names or trained is type(model):
+        return tuple(names)
+    if getattr(trained, "config_class", None) is not type(model.config):  # such as HF_ColBERT, with a layer of its own
+        return ()
+    with torch.device("meta"):
+        known = trained(model.config).state_dict()
+    return tuple(name for name in names if name not in known)
 
 
 def _integers(folder: Path) -> list[str]:
@@ -438,7 +497,7 @@ def find_read(module: SourceModule, sample: Mapping[str, NDArray[Any]]) -> list[
 def _refuse_missing(folder: Path, model: Any, names: Sequence[str]) -> None:
     if not names:
         return
-    loaded, trained = type(model).__name__, _trained_class(model)
+    loaded, trained = getattr(model, "published_as", type(model).__name__), _trained_class(model)
     lost = f"its files lost what a {trained} is made of; save the model again"
     reason = lost if trained == loaded else _other_task(trained, loaded)
     raise SetupError(f"{folder}: its weights lack {_names(sorted(names))}: {reason}")

@@ -99,7 +99,8 @@ def _traced(module: SourceModule, example: Mapping[str, torch.Tensor]) -> openvi
         # The tracer warns of every Python value that it treats as constant. In these models the values are constant, as
         # the comparison shows.
         warnings.simplefilter("ignore")
-        with refusing(f"OpenVINO {openvino.__version__} cannot convert {module.architecture}", why=cause_of):
+        problem = f"OpenVINO {openvino.__version__} cannot convert {module.architecture}"
+        with refusing(problem, why=cause_of, advice="; --backend torch may compile it"):
             called = TakingStacks(module.module) if stacks else module.module
             positional = Positional(called, [*module.inputs, *stacks], module.outputs)
             return traced(positional, (*example.values(), *stacks.values()), input=inputs)

@@ -84,7 +84,7 @@ _TOKENIZER_ARGUMENTS = limited(_only(*_HUB_ARGUMENTS, "use_fast", "padding_side"
 _CONFIG_ARGUMENTS = limited(_only(*_HUB_ARGUMENTS, "use_cache"))
 APPLIED, NO_EFFECT, NEVER = Rule("applied"), Rule("no effect"), one_of()
 # Accepted values are the values that the compiler and the services use anyway.
-REPORTED = Rule("reported", lambda value: value in ("cosine", "maxsim", "meanmaxsim", "right"))
+REPORTED = Rule("reported", lambda value: str(value).lower() in ("cosine", "maxsim", "meanmaxsim", "right"))
 _RULES = {"applied": APPLIED, "no effect": NO_EFFECT, "never": NEVER, "reported": REPORTED}
 _TABLES: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 

@@ -183,7 +183,10 @@ def read_sentence_transformer(folder: Path, output: str = VECTOR) -> SentenceTra
             "embeddings"
         )
     if not poolings:
-        raise SetupError(f"{folder}: modules.json has no Pooling module, so there is no one vector for a text")
+        raise SetupError(
+            f"{folder}: modules.json has no Pooling module, so there is no one vector for a text; "
+            "--task multi-vector-embedding compiles a model of late interaction (ColBERT)"
+        )
     before, after = layers
     available = {TOKENS}
     for number, layer in enumerate([*before, *after]):

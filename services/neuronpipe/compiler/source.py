@@ -222,6 +222,9 @@ def reads_of(config: Any, architecture: str) -> Reads | None:
     kind = config.model_type
     if kind in IMAGE_TEXT_KINDS and not architecture.endswith("ForImageClassification"):
         return "both"
+    takes_pixels = getattr(getattr(transformers, architecture or "", None), "main_input_name", "") == "pixel_values"
+    if takes_pixels or kind.endswith("_vision_model"):
+        return "images"
     takes_images = any(kind in names for names in _IMAGE_KINDS)
     takes_texts = kind in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     return ("images" if takes_images else "texts") if takes_images != takes_texts else None

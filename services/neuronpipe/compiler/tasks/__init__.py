@@ -6,7 +6,7 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.compiler import onnx
-from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model
+from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model, with_unused_weights
 from neuronpipe.compiler.stacked_adapters import with_adapters
 from neuronpipe.compiler.tasks import images, labels, texts, vectors
 from neuronpipe.compiler.tasks.base import SourceTask
@@ -34,4 +34,4 @@ def load_module(
     check_missing(folder, module, SOURCE_TASKS[task].encode(module, ["one text"]))
     if attention:
         pretrained_model(module.module).set_attn_implementation(attention)
-    return module
+    return with_unused_weights(module)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.images import (
+    IMAGE_PARTS,
     ImageModule,
     ImagesAndTexts,
     check_texts,
@@ -25,6 +26,7 @@ from neuronpipe.compiler.modules import (
     PLACES,
     SampleBatch,
     SourceModule,
+    architecture_of,
     classifier_facts,
     labels_of,
     load_weights,
@@ -68,8 +70,11 @@ _POOLED, _OUTPUT = "pooler_output", "image_embedding"
 
 def _load_image_embedding(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     processor = load_image_processor(folder)
-    model = load_weights(transformers.AutoModel, folder)
-    module = ImageModule(processor.normalize, model, _POOLED, _OUTPUT)
+    architecture = architecture_of(folder)
+    vector = IMAGE_PARTS.get(architecture, _POOLED)
+    auto_class = getattr(transformers, architecture) if architecture in IMAGE_PARTS else transformers.AutoModel
+    model = load_weights(auto_class, folder)
+    module = ImageModule(processor.normalize, model, vector, _OUTPUT)
     pooled = try_images(folder, module, model, processor.spec.size)[_OUTPUT]
     if pooled is None or pooled.ndim != 2:
         raise SetupError(f"{folder}: {type(model).__name__} pools no vector of an image, which image-embedding needs")

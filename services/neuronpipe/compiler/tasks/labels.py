@@ -77,7 +77,7 @@ def load_classifier(folder: Path, tokenizer: SourceTokenizer, task: str = "text_
             facts[answered] = find(folder, model.config)
     labels = labels_of(model.config)
     limit = read_limits(transformer_folder(folder)).get("max_seq_length")
-    end = model.config.eos_token_id
+    end = getattr(model.config, "eos_token_id", None)
     if has_decoder(model) and end not in tokenizer.transformers_tokenizer("a")["input_ids"]:
         raise SetupError(
             f"{folder}: its tokenizer does not end texts with the eos_token_id {end} of config.json, at which its "

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.compiler.architectures import check_kinds, positions, rotary_limit
+from neuronpipe.compiler.architectures import check_kinds, positions
 from neuronpipe.compiler.modules import (
     NO_LIMIT_TOKENS,
     Named,
@@ -48,12 +48,8 @@ UNSET_LENGTH = 20
 def _load_text_generation(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
     model = load_weights(transformers.AutoModelForCausalLM, folder)
     check_kinds(type(model).__name__, model.config)
-    limit = rotary_limit(model.config)
     chat = chat_facts(folder, tokenizer.transformers_tokenizer)
     described: dict[str, Any] = {"facts": generation_facts(folder, model, GenerationFacts, **chat), "per_token": True}
-    if limit:
-        positions = f"longrope, whose factors of short texts hold up to {limit} tokens"
-        described |= {"max_tokens": limit, "remarks": {"positions": positions}}
     return checked(folder, source_module(Named(model, "logits"), model, "text_generation", tokenizer, **described))
 
 

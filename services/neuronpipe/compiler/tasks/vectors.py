@@ -15,14 +15,17 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from neuronpipe.compiler.images import TEXT_PARTS, TextsPart, check_texts
 from neuronpipe.compiler.late_interaction import read_late_interaction
 from neuronpipe.compiler.m3 import has_heads, refuse_heads, with_heads
 from neuronpipe.compiler.modules import (
+    DPR_ENCODERS,
     Named,
     Outputs,
     PooledModule,
     SampleBatch,
     SourceModule,
+    architecture_of,
     load_encoder,
     load_weights,
     source_module,
@@ -95,6 +98,9 @@ _TASKS = ("sentence_embedding", "sentence_similarity")
 
 def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentence_embedding") -> SourceModule:
     """Loads an embedding model for one of the two tasks of its graph, and names both. Raises SetupError."""
+    if not read_modules(folder) and (architecture := architecture_of(folder)) in (*TEXT_PARTS, *DPR_ENCODERS):
+        load = _load_dpr if architecture in DPR_ENCODERS else _load_texts_part
+        return load(folder, tokenizer, task)
     parts = read_sentence_transformer(folder)
     model = load_encoder(parts.model_folder)
     module = PooledModule(model, parts.head, _EMBEDDING)
@@ -115,6 +121,38 @@ def load_embedder(folder: Path, tokenizer: SourceTokenizer, task: str = "sentenc
         further_inputs=() if parts.head.pooling.pools_prompt else (PROMPT_TOKENS,),
     )
     return with_heads(folder, embedder) if has_heads(folder) else embedder
+
+
+def _load_texts_part(folder: Path, tokenizer: SourceTokenizer, task: str) -> SourceModule:
+    model = load_weights(getattr(transformers, architecture_of(folder)), folder)
+    check_texts(folder, model, tokenizer)
+    module = TextsPart(model, tokenizer, _EMBEDDING)
+    with torch.inference_mode():
+        dimensions = module(torch.zeros((1, 1), dtype=torch.int64))[_EMBEDDING].shape[1]
+    facts = dict.fromkeys(_TASKS, EmbeddingFacts(embedding_dimensions=dimensions))
+    described = source_module(module, model, task, tokenizer, outputs=(_EMBEDDING,), facts=facts)
+    return replace(described, inputs=("input_ids",))
+
+
+class _Pooled(torch.nn.Module):
+    """A model whose result has a pooled vector of each text: [batch, width]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.named = Named(model, "pooler_output")
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        return {_EMBEDDING: self.named(input_ids, attention_mask, token_type_ids)["pooler_output"]}
+
+
+def _load_dpr(folder: Path, tokenizer: SourceTokenizer, task: str) -> SourceModule:
+    model = load_weights(getattr(transformers, architecture_of(folder)), folder)
+    facts = EmbeddingFacts(embedding_dimensions=model.config.projection_dim or model.config.hidden_size)
+    return source_module(
+        _Pooled(model), model, task, tokenizer, outputs=(_EMBEDDING,), facts=dict.fromkeys(_TASKS, facts)
+    )
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
