@@ -24,6 +24,7 @@ from neuronpipe.compiler import neuronx_processes
 from neuronpipe.compiler.conversion import CASTS, Conversion, Ran
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.neuronx_processes import FilledBucket, TraceJob
+from neuronpipe.compiler.source import walk_files
 from neuronpipe.compiler.stacked_adapters import stacks_sha256
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import reporting_os_errors
@@ -226,6 +227,6 @@ def _stamp(conversion: Conversion, bucket: Bucket, flags: Sequence[str], version
 
 def _configuration_sha256(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(path for path in walk_files(folder) if path.suffix == ".json"):
         digest.update(f"{path.relative_to(folder)}{os.linesep}".encode() + path.read_bytes())
     return digest.hexdigest()

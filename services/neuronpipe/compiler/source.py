@@ -1,12 +1,13 @@
 """Gets a model from a local folder or from the Hugging Face Hub, and names the faults of its files."""
 
 import contextlib
+import fnmatch
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub
@@ -43,6 +44,36 @@ def check_files(folder: Path) -> None:
             raise _unreadable(path, folder) from error
         if head == _LFS:
             raise SetupError(f"{path}: a pointer of Git LFS, not the file itself; run: git -C {folder} lfs pull")
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yields the files of a folder, also behind links to folders, of which each is entered once."""
+    entered = set[str]()
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        entered.add(os.path.realpath(parent))
+        folders[:] = [name for name in sorted(folders) if os.path.realpath(Path(parent, name)) not in entered]
+        yield from (Path(parent, name) for name in names)
+
+
+def _named(paths: Iterable[Path], patterns: Iterable[str]) -> set[Path]:
+    """Returns the paths whose names match a pattern."""
+    return {path for path in paths if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)}
+
+
+def _shards(folder: Path) -> Iterator[Path]:
+    """Yields the files that indexes of weights name, also missing files.
+
+    Raises SetupError for a name outside of the folder, and for what is no file: reading a device never ends.
+    """
+    for index in sorted(_named(walk_files(folder), ("*.index.json",))):
+        file_of_weight = read_object(index).get("weight_map")
+        for name in sorted({str(name) for name in file_of_weight.values()} if isinstance(file_of_weight, dict) else ()):
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise SetupError(f"{index}: names {name!r:.100}, which is outside of the model")
+            if (shard := index.parent / name).exists() and not shard.is_file():
+                raise SetupError(f"{index}: names {name!r:.100}, which is no file")
+            yield shard
 
 
 def refuse_adapter(folder: Path) -> None:
@@ -276,9 +307,10 @@ class ModelSource:
     others: tuple[str, ...] = ()
 
     def describe(self) -> Source:
-        digest = hashlib.sha256()
-        patterns = _WEIGHTS if any(next(self.folder.rglob(pattern), None) for pattern in _WEIGHTS) else _GRAPHS
-        for path in sorted(path for pattern in patterns for path in self.folder.rglob(pattern)):
+        files, digest = {*walk_files(self.folder)}, hashlib.sha256()
+        shards = {path for path in _shards(self.folder) if path.is_file()}
+        weights = (shards | _named(files, _WEIGHTS)) or _named(files, _GRAPHS) or files
+        for path in sorted(weights):
             digest.update(f"{path.relative_to(self.folder)} {file_sha256(path)}\n".encode())
         return Source(location=self.location, revision=self.revision, base=self.base, weights_sha256=digest.hexdigest())
 
@@ -319,6 +351,8 @@ def find_source(source: str, revision: str | None, *, is_adapter: bool = False) 
 
 def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
+    for _ in _shards(folder):
+        pass
     if not is_adapter:
         refuse_adapter(folder)
         if foreign_form(folder):
