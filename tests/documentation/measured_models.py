@@ -248,7 +248,8 @@ _TAIL = """
   torchvision's processors round otherwise.
 - **Images** also compile in int8 (`--calibration FOLDER`) and for neuronx.
 - **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. A
-  tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only.
+  tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only. Their parts for images
+  or texts alone (`CLIPTextModelWithProjection`) are compiled as well, as are DPR's encoders.
 - **Vectors of images** are what a model pools (`pooler_output`), and CLIP's and SigLIP's projections. **DINOv2** has
   its positions computed for the size of its image processor.
 """
