@@ -4,6 +4,7 @@ Runs with transformers 4.57.6 as well: .venv-transformers4/bin/python -m pytest 
 """
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -266,8 +267,10 @@ def test_what_openvino_cannot_convert_is_told_to_try_the_other_back_end(tmp_path
     tokenizer = word_piece(max_tokens=64)
     config = transformers.XLMConfig(vocab_size=len(tokenizer), emb_dim=32, n_layers=1, n_heads=4)
     source = save(transformers.XLMForSequenceClassification(config), tmp_path / "source", tokenizer)
+    level = logging.getLogger().level
     with pytest.raises(SetupError, match=r"OpenVINO .* cannot convert XLM.*; --backend torch may compile it$"):
         compile_model(source, tmp_path)
+    assert logging.getLogger().level == level, "later warnings would be lost"
     compile_model(source, tmp_path, backend="torch")
 
 

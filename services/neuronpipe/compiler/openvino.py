@@ -30,6 +30,7 @@ from neuronpipe.stages.neuron_executor.runtimes.openvino import (
     PRECISION,
     STACKS_FILE,
     computable,
+    convert_model,
     engine,
     openvino,
     traced,
@@ -125,7 +126,7 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
     example = (torch.rand(2, 5, width), *(torch.ones(2, 5, dtype=torch.int64) for _ in range(1 + len(further))))
     shapes = [openvino.PartialShape([-1, -1, *tensor.shape[2:]]) for tensor in example]
     types = [openvino.Type(tensor.numpy().dtype) for tensor in example]
-    head = openvino.convert_model(whole.head, example_input=example, input=list(zip(shapes, types, strict=True)))
+    head = convert_model(whole.head, example_input=example, input=list(zip(shapes, types, strict=True)))
     vectors, mask, *others = head.inputs
     for port, source in ((vectors, hidden), (mask, parameters["attention_mask"].output(0))):
         for target in port.get_target_inputs():

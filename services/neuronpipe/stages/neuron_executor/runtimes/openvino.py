@@ -1,6 +1,7 @@
 """OpenVINO without its telemetry, the only engine of this process, and the graphs that it reads."""
 
 import functools
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -161,7 +162,21 @@ def traced(module: Any, example: Any, **options: Any) -> openvino.Model:
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder  # imports torch
 
     decoder = TorchScriptPythonDecoder(module, example_input=example, trace_kwargs={"check_trace": False})
-    return openvino.convert_model(decoder, **options)
+    return convert_model(decoder, **options)
+
+
+def convert_model(source: Any, **options: Any) -> openvino.Model:
+    """Calls openvino.convert_model, and keeps the root logger as it is.
+
+    A conversion that fails leaves the root logger of OpenVINO 2026.4 at ERROR, and warnings of this process were lost.
+    """
+    logger = logging.getLogger()
+    level, filters, handlers = logger.level, [*logger.filters], [*logger.handlers]
+    try:
+        return openvino.convert_model(source, **options)
+    finally:
+        logger.setLevel(level)
+        logger.filters[:], logger.handlers[:] = filters, handlers
 
 
 def compute(request: openvino.InferRequest, inputs: Mapping[str, NDArray[Any]]) -> None:
