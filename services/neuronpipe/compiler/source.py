@@ -47,12 +47,17 @@ def check_files(folder: Path) -> None:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yields the files of a folder, also behind links to folders, of which each is entered once."""
+    """Yields the files of a folder, also behind links to folders."""
+    return (Path(parent, name) for parent, names in _walk(folder) for name in names)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields each folder within a folder, also behind links, with the names of its files. Enters each folder once."""
     entered = set[str]()
     for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         entered.add(os.path.realpath(parent))
         folders[:] = [name for name in sorted(folders) if os.path.realpath(Path(parent, name)) not in entered]
-        yield from (Path(parent, name) for name in names)
+        yield parent, names
 
 
 def _named(paths: Iterable[Path], patterns: Iterable[str]) -> set[Path]:
@@ -91,7 +96,7 @@ def refuse_adapter(folder: Path) -> None:
 def _files(folder: Path) -> Iterator[Path]:
     """Yields the files to read. Weights in PyTorch's format are read only if there are none in safetensors."""
     try:
-        for parent, _, names in os.walk(folder, onerror=_raise):
+        for parent, names in _walk(folder):
             has_safetensors = any(name.endswith(".safetensors") for name in names)
             kinds = (".json", ".txt", ".model", ".spm", ".safetensors" if has_safetensors else ".bin")
             yield from (Path(parent) / name for name in names if name.endswith(kinds))
