@@ -568,13 +568,14 @@ def _options(body: bodies.CompletionOptions, max_tokens: int | None, top_logprob
     stops = options.get("stop_strings", ())
     if "" in ([stops] if isinstance(stops, str) else stops):  # OpenAI ignores empty strings
         options["stop_strings"] = [stop for stop in stops if stop]
+    choices_field = OPTIONS["choices"].openai
     for name, form_field, value in _forms(body):
         if name in options:
             raise InvalidInput(form_field, "is given twice")
         options[name] = value
+        choices_field = form_field if name == "choices" else choices_field
     if options.get("choices") == []:
-        field = next((field for name, field, _ in _forms(body) if name == "choices"), "guided_choice")
-        raise InvalidInput(field, "is empty; a text must have a choice")
+        raise InvalidInput(choices_field, "is empty; a text must have a choice")
     if body.ignore_eos:
         if max_tokens is None:
             raise InvalidInput("ignore_eos", "needs max_tokens, which the text then has")
