@@ -322,7 +322,9 @@ def classifier_facts(config: Any) -> ClassifierFacts:
         function = "sigmoid"
     categories: Any = getattr(config, "moderation_categories", None) or {}
     if not isinstance(categories, dict) or not set(categories) <= set(labels_of(config)):
-        raise SetupError("config.json: moderation_categories must be an object of the model's labels")
+        raise SetupError(
+            f"{config.name_or_path}/config.json: moderation_categories must be an object of the model's labels"
+        )
     categories = {label: str(category) for label, category in categories.items()}
     return ClassifierFacts(score_function=function, moderation_categories=categories)
 
