@@ -26,11 +26,12 @@ from neuronpipe.doors.http.reasoning import (
     facts_of,
     name_unread,
     reader_of_answer,
+    thinking_of,
 )
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_generation import form_of
 
 _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {
@@ -202,22 +203,22 @@ async def _messages(inference: Inference, request: HttpRequest) -> HttpResponse:
         name_unread(facts, {"thinking": THINKING_VARIABLES})
     if body.output_config.effort:
         name_unread(facts, {"output_config.effort": ("reasoning_effort",)})
-    tools.force(generation, "strict", _form(body), facts)
+    tools.set_form(generation, "strict", _form(body), facts)
     input, fields = _input(body, tools, generation)
+    model_call = ModelCall(request.call, model, fields)
 
     def new_writer() -> _MessageWriter:
-        facts = GenerationFacts.of(inference.catalog.spec(*model))
-        chat, thinking, begun = input.text_generation, _thinking(body), ""
+        chat, thinking, begun = input.text_generation, thinking_of(_variables(body)), ""
         if chat.continue_final_message:
             thinking, begun = "", chat.messages[-1].content
         has_form = bool(form_of(generation))
-        reader = reader_of_answer(tools, facts, has_form=has_form, thinking=thinking, begun=begun)
+        reader = reader_of_answer(inference, model, tools, has_form=has_form, thinking=thinking, begun=begun)
         return _MessageWriter(request.call.request_id, model.name, reader)
 
     if body.stream:
-        events = await inference.stream(ModelCall(request.call, model, fields), input)
+        events = await inference.stream(model_call, input)
         return event_response(new_writer().events(events), ANTHROPIC_ERROR)
-    result = await inference.infer_one(ModelCall(request.call, model, fields), input)
+    result = await inference.infer_one(model_call, input)
     return HttpResponse(write_body(new_writer().whole(result)))
 
 
@@ -255,11 +256,14 @@ def _tool_use(body: CountedMessages) -> ToolUse:
     return ToolUse.of(tools, choice, has_several=not chosen.disable_parallel_tool_use)
 
 
-def _thinking(body: CountedMessages) -> str:
-    """Returns the setting of the template's thinking; see GenerationFacts.opens_reasoning."""
-    if body.thinking is None:
-        return "default"
-    return "off" if body.thinking.type == "disabled" else "on"
+def _variables(body: CountedMessages) -> dict[str, Any]:
+    """Returns the variables of the template that a request sets."""
+    variables: dict[str, Any] = {}
+    if body.thinking is not None:
+        variables = dict.fromkeys(THINKING_VARIABLES, body.thinking.type != "disabled")
+    if effort := body.output_config.effort:
+        variables["reasoning_effort"] = effort
+    return variables
 
 
 def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) -> tuple[TaskInput, dict[str, str]]:
@@ -297,17 +301,12 @@ def _input(body: CountedMessages, tools: ToolUse, options: GenerationOptions) ->
         text = "\n".join(filter(None, (_text(message.content) for message in messages)))
         if text or further or not results:
             say(place, role, text, "" if numbers[1:] else f"{place}.content", **further)
-    continues = said[-1]["role"] == "assistant" and "tool_calls" not in said[-1]
-    variables: dict[str, Any] = {}
-    if body.thinking is not None:
-        variables = dict.fromkeys(THINKING_VARIABLES, _thinking(body) == "on")
-    if effort := body.output_config.effort:
-        variables["reasoning_effort"] = effort
+    variables = _variables(body)
     input = TextGenerationInput(
         messages=[SaidMessage.model_validate(message).message() for message in said],
         tools=tools.for_template,
         template_arguments=json.dumps(variables) if variables else "",
-        continue_final_message=continues,
+        continue_final_message=said[-1]["role"] == "assistant" and "tool_calls" not in said[-1],
         options=options,
     )
     return TaskInput(text_generation=input), _FIELDS | fields | tools.fields("input_schema", _form(body))

@@ -46,7 +46,7 @@ from neuronpipe.doors.http.reasoning import (
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_generation import form_of
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {
@@ -210,7 +210,7 @@ async def _responses(inference: Inference, request: HttpRequest, *, counts: bool
     model = inference.choose(request.model(body.model), "text_generation")
     tools, options = _tool_use(body), _options(body)
     facts, form = facts_of(inference, model), "text.format" if body.text.format else ""
-    tools.force(options, "strict", form, facts)
+    tools.set_form(options, "strict", form, facts)
     for name in ("summary", "generate_summary"):
         if name in body.reasoning.model_fields_set:
             ignore(f"reasoning.{name}", "is not supported: the reasoning comes as it is")
@@ -231,9 +231,8 @@ async def _responses(inference: Inference, request: HttpRequest, *, counts: bool
         return HttpResponse(write_body({"object": "response.input_tokens", "input_tokens": tokens}))
 
     def new_writer() -> _ResponseWriter:
-        """Makes the writer once the model has answered, which only a model that generates does."""
-        facts = GenerationFacts.of(inference.catalog.spec(*model))
-        reader = reader_of_answer(tools, facts, has_form=bool(form_of(options)), thinking=thinking_of(variables))
+        has_form, thinking = bool(form_of(options)), thinking_of(variables)
+        reader = reader_of_answer(inference, model, tools, has_form=has_form, thinking=thinking)
         return _ResponseWriter(request.call.request_id, model.name, body, reader)
 
     if body.stream:

@@ -35,14 +35,12 @@ from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
 from neuronpipe.doors.vectors import listed
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_generation import form_of
 
 # OpenAI's default for completions.
 _MAX_TOKENS = 16
 _SEEDS = 1 << 64
 _FIELDS = {f"options.{name}": option.openai for name, option in OPTIONS.items() if option.openai}
-_REASONS = {FinishReason.FINISH_REASON_LENGTH: "length"}
-_NO_TOOLS = ToolUse(())
 # Fields of a chat that are variables of the model's template.
 _VARIABLES = ("add_generation_prompt", "reasoning_effort", "verbosity")
 # vLLM's names of forms of a text → our options.
@@ -104,7 +102,7 @@ class _AnswerWriter:
     - `begin`: the first choice of a stream.
     """
 
-    id: str
+    id_prefix: str
     whole_object: str
     part_object: str
     whole: Callable[[str], dict[str, Any]]
@@ -120,7 +118,7 @@ class _Offsets:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def of(self, logprobs: Sequence[TokenLogprob]) -> list[int]:
+    def advance(self, logprobs: Sequence[TokenLogprob]) -> list[int]:
         """Returns the offsets of the next tokens."""
         offsets = []
         for token in logprobs:
@@ -158,12 +156,12 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob], offsets: _Offsets) ->
         "tokens": [_text_of_token(token) for token in logprobs],
         "token_logprobs": [token.logprob for token in logprobs],
         "top_logprobs": [best(token) for token in logprobs],
-        "text_offset": offsets.of(logprobs),
+        "text_offset": offsets.advance(logprobs),
     }
 
 
 _CHAT = _AnswerWriter(
-    id="chatcmpl",
+    id_prefix="chatcmpl",
     whole_object="chat.completion",
     part_object="chat.completion.chunk",
     whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
@@ -178,7 +176,7 @@ def _text(text: str) -> dict[str, Any]:
 
 
 _COMPLETION = _AnswerWriter(
-    id="cmpl",
+    id_prefix="cmpl",
     whole_object="text_completion",
     part_object="text_completion",
     whole=_text,
@@ -198,7 +196,7 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
     tools = _tool_use(body)
     facts = facts_of(inference, model)
     form = "response_format" if body.response_format and body.response_format.type != "text" else ""
-    tools.force(options, "function.strict", form, facts)
+    tools.set_form(options, "function.strict", form, facts)
     variables = {name: value for name in _VARIABLES if (value := getattr(body, name)) is not None}
     variables |= switched(body.reasoning_effort, body.chat_template_kwargs or {})
     name_unread(facts, _read_variables(body))
@@ -217,7 +215,13 @@ async def chat(inference: Inference, request: HttpRequest) -> HttpResponse:
 
     fields = _fields(body) | tools.fields("function.parameters", form)
     inputs = Inputs("messages", [body.messages], make, fields, is_list=False)
-    return await _answer_texts(inference, request, model, _CHAT, inputs, tools, has_form=bool(form_of(options)))
+    has_form, thinking = bool(form_of(options)), _thinking(body)
+
+    def new_reader() -> AnswerReader:
+        begun = body.messages[-1].message().content if body.continue_final_message else ""
+        return reader_of_answer(inference, model, tools, has_form=has_form, thinking=thinking, begun=begun)
+
+    return await _answer_texts(inference, request, model, _CHAT, inputs, new_reader)
 
 
 async def completions(inference: Inference, request: HttpRequest) -> HttpResponse:
@@ -247,7 +251,12 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
         return TaskInput(text_generation=tasks.TextGenerationInput(**prompt_fields, **cuts, options=options))
 
     inputs = Inputs("prompt", prompts, make, _fields(body), is_list=len(prompts) > 1)
-    return await _answer_texts(inference, request, model, _COMPLETION, inputs, _NO_TOOLS)
+    begins = [prompt if body.echo and isinstance(prompt, str) else "" for prompt in prompts]
+    return await _answer_texts(inference, request, model, _COMPLETION, inputs, _reader_of_words, begins)
+
+
+def _reader_of_words() -> AnswerReader:
+    return AnswerReader(ToolUse(()).reader(""))
 
 
 ANSWERS: Answers[Inference] = [
@@ -264,22 +273,12 @@ async def _answer_texts(
     model: ModelName,
     writer: _AnswerWriter,
     inputs: Inputs,
-    tools: ToolUse,
-    *,
-    has_form: bool = False,
+    new_reader: Callable[[], AnswerReader],
+    begins: Sequence[str] = ("",),
 ) -> HttpResponse:
+    """Answers with the texts of all inputs. `begins`: the beginning of each input's texts."""
     body: bodies.CompletionOptions = request.body
-    head = {"id": f"{writer.id}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
-    echoes = isinstance(body, bodies.CompletionRequest) and body.echo
-    begins = [value if echoes and isinstance(value, str) else "" for value in inputs.values]
-
-    def new_reader() -> AnswerReader:
-        facts = GenerationFacts.of(inference.catalog.spec(*model))
-        if isinstance(body, bodies.ChatRequest):
-            begun = body.messages[-1].message().content if body.continue_final_message else ""
-            return reader_of_answer(tools, facts, has_form=has_form, thinking=_thinking(body), begun=begun)
-        return AnswerReader(tools.reader(""))
-
+    head = {"id": f"{writer.id_prefix}-{request.call.request_id}", "created": int(time.time()), "model": model.name}
     if body.stream:
         events = await inference.stream_each(request.call, model, inputs)
         chunks = _ChunkWriter(writer, head, body, begins, new_reader).chunks(events)
@@ -371,25 +370,24 @@ class _ChunkWriter:
         """Yields the chunks."""
         async with aclosing(events):
             async for number, event in events:
-                for chunk in self._write_begins(number, event):
+                for chunk in self._write_event(number, event):
                     yield chunk
-                if isinstance(event, GeneratedPart):
-                    for chunk in self._write_part(number * self._texts + event.sequence, event):
-                        yield chunk
-                elif isinstance(event, InferenceResult):
-                    for chunk in self._write_ends(number * self._texts, event):
-                        yield chunk
-            if self._options.include_usage:
-                yield self._head | {
-                    "choices": [],
-                    "usage": _usage(self._usages, [choice.reader for choice in self._choices]),
-                }
+        if self._options.include_usage:
+            usage = _usage(self._usages, [choice.reader for choice in self._choices])
+            yield self._head | {"choices": [], "usage": usage}
+
+    def _write_event(self, number: int, event: TextEvent) -> Iterator[dict[str, Any]]:
+        """Yields the chunks of an event of an input's texts."""
+        if number not in self._begun:
+            self._begun.add(number)
+            yield from self._write_begins(number, event)
+        if isinstance(event, GeneratedPart):
+            yield from self._write_part(number * self._texts + event.sequence, event)
+        elif isinstance(event, InferenceResult):
+            yield from self._write_ends(number * self._texts, event)
 
     def _write_begins(self, number: int, event: TextEvent) -> Iterator[dict[str, Any]]:
         """Yields the first chunks of an input's texts, at its first event, which tells the tokens of the prompt."""
-        if number in self._begun:
-            return
-        self._begun.add(number)
         if isinstance(event, GenerateStart):
             self._prompt_tokens[number] = event.prompt_tokens
             self._head |= _fingerprint(event.version)
@@ -447,8 +445,9 @@ def _choice(index: int, text: Mapping[str, Any], reason: str | None, logprobs: A
 
 def _reason(text: GeneratedText, reader: AnswerReader) -> str:
     """Returns the reason for the end of a text that the reader has read."""
-    reason = _REASONS.get(text.finish_reason, "stop")
-    return "tool_calls" if reason == "stop" and reader.ends_with_calls else reason
+    if text.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+        return "length"
+    return "tool_calls" if reader.ends_with_calls else "stop"
 
 
 def _stop_reason(text: GeneratedText, body: bodies.CompletionOptions) -> dict[str, Any]:

@@ -165,14 +165,15 @@ class AnswerReader:
 
 
 def reader_of_answer(
-    tools: ToolUse, facts: GenerationFacts, *, has_form: bool, thinking: str, begun: str = ""
+    inference: Inference, model: ModelName, tools: ToolUse, *, has_form: bool, thinking: str, begun: str = ""
 ) -> AnswerReader:
-    """Returns the reader of a model's answer.
+    """Returns the reader of an answer, once the model has answered, which only a model that generates does.
 
     - `has_form`: the text has a form, which holds from the first token on, so there is no reasoning.
     - `thinking`: see `thinking_of`; empty for a prompt that ends in the answer.
     - `begun`: the message that the answer continues, which may end within the reasoning.
     """
+    facts = GenerationFacts.of(inference.catalog.spec(*model))
     calls = tools.reader(facts.chat_template if tools.tools else "")
     marks = None if has_form else facts.reasoning_marks
     reasoning = "" if thinking in facts.opens_reasoning else None

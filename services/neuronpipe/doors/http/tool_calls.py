@@ -150,9 +150,7 @@ class ToolUse:
         """The tools as JSON."""
         return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
 
-    def force(
-        self, options: GenerationOptions, strict: str, form: str = "", facts: GenerationFacts | None = None
-    ) -> None:
+    def set_form(self, options: GenerationOptions, strict: str, form: str, facts: GenerationFacts | None) -> None:
         """Sets the form of a text that must call, or that may call instead of having a form. Raises InvalidInput.
 
         - `strict`: the path of the field in a tool. Arguments of calls without a form are as the model writes them:
@@ -190,9 +188,9 @@ class ToolUse:
             options.ClearField(name)
         options.grammar = "\n".join(rules)
 
-    def fields(self, parameters: str, form: str = "") -> dict[str, str]:
+    def fields(self, parameters: str, form: str) -> dict[str, str]:
         """Returns the name of the field that sets the form. `parameters`: the path of parameters in a tool. `form`: see
-        `force`.
+        `set_form`.
         """
         if not (self.must_call or self.function):
             return {"options.grammar": f"tools and {form}"} if form and self.tools else {}

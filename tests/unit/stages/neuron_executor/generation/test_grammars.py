@@ -75,7 +75,7 @@ def _calls_or_form() -> str:
     options = GenerationOptions(json_schema=json.dumps(_SCHEMA))
     facts = GenerationFacts(chat_template="<tool_call>", call_mark_ids=())
     tools = [{"function": {"name": "look", "parameters": _SCHEMA}}, {"function": {"name": "wait", "parameters": _NONE}}]
-    ToolUse(tools).force(options, "function.strict", "response_format", facts)
+    ToolUse(tools).set_form(options, "function.strict", "response_format", facts)
     return options.grammar
 
 
