@@ -147,7 +147,7 @@ def _row(status: "JobStatus") -> tuple[str, ...]:
 
 def _list_dead(options: argparse.Namespace) -> None:
     async def show(store: "JobStore") -> None:
-        print_table([_DEAD_COLUMNS, *map(_dead_row, await store.dead())])
+        print_table([_DEAD_COLUMNS, *map(_dead_row, await store.dead_jobs())])
 
     _with_store(options, show)
 

@@ -158,8 +158,7 @@ class Notifier:
         }
         destination = Destination.of(job.notify)
         address = await resolve(destination, self._networks)
-        limits = (_TIMEOUT_S, _MAX_ANSWER_BYTES)
-        answer = await post(destination, address, headers, body, limits)
+        answer = await post(destination, address, headers, body, timeout_s=_TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES)
         if not 200 <= answer.status < 300:  # also redirects, whose targets nothing has allowed
             raise PostFailed(f"it answered {answer.status}")
 

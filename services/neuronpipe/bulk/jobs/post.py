@@ -86,13 +86,12 @@ async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
 
 
 async def post(
-    to: Destination, address: str, headers: Mapping[str, str], body: bytes, limits: tuple[float, int]
+    to: Destination, address: str, headers: Mapping[str, str], body: bytes, *, timeout_s: float, max_bytes: int
 ) -> HttpAnswer:
-    """Sends a body to an address of the host. `limits`: seconds, and bytes of the answer. Raises PostFailed.
+    """Sends a body to an address of the host. `max_bytes`: limit of the answer. Raises PostFailed.
 
     Uses no thread: the call never waits for a thread, and after a cancellation nothing is sent.
     """
-    timeout_s, max_bytes = limits
     try:
         async with asyncio.timeout(timeout_s):
             answer = await _exchange(to, address, headers, body, max_bytes)

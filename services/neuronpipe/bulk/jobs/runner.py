@@ -17,14 +17,13 @@ from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
 from neuronpipe.bulk.jobs.gateway import BulkGateway
 from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import JobProgress, StoredJob
-from neuronpipe.bulk.jobs.objects import object_failed, write_object
+from neuronpipe.bulk.jobs.objects import JobObjects
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import InvalidInput, Overloaded, Unavailable
 from neuronpipe.core.files import lines_of
 from neuronpipe.core.parsing import too_much
 from neuronpipe.core.status import to_status
 from neuronpipe.core.tracing import SpanContext
-from neuronpipe.platform.process.background import run_apart
-from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
 
 # The longest line of a file, with its end: an image of 10 MiB as Base64 has room.
 _MAX_LINE_BYTES = 16 << 20
@@ -43,13 +42,11 @@ _Given: TypeAlias = InferRequest | tuple[int, bytes]
 
 
 class Runner:
-    """Runs jobs. `limits`: bytes of an object, bytes of outcomes that are in no object, lines of a file."""
+    """Runs jobs within the limits of a worker's settings."""
 
-    def __init__(self, gateway: BulkGateway, invoker: Invoker, storage: Storage, limits: tuple[int, int, int]) -> None:
-        self._gateway = gateway
-        self._invoker = invoker
-        self._storage = storage
-        self._max_input_bytes, self._max_result_bytes, self._max_lines = limits
+    def __init__(self, gateway: BulkGateway, invoker: Invoker, objects: JobObjects, settings: WorkerSettings) -> None:
+        self._gateway, self._invoker, self._objects = gateway, invoker, objects
+        self._max_result_bytes, self._max_lines = settings.max_result_bytes, settings.max_input_lines
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     async def run(self, job: StoredJob, progress: JobProgress, trace: SpanContext | None) -> JobResult:
@@ -63,7 +60,7 @@ class Runner:
         count = len(submitted.requests)
         with ExitStack() as opened:
             if submitted.input_uri:
-                file = opened.enter_context(await run_apart(self._open, submitted.input_uri))
+                file = opened.enter_context(await self._objects.open(submitted.input_uri))
                 count = await asyncio.to_thread(self._count_lines, file, submitted)
                 requests = _lines(file)
             outcomes = opened.enter_context(closing(_Outcomes(submitted.output_uri, count, self._max_result_bytes)))
@@ -71,7 +68,7 @@ class Runner:
                 new_outcomes = await self._infer(job, outcomes.count, next_inputs, progress, trace)
                 await asyncio.to_thread(outcomes.add, new_outcomes)
             if outcomes.file:
-                await write_object(self._storage, submitted.output_uri, outcomes.file, progress)
+                await self._objects.write(submitted.output_uri, outcomes.file, progress)
             return outcomes.result
 
     async def _infer(
@@ -94,12 +91,6 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(outcome(*numbered)) for numbered in enumerate(inputs, first)]
             return [task.result() for task in tasks]
-
-    def _open(self, uri: str) -> BinaryIO:
-        try:
-            return self._storage.open(ObjectUri.parse(uri), self._max_input_bytes)
-        except StorageError as error:
-            raise object_failed("input_uri", uri, error) from error
 
     def _count_lines(self, file: BinaryIO, submitted: SubmitInferenceRequest) -> int:
         """Returns the number of lines of a file. Raises InvalidInput if there are too many."""

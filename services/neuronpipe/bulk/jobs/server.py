@@ -17,6 +17,7 @@ from neuronpipe.bulk.jobs.gateway import BulkGateway
 from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import EndState, JobProgress, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.notifications import Notifier
+from neuronpipe.bulk.jobs.objects import JobObjects
 from neuronpipe.bulk.jobs.runner import Runner
 from neuronpipe.bulk.jobs.settings import WorkerSettings, read_secret
 from neuronpipe.bulk.jobs.store import JobStore, worker_name
@@ -36,8 +37,8 @@ from neuronpipe.rpc.trace_service import trace_handlers, trace_services
 
 # The interval of looking for jobs of workers that have died, and for new jobs that no message has announced.
 _LOOK_EVERY_S = 1.0
-_SWEEP_EVERY_S = 5.0
-_SWEPT_AT_ONCE = 1000
+_LOOK_FOR_EXPIRED_EVERY_S = 5.0
+_EXPIRED_AT_ONCE = 1000
 # Looks per lease, at least: Redis counts workers as running while it hears of any (lua/common.lua).
 _LOOKS = 4
 # A worker holds at most this number of times its jobs at once, if tenants may run no more of theirs.
@@ -71,21 +72,16 @@ class JobWorker:
         store: JobStore,
         gateway: BulkGateway,
         runner: Runner,
-        limits: tuple[int, float, int],
+        settings: WorkerSettings,
         telemetry: Telemetry,
         secret: bytes = b"",
     ) -> None:
-        """`limits`: jobs at once, seconds of a lease, attempts of a job. `secret`: the secret with which gateways
-        sign jobs; empty to run all jobs.
-        """
-        self._secret = secret
+        """`secret`: the secret with which gateways sign jobs; empty to run all jobs."""
         self.name = worker_name()
-        self._store = store
-        self._gateway = gateway
-        self._runner = runner
-        self._max_jobs, self._lease_s, self._max_attempts = limits
+        self._store, self._gateway, self._runner, self._telemetry = store, gateway, runner, telemetry
+        self._max_jobs, self._lease_s, self._max_attempts = settings.max_jobs, settings.lease_s, settings.max_attempts
+        self._secret = secret
         self._look_s = min(_LOOK_EVERY_S, self._lease_s / _LOOKS)
-        self._telemetry = telemetry
         self._running: set[_Running] = set()
         self._woken = asyncio.Event()
         self._is_draining = False
@@ -94,10 +90,10 @@ class JobWorker:
         """Takes and runs jobs until it is cancelled. Then it gives back the jobs that it still has."""
         try:
             listening = self._store.listen("queued", lambda _: self._woken.set())
-            async with run_beside(self._renew(), listening, self._sweep()):
-                await self._take()
+            async with run_beside(self._renew_leases(), listening, self._end_expired()):
+                await self._take_jobs()
         finally:
-            await self._end_all()
+            await self._cancel_all()
 
     async def drain(self) -> None:
         """Takes no more jobs, gives back jobs that it has not begun, and waits for the others."""
@@ -109,7 +105,7 @@ class JobWorker:
         while tasks := [running.task for running in self._running if running.task]:
             await asyncio.wait(tasks)
 
-    async def _take(self) -> None:
+    async def _take_jobs(self) -> None:
         while True:
             self._woken.clear()
             closed_s = self._gateway.closed_s()
@@ -125,7 +121,7 @@ class JobWorker:
                 full = [name for name, count in tenants.items() if name and count >= self._max_jobs]
                 has = [running.taken.job.id for running in self._running]
                 try:
-                    taken = await self._store.take(self.name, self._lease_s, free, {*full, *closed_s}, has)
+                    taken = await self._store.take_jobs(self.name, self._lease_s, free, {*full, *closed_s}, has)
                 except NeuronpipeError as error:
                     log_warning("no jobs can be taken", problem=error.message)
                     await asyncio.sleep(_PAUSE_S)
@@ -145,7 +141,7 @@ class JobWorker:
                 raise asyncio.CancelledError
             state, end = await self._attempt(running)
             running.is_done = True
-            await self._end(job.id, state, end)
+            await self._store_end(job.id, state, end)
         except asyncio.CancelledError:
             if not running.is_lost:
                 await self._give_back(running.taken)
@@ -173,15 +169,10 @@ class JobWorker:
         try:
             async with timer:
                 return "succeeded", end_of(await self._run(running, span.context if span else None))
-        except TimeoutError as fault:
-            if not timer.expired():
-                error = to_caller_error(fault, Call(job.id))
-                return "failed", end_of(error)
-            error = expired()
-            return "expired", end_of(error)
         except Exception as fault:
-            error = to_caller_error(fault, Call(job.id))
-            return "failed", end_of(error)
+            is_expired = isinstance(fault, TimeoutError) and timer.expired()
+            error = expired() if is_expired else to_caller_error(fault, Call(job.id))
+            return "expired" if is_expired else "failed", end_of(error)
         finally:
             ended_ns = time.monotonic_ns()
             self._telemetry.meters.histogram(Metrics.JOB_DURATION).record(ended_ns - began_ns)
@@ -217,11 +208,11 @@ class JobWorker:
         enter_span(span)
         return span
 
-    async def _end(self, id: str, state: EndState, end: bytes) -> None:
+    async def _store_end(self, id: str, state: EndState, end: bytes) -> None:
         """Stores the end of a job, and tries until it is stored. If the worker dies before, the job runs again."""
         while True:
             try:
-                if ended := await self._store.end(id, state, end):
+                if ended := await self._store.end_job(id, state, end):
                     self._telemetry.meters.counter(Metrics.JOBS_ENDED, ended).add()
                 return
             except NeuronpipeError as error:
@@ -235,7 +226,7 @@ class JobWorker:
         except (NeuronpipeError, TimeoutError) as error:  # the lease ends soon
             log_warning("a job cannot be given back", job=taken.job.id, problem=str(error) or "no answer in time")
 
-    async def _renew(self) -> None:
+    async def _renew_leases(self) -> None:
         """Renews leases, and stops jobs that have ended elsewhere."""
         pause_s = self._lease_s / _RENEWALS
         while True:
@@ -246,7 +237,7 @@ class JobWorker:
             if not held_jobs:
                 continue
             try:
-                kept: list[bool] = await self._store.renew(
+                kept: list[bool] = await self._store.renew_leases(
                     self.name, [(running.taken, running.progress.completed) for running in held_jobs]
                 )
             except NeuronpipeError as error:
@@ -260,15 +251,15 @@ class JobWorker:
                     running.is_lost = True
                     running.task.cancel()
 
-    async def _sweep(self) -> None:
+    async def _end_expired(self) -> None:
         """Ends jobs whose time is over before a worker took them."""
         while True:
-            await asyncio.sleep(_SWEEP_EVERY_S)
+            await asyncio.sleep(_LOOK_FOR_EXPIRED_EVERY_S)
             with suppress(NeuronpipeError):
-                late = await self._store.sweep(_SWEPT_AT_ONCE, end_of(expired()))
+                late = await self._store.end_expired(_EXPIRED_AT_ONCE, end_of(expired()))
                 self._telemetry.meters.counter(Metrics.JOBS_ENDED, "expired").add(late)
 
-    async def _end_all(self) -> None:
+    async def _cancel_all(self) -> None:
         tasks = [running.task for running in self._running if running.task]
         for task in tasks:
             task.cancel()
@@ -332,13 +323,9 @@ async def run(settings: WorkerSettings, telemetry: Telemetry, tls: ServerTls | N
         try:
             tells = settings.notification_secret
             notifier = Notifier.of(settings, store, telemetry.meters, secret) if tells else None
-            invoker = Invoker(settings.http_target, gateway, storage := Storage(), settings.max_input_bytes)
-            bounds = (settings.max_input_bytes, settings.max_result_bytes, settings.max_input_lines)
-            runner = Runner(gateway, invoker, storage, bounds)
-            limits = (settings.max_jobs, settings.lease_s, settings.max_attempts)
-            worker = JobWorker(
-                store=store, gateway=gateway, runner=runner, limits=limits, telemetry=telemetry, secret=secret
-            )
+            objects = JobObjects(Storage(), settings.max_input_bytes)
+            runner = Runner(gateway, Invoker(gateway, objects, settings), objects, settings)
+            worker = JobWorker(store, gateway, runner, settings, telemetry, secret)
             life.on_draining(worker.drain)
             await store.wait_until_usable()
             parts = [show_counts(store, telemetry.meters), *([worker.run()] if settings.max_jobs else [])]

@@ -225,7 +225,7 @@ class Jobs:
     async def cancel(self, name: str, call: Call) -> None:
         """Ends a job that has not ended. Its work stops within seconds. Raises JobNotFound."""
         job = await self._find(id_of(name), call.caller.tenant)
-        await self._store.end(job.id, "cancelled", end_of(cancelled()))
+        await self._store.end_job(job.id, "cancelled", end_of(cancelled()))
 
     async def delete(self, name: str, call: Call) -> None:
         """Deletes a job and its result; cancels it first if it has not ended. Raises JobNotFound."""
@@ -265,7 +265,7 @@ class Jobs:
         if job is None or job.tenant != tenant:
             raise JobNotFound("there is no such job, or no longer")
         if not job.end and await store.is_over(job):
-            await store.end(id, "expired", end_of(expired()))
+            await store.end_job(id, "expired", end_of(expired()))
             job = await store.get(id) or job
         return job
 

@@ -197,7 +197,7 @@ class JobStore:
                     return jobs, place
         return jobs, None
 
-    async def take(
+    async def take_jobs(
         self, worker: str, lease_s: float, count: int, closed: Collection[str], has: Collection[str] | None = None
     ) -> list[TakenJob]:
         """Takes the oldest jobs for a worker, also jobs of workers that have died.
@@ -228,10 +228,10 @@ class JobStore:
         for id in damaged_ids:
             log_warning("a job in Redis is damaged; it has failed", job=id)
             with suppress(NeuronpipeError):  # the job ends with its time to live
-                await self.end(id, "failed", end_of(damage()))
+                await self.end_job(id, "failed", end_of(damage()))
         return taken
 
-    async def renew(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
+    async def renew_leases(self, worker: str, taken: Sequence[tuple[TakenJob, int]]) -> list[bool]:
         """Renews the leases of jobs, and stores how many inputs of each are completed. Returns for each job whether the
         worker still has it.
         """
@@ -246,7 +246,7 @@ class JobStore:
         """Lets another worker take a job now, as if this worker had not had it."""
         await self._run("give_back", worker=worker, id=taken.job.id, priority=taken.job.priority)
 
-    async def end(self, id: str, state: EndState, end: bytes) -> EndState | None:
+    async def end_job(self, id: str, state: EndState, end: bytes) -> EndState | None:
         """Ends a job, and returns its state; None if the job had ended before, because the first end stays. If the
         tenant has no room for the result, the job fails.
         """
@@ -257,10 +257,10 @@ class JobStore:
                 f"{-ended} bytes, the limit (the gateway's jobs_max_tenant_bytes); delete those that are no longer "
                 "needed, or give an output_uri, and submit it again"
             )
-            return await self.end(id, "failed", end_of(Overloaded(problem, _FULL_RETRY_S)))
+            return await self.end_job(id, "failed", end_of(Overloaded(problem, _FULL_RETRY_S)))
         return state if ended else None
 
-    async def sweep(self, count: int, end: bytes) -> int:
+    async def end_expired(self, count: int, end: bytes) -> int:
         """Ends up to `count` jobs whose time to live is over, and returns their number."""
         return await self._run("sweep", int, max_jobs=count, result=end)
 
@@ -268,7 +268,7 @@ class JobStore:
         """Deletes a job that has ended. Returns whether it existed."""
         return await self._run("delete", bool, id=id)
 
-    async def dead(self) -> list[StoredJob]:
+    async def dead_jobs(self) -> list[StoredJob]:
         """Returns the jobs that were set aside."""
         await self._check_again()
         jobs: list[StoredJob] = []

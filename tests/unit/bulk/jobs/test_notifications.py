@@ -66,7 +66,7 @@ async def _ended(store: JobStore, redis: RedisServer, url: str, attempts: int = 
     id = new_id()
     new = NewJob(id, id, "digest", tenant, "normal", b"x", ttl_s=100, retention_s=100, fields=fields)
     await store.submit(new, 1000, 0, 0)
-    await store.end(id, "cancelled", end_of(cancelled()))
+    await store.end_job(id, "cancelled", end_of(cancelled()))
     redis.ask("HSET", f"neuronpipe-jobs:job:{id}", "notified", attempts)
     return id
 

@@ -37,7 +37,7 @@ async def test_a_request_goes_to_the_address_and_names_the_host() -> None:
         return b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\nX-A: b\r\n\r\nok"
 
     async with _server(answer) as to:
-        answered = await post(to, "127.0.0.1", {"x-own": "1"}, b"body", (5.0, 100))
+        answered = await post(to, "127.0.0.1", {"x-own": "1"}, b"body", timeout_s=5.0, max_bytes=100)
     assert (answered.status, answered.headers["x-a"], answered.body) == (202, "b", b"ok")
     lines = heads[0].split(b"\r\n")
     assert lines[0] == b"POST /a?b=c HTTP/1.1"
@@ -53,7 +53,7 @@ async def test_a_redirect_is_an_answer_as_any_other() -> None:
         return b"HTTP/1.1 307 x\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
 
     async with _server(answer) as to:
-        assert (await post(to, "127.0.0.1", {}, b"", (5.0, 100))).status == 307
+        assert (await post(to, "127.0.0.1", {}, b"", timeout_s=5.0, max_bytes=100)).status == 307
     assert hits == 1
 
 
@@ -73,7 +73,7 @@ async def test_a_receiver_that_hangs_or_trickles_is_left(first: bytes) -> None:
         to = Destination.of(f"http://x:{server.sockets[0].getsockname()[1]}/")
         began_s = time.monotonic()
         with pytest.raises(PostFailed, match=r"no answer within 0\.5 s|the request failed"):
-            await post(to, "127.0.0.1", {}, b"", (0.5, 100))
+            await post(to, "127.0.0.1", {}, b"", timeout_s=0.5, max_bytes=100)
         released.set()
         assert time.monotonic() - began_s < 20
 
@@ -84,7 +84,7 @@ async def test_an_answer_without_end_is_cut() -> None:
 
     async with _server(answer) as to:
         with pytest.raises(PostFailed, match="larger than 100 bytes"):
-            await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+            await post(to, "127.0.0.1", {}, b"", timeout_s=5.0, max_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ async def test_what_the_request_is_to_blame_for_is_told_from_a_server_that_is_aw
 
     async with _server(answer) as to:
         statuses = []
-        for limits in ((0.1, 2000), (5.0, 100)):
+        for timeout_s, max_bytes in ((0.1, 2000), (5.0, 100)):
             with pytest.raises(PostFailed) as failed:
-                await post(to, "127.0.0.1", {}, b"", limits)
+                await post(to, "127.0.0.1", {}, b"", timeout_s=timeout_s, max_bytes=max_bytes)
             statuses.append(failed.value.status)
     with pytest.raises(PostFailed) as failed:
-        await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+        await post(to, "127.0.0.1", {}, b"", timeout_s=5.0, max_bytes=100)
     assert [*statuses, failed.value.status] == [504, 502, 0]
 
 
@@ -203,7 +203,7 @@ async def test_the_body_of_an_answer_ends_as_its_headers_say_or_with_the_connect
 
     async with _server(answer) as to:
         for _ in range(3):
-            answered = await post(to, "127.0.0.1", {}, b"", (5.0, 2))
+            answered = await post(to, "127.0.0.1", {}, b"", timeout_s=5.0, max_bytes=2)
             assert (answered.status, answered.body) == (200, b"ok")
 
 
@@ -228,7 +228,7 @@ async def test_an_answer_that_is_none_of_http_has_failed(answer: bytes) -> None:
 
     async with _server(give) as to:
         with pytest.raises(PostFailed, match="the request failed") as failed:
-            await post(to, "127.0.0.1", {}, b"", (5.0, 100))
+            await post(to, "127.0.0.1", {}, b"", timeout_s=5.0, max_bytes=100)
     assert failed.value.status == 0
 
 
@@ -247,12 +247,14 @@ async def test_posts_need_no_threads_and_a_cancelled_one_sends_nothing_more() ->
     waiting = asyncio.create_task(asyncio.to_thread(busy.wait))
     try:
         async with _server(answer) as to:
-            posts = [asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100))) for _ in range(64)]
-            cancelled = asyncio.create_task(post(to, "127.0.0.1", {}, b"x", (5.0, 100)))
+            posts = [
+                asyncio.create_task(post(to, "127.0.0.1", {}, b"x", timeout_s=5.0, max_bytes=100)) for _ in range(64)
+            ]
+            cancelled = asyncio.create_task(post(to, "127.0.0.1", {}, b"x", timeout_s=5.0, max_bytes=100))
             cancelled.cancel()
             await happens(lambda: len(sent) == 64)
             with pytest.raises(PostFailed, match=r"no answer within 0\.2 s"):
-                await post(to, "127.0.0.1", {}, b"x", (0.2, 100))
+                await post(to, "127.0.0.1", {}, b"x", timeout_s=0.2, max_bytes=100)
             released.set()
             assert {answer.status for answer in await asyncio.gather(*posts)} == {200}
             assert len(sent) == 65

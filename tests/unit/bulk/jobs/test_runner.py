@@ -18,6 +18,7 @@ from neuronpipe.bulk.jobs.gateway import BulkGateway
 from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import JobProgress, StoredJob
 from neuronpipe.bulk.jobs.runner import Runner
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
@@ -189,9 +190,9 @@ async def _run(
 ) -> JobResult:
     submitted = SubmitInferenceRequest(input_uri=input_uri, output_uri=output_uri, requests=given.get("requests", ()))
     fields = {b"limit": b"900", b"request": submitted.SerializeToString()}
-    limits = given.get("limits", (64 << 20, 4 << 20, 1_000_000))
-    storage = storage or Storage()
-    runner = Runner(gateway, Invoker("", gateway, storage, 0), storage, limits)
+    settings = WorkerSettings.of(**given.get("limits", {}))
+    job_objects = objects.JobObjects(storage or Storage(), settings.max_input_bytes)
+    runner = Runner(gateway, Invoker(gateway, job_objects, settings), job_objects, settings)
     return await runner.run(StoredJob.of("j", fields), JobProgress(), None)
 
 
@@ -220,7 +221,7 @@ async def test_lines_are_counted_before_any_is_run(file: Path, tmp_path: Path) -
     gateway = _Answers()
     file.write_bytes(b"{}\n" * 1001)
     with pytest.raises(InvalidInput, match=r"^input_uri: .* has more than 1000 lines, the limit .*max_input_lines"):
-        await _run(gateway, f"file://{file}", f"file://{tmp_path}/out", limits=(64 << 20, 4 << 20, 1000))
+        await _run(gateway, f"file://{file}", f"file://{tmp_path}/out", limits={"max_input_lines": 1000})
     file.write_bytes(b"{}\n" * 50_000)
     problem = r"^input_uri: .* lines, the limit .*max_result_bytes, without an output_uri"
     with pytest.raises(InvalidInput, match=problem):
@@ -241,7 +242,9 @@ async def test_a_line_that_would_take_too_much_memory_is_an_error_in_its_place(f
 
 async def test_a_result_has_the_bytes_that_it_may_have_and_errors_for_the_rest(file: Path) -> None:
     file.write_bytes(_ROW * 1000)
-    result = await _run(_Answers("a" * 1000), f"file://{file}", limits=(64 << 20, 200_000, 1000))
+    result = await _run(
+        _Answers("a" * 1000), f"file://{file}", limits={"max_result_bytes": 200_000, "max_input_lines": 1000}
+    )
     assert 190_000 < result.ByteSize() <= 200_000 + 20
     assert (result.succeeded, result.failed) == (result.succeeded, 1000 - result.succeeded)
     expected = "requests: the result is larger than 200000 bytes, the limit; give an output_uri"

@@ -8,6 +8,7 @@ import pytest
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs import server
 from neuronpipe.bulk.jobs.job import StoredJob, TakenJob, end_of, expired
+from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.core.metrics import Telemetry
 
@@ -34,7 +35,7 @@ class _Runner:
 
 async def _attempt(runner: Any, left_s: float = 60) -> tuple[str, bytes]:
     store: Any = None
-    worker = server.JobWorker(store, store, runner, (1, 1.0, 3), Telemetry())
+    worker = server.JobWorker(store, store, runner, WorkerSettings.of(max_jobs=1), Telemetry())
     return await worker._attempt(server._Running(TakenJob(StoredJob.of("j", {b"attempts": b"1"}), left_s)))
 
 

@@ -50,7 +50,7 @@ def _ids(taken: Sequence[TakenJob]) -> list[str]:
 
 async def _take(store: JobStore, worker: str, count: int, *has: str, lease_s: float = _LEASE_S) -> list[TakenJob]:
     """As a worker takes jobs, which says what it has."""
-    return await store.take(worker, lease_s, count, (), has)
+    return await store.take_jobs(worker, lease_s, count, (), has)
 
 
 def _end_leases(redis: RedisServer, *ids: str) -> None:
@@ -67,14 +67,14 @@ async def _waiting(store: JobStore) -> int:
 async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others_and_keep_their_order(store: JobStore) -> None:
     small = [await _submit(store, "small") for _ in range(20)]
     victim = await _submit(store, "victim")
-    taken = await store.take("w", _LEASE_S, 8, {"small"})
+    taken = await store.take_jobs("w", _LEASE_S, 8, {"small"})
     assert [held.job.id for held in taken] == [victim]
     assert await _waiting(store) == 20
-    await store.end(small[0], "cancelled", _END)
+    await store.end_job(small[0], "cancelled", _END)
     assert await _waiting(store) == 19
-    assert await store.take("w", _LEASE_S, 8, {"small"}) == []
+    assert await store.take_jobs("w", _LEASE_S, 8, {"small"}) == []
     small.append(await _submit(store, "small"))
-    taken = await store.take("w", _LEASE_S, 8, ())
+    taken = await store.take_jobs("w", _LEASE_S, 8, ())
     assert _ids(taken) == small[1:9]
     assert {held.job.attempts for held in taken} == {1}
     assert await _waiting(store) == 12
@@ -85,7 +85,7 @@ async def test_jobs_of_a_refused_tenant_are_not_moved(store: JobStore, redis: Re
         await _submit(store, "big")
     redis.ask("CONFIG", "RESETSTAT")
     for _ in range(3):
-        assert await store.take("w", _LEASE_S, 8, {"big"}) == []
+        assert await store.take_jobs("w", _LEASE_S, 8, {"big"}) == []
     commands = {name.removeprefix("cmdstat_"): of["calls"] for name, of in redis.ask("INFO", "commandstats").items()}
     assert not commands.keys() & {"zadd", "zrem", "hset", "xadd"}
     assert sum(commands.values()) < 3 * 20
@@ -98,17 +98,17 @@ async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_
     ones.
     """
     running = [await _submit(store, "a") for _ in range(30)]
-    live = await store.take("live", _LEASE_S, 30, ())
+    live = await store.take_jobs("live", _LEASE_S, 30, ())
     dead, given_back = await _submit(store, "a"), await _submit(store, "b")
-    assert _ids(await store.take("dead", _LEASE_S, 1, ())) == [dead]
-    (back,) = await store.take("drains", _LEASE_S, 1, ())
+    assert _ids(await store.take_jobs("dead", _LEASE_S, 1, ())) == [dead]
+    (back,) = await store.take_jobs("drains", _LEASE_S, 1, ())
     newer = await _submit(store, "a")
     await store.give_back("drains", back)
     _end_leases(redis, dead)
-    taken = [held for _ in range(3) for held in await store.take("other", _LEASE_S, 1, ())]
+    taken = [held for _ in range(3) for held in await store.take_jobs("other", _LEASE_S, 1, ())]
     assert _ids(taken) == [dead, given_back, newer]
     assert [held.job.attempts for held in taken] == [2, 1, 1]
-    assert await store.renew("live", [(job_id, 0) for job_id in live]) == [True] * 30
+    assert await store.renew_leases("live", [(job_id, 0) for job_id in live]) == [True] * 30
     assert _ids(live) == running
 
 
@@ -119,8 +119,8 @@ async def test_a_worker_does_not_get_what_it_has_whose_lease_has_ended(store: Jo
     assert await _take(store, "w", 0, id) == []
     assert await _waiting(store) == 0
     _end_leases(redis, id)
-    assert await store.take("w", _LEASE_S, 1, ()) == []
-    assert await store.renew("w", [(taken, 3)]) == [True]
+    assert await store.take_jobs("w", _LEASE_S, 1, ()) == []
+    assert await store.renew_leases("w", [(taken, 3)]) == [True]
     job = await store.get(id)
     assert job
     assert (job.attempts, job.completed, job.state) == (1, 3, "running")
@@ -130,11 +130,11 @@ async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_ta
     store: JobStore, redis: RedisServer
 ) -> None:
     ids = [await _submit(store, "a"), await _submit(store, "a")]
-    taken = await store.take("slow", _LEASE_S, 2, ())
+    taken = await store.take_jobs("slow", _LEASE_S, 2, ())
     _end_leases(redis, *ids)
-    assert _ids(await store.take("other", _LEASE_S, 1, ())) == ids[:1]
-    assert await store.renew("slow", [(held, 0) for held in taken]) == [False, True]
-    assert await store.take("other", _LEASE_S, 2, ()) == []
+    assert _ids(await store.take_jobs("other", _LEASE_S, 1, ())) == ids[:1]
+    assert await store.renew_leases("slow", [(held, 0) for held in taken]) == [False, True]
+    assert await store.take_jobs("other", _LEASE_S, 2, ()) == []
     assert await _waiting(store) == 0
 
 
@@ -168,7 +168,7 @@ async def test_while_redis_hangs_no_lease_ends_before_its_worker_can_renew_it(
     finally:
         redis.send(signal.SIGCONT)
     assert await asked == []
-    assert await store.renew("one", [(taken, 0)]) == [True]
+    assert await store.renew_leases("one", [(taken, 0)]) == [True]
     began_s = time.monotonic()
     while not (found := await _take(store, "two", 1, lease_s=0.4)):  # `one` has died now
         await asyncio.sleep(0.05)
@@ -186,7 +186,7 @@ async def test_a_longer_lease_of_another_worker_ends_none_while_redis_hangs(
     await asyncio.sleep(2.0)
     redis.send(signal.SIGCONT)
     assert await _take(store, "long", 1, lease_s=600.0) == []
-    assert await store.renew("short", [(taken, 0)]) == [True]
+    assert await store.renew_leases("short", [(taken, 0)]) == [True]
 
 
 async def test_what_is_read_of_a_job_is_not_its_request(store: JobStore, redis: RedisServer) -> None:
@@ -194,8 +194,8 @@ async def test_what_is_read_of_a_job_is_not_its_request(store: JobStore, redis: 
     redis.ask("CONFIG", "RESETSTAT")
     assert (await store.get(id)) is not None
     assert len((await store.jobs_of("a", None, 10))[0]) == 1
-    await store.end(id, "dead", _END)
-    assert [job.id for job in await store.dead()] == [id]
+    await store.end_job(id, "dead", _END)
+    assert [job.id for job in await store.dead_jobs()] == [id]
     assert redis.ask("INFO", "stats")["total_net_output_bytes"] < 100_000
 
 
@@ -206,7 +206,7 @@ async def test_results_reserve_their_room_before_they_are_computed(store: JobSto
     while (taken := _ids(await _take(store, "w", 8, *running))) or running:
         running += taken
         ended.append(running.pop(0))
-        assert await store.end(ended[-1], "succeeded", result) == "succeeded"
+        assert await store.end_job(ended[-1], "succeeded", result) == "succeeded"
         assert int(redis.ask("GET", "neuronpipe-jobs:bytes:a")) <= limit
     assert ended == ids[:4]
     other = await _submit(store, "b", limit, outcomes=40)
@@ -218,16 +218,16 @@ async def test_results_reserve_their_room_before_they_are_computed(store: JobSto
 async def test_a_result_without_room_becomes_an_error_that_names_the_limit(store: JobStore) -> None:
     limit = 10_000
     kept = await _submit(store, "a", limit)
-    await store.end(kept, "succeeded", b"r" + bytes(5000))
+    await store.end_job(kept, "succeeded", b"r" + bytes(5000))
     id = await _submit(store, "a", limit)
-    await store.take("w", _LEASE_S, 8, ())
-    assert await store.end(id, "succeeded", b"r" + bytes(6000)) == "failed"
+    await store.take_jobs("w", _LEASE_S, 8, ())
+    assert await store.end_job(id, "succeeded", b"r" + bytes(6000)) == "failed"
     job = await store.get(id)
     assert job
     message = job.operation().error.message
     assert "the result has 6001 bytes" in message
     assert "10000 bytes, the limit (the gateway's jobs_max_tenant_bytes)" in message
-    assert await store.end(id, "succeeded", b"r") is None
+    assert await store.end_job(id, "succeeded", b"r") is None
 
 
 async def test_room_for_results_comes_back_with_the_job(store: JobStore, redis: RedisServer) -> None:
@@ -237,34 +237,34 @@ async def test_room_for_results_comes_back_with_the_job(store: JobStore, redis: 
     id = await _submit(store, "a", 100_000, outcomes=20)
     before = size()
     for back in ("given back", "dead", "cancelled"):
-        (taken,) = await store.take("w", _LEASE_S, 1, ())
+        (taken,) = await store.take_jobs("w", _LEASE_S, 1, ())
         assert size() > before + 15_000, back
         if back == "given back":
             await store.give_back("w", taken)
             assert size() == before
         elif back == "dead":
             _end_leases(redis, id)
-            await store.take("other", _LEASE_S, 0, ())
+            await store.take_jobs("other", _LEASE_S, 0, ())
             assert size() == before
         else:
-            await store.end(id, "cancelled", _END)
+            await store.end_job(id, "cancelled", _END)
             assert size() < before
     assert int(redis.ask("HGET", "neuronpipe-jobs:room:a", "reserved")) == 0
 
 
 async def test_a_job_is_run_where_only_its_own_estimate_leaves_no_room(store: JobStore) -> None:
     id = await _submit(store, "a", 10_000, outcomes=1000)
-    assert _ids(await store.take("w", _LEASE_S, 1, ())) == [id]
-    assert await store.end(id, "succeeded", b"r") == "succeeded"
+    assert _ids(await store.take_jobs("w", _LEASE_S, 1, ())) == [id]
+    assert await store.end_job(id, "succeeded", b"r") == "succeeded"
 
 
 async def test_room_of_results_that_redis_has_forgotten_is_there_for_jobs_that_wait(store: JobStore) -> None:
     kept = await _submit(store, "a", 12_000)
-    await store.end(kept, "succeeded", b"r" + bytes(9000))  # for a second
+    await store.end_job(kept, "succeeded", b"r" + bytes(9000))  # for a second
     waiting = await _submit(store, "a", 12_000, outcomes=5)
-    assert await store.take("w", _LEASE_S, 1, ()) == []
+    assert await store.take_jobs("w", _LEASE_S, 1, ()) == []
     await asyncio.sleep(1.05)
-    assert _ids(await store.take("w", _LEASE_S, 1, ())) == [waiting]
+    assert _ids(await store.take_jobs("w", _LEASE_S, 1, ())) == [waiting]
 
 
 _LIMIT = 30_000
@@ -273,7 +273,7 @@ _LIMIT = 30_000
 async def _fill(store: JobStore, tenant: str) -> tuple[str, str]:
     """A job that has ended and leaves no room, and one that waits for room."""
     kept = await _submit(store, tenant, _LIMIT, retention_s=100)
-    assert await store.end(kept, "succeeded", b"r" + bytes(24_000)) == "succeeded"
+    assert await store.end_job(kept, "succeeded", b"r" + bytes(24_000)) == "succeeded"
     return kept, await _submit(store, tenant, _LIMIT, outcomes=20)
 
 
@@ -309,9 +309,9 @@ async def test_tenants_that_a_worker_may_run_no_more_of_are_passed_in_blocks(
         await _submit(store, tenant)
     last = await _submit(store, "last")
     redis.ask("CONFIG", "RESETSTAT")
-    assert _ids(await store.take("w", _LEASE_S, 8, closed, ())) == [last]
+    assert _ids(await store.take_jobs("w", _LEASE_S, 8, closed, ())) == [last]
     assert _scripted(redis)[1] < 40
-    assert len(await store.take("other", _LEASE_S, 1000, closed[:-1], ())) == 1
+    assert len(await store.take_jobs("other", _LEASE_S, 1000, closed[:-1], ())) == 1
 
 
 @pytest.mark.parametrize("change", ["deleted", "limit raised", "cancelled", "given back", "dead", "next is smaller"])
@@ -337,9 +337,9 @@ async def test_a_tenant_without_room_is_looked_at_again_when_something_changes(
     elif change == "limit raised":
         await _submit(store, "a", 10 * _LIMIT)
     elif change == "cancelled":
-        await store.end(running, "cancelled", _END)
+        await store.end_job(running, "cancelled", _END)
     elif change == "next is smaller":
-        await store.end(waiting, "cancelled", _END)
+        await store.end_job(waiting, "cancelled", _END)
         expected = small
     else:
         expected = running
@@ -393,13 +393,13 @@ async def test_a_job_that_could_reserve_nothing_ends(store: JobStore, redis: Red
     id = await _submit(store, "a", 10_000, outcomes=1000)
     redis.ask("SET", "neuronpipe-jobs:bytes:a", 10_000)
     assert _ids(await _take(store, "w", 1)) == [id]
-    assert await store.end(id, "cancelled", _END) == "cancelled"
+    assert await store.end_job(id, "cancelled", _END) == "cancelled"
 
 
 async def test_a_damaged_job_is_left_and_those_taken_with_it_are_run(store: JobStore, redis: RedisServer) -> None:
     first, damaged, last = [await _submit(store, "small") for _ in range(3)]
     redis.ask("HSET", f"neuronpipe-jobs:job:{damaged}", "inputs", "many")
-    assert [held.job.id for held in await store.take("w", _LEASE_S, 8, {})] == [first, last]
+    assert [held.job.id for held in await store.take_jobs("w", _LEASE_S, 8, {})] == [first, last]
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store:
     job_bytes = size() // 4
     assert 1500 < job_bytes < 2500
     for id in ids[:3]:
-        await store.end(id, "succeeded", b"r" + b"y" * 5000)
+        await store.end_job(id, "succeeded", b"r" + b"y" * 5000)
     assert size() == pytest.approx(3 * 5700 + job_bytes, abs=1000)
     await store.delete(ids[0])
     assert size() == pytest.approx(2 * 5700 + job_bytes, abs=700)
@@ -490,7 +490,7 @@ async def test_what_a_tenants_jobs_take_is_known_until_redis_forgets_them(store:
 
 
 async def test_what_is_kept_of_a_tenant_goes_with_its_last_job(store: JobStore, redis: RedisServer) -> None:
-    await store.end(await _submit(store, "a"), "cancelled", _END)
+    await store.end_job(await _submit(store, "a"), "cancelled", _END)
     times = {name: int(redis.ask("TTL", f"neuronpipe-jobs:{name}:a")) for name in ("jobs", "bytes", "kept")}
     assert len(set(times.values())) == 1
     assert 3600 < times["kept"] <= 3701
@@ -498,12 +498,12 @@ async def test_what_is_kept_of_a_tenant_goes_with_its_last_job(store: JobStore, 
 
 async def test_a_job_that_runs_again_counts_once(store: JobStore, redis: RedisServer) -> None:
     id = await _submit(store, "a")
-    await store.take("w", _LEASE_S, 1, {})
-    await store.end(id, "dead", _END)
+    await store.take_jobs("w", _LEASE_S, 1, {})
+    await store.end_job(id, "dead", _END)
     assert await store.retry(id)
     assert redis.ask("ZCARD", "neuronpipe-jobs:kept:a") == 0
-    await store.take("w", _LEASE_S, 1, {})
-    await store.end(id, "succeeded", b"r")
+    await store.take_jobs("w", _LEASE_S, 1, {})
+    await store.end_job(id, "succeeded", b"r")
     await store.delete(id)
     assert int(redis.ask("GET", "neuronpipe-jobs:bytes:a")) == 0
 
@@ -530,7 +530,7 @@ async def test_an_answer_that_redis_gives_for_no_job_is_unavailable(redis: Redis
         store = JobStore(JobSettings(jobs_redis_url=between.url))
         await _submit(store, "a")
         between.says = says + b"\r\n"
-        for asked in (_submit(store, "a"), store.take("w", _LEASE_S, 1, {}), store.count(), store.get(new_id())):
+        for asked in (_submit(store, "a"), store.take_jobs("w", _LEASE_S, 1, {}), store.count(), store.get(new_id())):
             with pytest.raises(Unavailable, match=f"the Redis of jobs {told}"):
                 await asked
         if says.startswith(b"-"):

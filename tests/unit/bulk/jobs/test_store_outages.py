@@ -15,7 +15,7 @@ import pytest
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs.job import JobProgress, NewJob, StoredJob, new_id
 from neuronpipe.bulk.jobs.server import JobWorker
-from neuronpipe.bulk.jobs.settings import JobSettings
+from neuronpipe.bulk.jobs.settings import JobSettings, WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.metrics import Telemetry
 from tests.servers.redis import Proxy, RedisServer, proxy
@@ -61,7 +61,8 @@ class _Runs:
 async def _worker(url: str, runner: Any, max_jobs: int = 8) -> AsyncIterator[JobWorker]:
     store, gateway = JobStore(JobSettings(jobs_redis_url=url)), _Gateway()
     await store.check()
-    worker = JobWorker(store, gateway, runner, (max_jobs, _LEASE_S, 3), Telemetry())  # type: ignore[arg-type]
+    settings = WorkerSettings.of(max_jobs=max_jobs, lease_s=_LEASE_S)
+    worker = JobWorker(store, gateway, runner, settings, Telemetry())  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     try:
         yield worker
