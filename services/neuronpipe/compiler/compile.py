@@ -3,12 +3,11 @@
 import dataclasses
 import json
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from neuronpipe.bundles.buckets import Bucket, BucketPlan
 from neuronpipe.bundles.manifest import SCHEMA_VERSION, Accuracy, Artifact, Manifest
@@ -19,7 +18,14 @@ from neuronpipe.compiler import torch as torch_
 from neuronpipe.compiler.accuracy import CalibrationTexts
 from neuronpipe.compiler.adapters import merge_adapter
 from neuronpipe.compiler.buckets import NO_BUCKETS, BucketRequest, choose_buckets
-from neuronpipe.compiler.conversion import DEFAULT_OPTIONS, ArtifactCompiler, Conversion, NeuronxOptions
+from neuronpipe.compiler.conversion import (
+    DEFAULT_OPTIONS,
+    ArtifactCompiler,
+    Conversion,
+    NeuronxOptions,
+    Reporter,
+    Steps,
+)
 from neuronpipe.compiler.detection import Configuration, DetectedTask, describe, read_configuration
 from neuronpipe.compiler.modules import Outputs, SampleBatch, SourceModule
 from neuronpipe.compiler.onnx import graph_file
@@ -42,8 +48,6 @@ from neuronpipe.tasks import TASKS
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.signing import SigningKey
-
-Reporter: TypeAlias = Callable[[str], None]
 
 COMPILERS: dict[str, ArtifactCompiler] = {"openvino": openvino, "fake": fake, "neuronx": neuronx, "torch": torch_}
 TOKENIZER_FILE = "tokenizer.json"
@@ -110,17 +114,17 @@ def compile_bundle(request: CompileRequest, report: Reporter) -> Bundle:
 
 def compile_with_reference(request: CompileRequest, report: Reporter) -> Compiled:
     """Compiles a model as compile_bundle does, and returns the bundle with its comparison."""
-    steps = ["read the request"]
+    steps = Steps(7 if request.dtype.startswith("int8") else 6, report)
     with tempfile.TemporaryDirectory(prefix="neuronpipe-") as scratch:
         try:
-            return _compile(request, report, Path(scratch), steps)
+            return _compile(request, Path(scratch), steps)
         except ModuleNotFoundError:  # the command says how to install the package
             raise
         except Exception as error:  # a refusal, or any error of a library about the model's files
             problem = str(error)
             if not isinstance(error, SetupError):
                 description = f"{type(error).__name__}: {reason_of(error)}"
-                problem = f"{request.source}: cannot be compiled: the step {steps[-1]!r} failed: {description}"
+                problem = f"{request.source}: cannot be compiled: the step {steps.current!r} failed: {description}"
             for folder in (KNOWN_FORM, _MERGED):  # the source, with links or with an adapter's weights
                 problem = problem.replace(f"{scratch}/{folder}", request.source)
             raise SetupError(problem) from error
@@ -135,18 +139,29 @@ class _Loaded:
     module: SourceModule
     buckets: tuple[Bucket, ...]
     version: int
-    step: Reporter
-    report: Reporter
+    steps: Steps
+
+    def conversion(self, folder: Path, module: SourceModule, example: SampleBatch) -> Conversion:
+        """Returns the conversion of the module, or of a form of it, into a bundle's folder, not cut into parts."""
+        return Conversion(
+            module=module,
+            source=self.source,
+            example=example,
+            folder=folder,
+            dtype=self.request.dtype,
+            buckets=self.buckets,
+            neuronx=self.request.neuronx,
+            adapters=self.request.adapters,
+        )
 
 
-def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: list[str]) -> Compiled:
+def _compile(request: CompileRequest, scratch: Path, steps: Steps) -> Compiled:
     _refuse(_refusals(request))
     check_writable(request.repository, request.name)
     calibration = accuracy.read_calibration(request.calibration) if request.calibration else None
-    step = _numbered_steps(report, 7 if request.dtype.startswith("int8") else 6, steps)
     version = choose_version(request.repository, request.name, request.version)
-    step(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
-    original = _find(request, scratch, report)
+    steps.begin(f"find {request.source}" + (", and merge it into its base model" if request.merge_adapter else ""))
+    original = _find(request, scratch, steps.report)
     source = in_known_form(original, scratch)
     configuration = read_configuration(source.folder)
     detected, request = _with_task(request, configuration)
@@ -159,21 +174,19 @@ def _compile(request: CompileRequest, report: Reporter, scratch: Path, steps: li
     if unused := unused_files(original.folder, request.task, original.others):
         notes = [f"      {'not used':14}{', '.join(unused)}; the bundle has nothing of it", *notes]
 
-    step("read the tokenizer, if it has one")
+    steps.begin("read the tokenizer, if it has one")
     tokenizer = SOURCE_TASKS[request.task].load_tokenizer(source.folder)
 
-    step("load the model in PyTorch, float32")
+    steps.begin("load the model in PyTorch, float32")
     module = load_module(source.folder, request.task, tokenizer, adapters=request.adapters)
     if configuration.has_own_code:
-        report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
+        steps.report(f"      its own code (auto_map) is not run; {module.architecture} of transformers is")
     _refuse(_refusals_of_layers(request, module))
-    report("\n".join([describe(module, detected.reason, request.dtype, configuration.weights_dtype), *notes]))
-    if buckets := _choose_buckets(request, module, report):
+    steps.report("\n".join([describe(module, detected.reason, request.dtype, configuration.weights_dtype), *notes]))
+    if buckets := _choose_buckets(request, module, steps.report):
         module = module.within(BucketPlan(buckets))
-    steps[-1] = "run the model in PyTorch on samples"
-    loaded = _Loaded(
-        request=request, source=source, module=module, buckets=buckets, version=version, step=step, report=report
-    )
+    steps.current = "run the model in PyTorch on samples"
+    loaded = _Loaded(request, source, module, buckets, version, steps)
     return _compile_decoder(loaded) if TASKS[request.task].generates else _compile_graph(loaded, calibration)
 
 
@@ -197,7 +210,7 @@ def _with_task(request: CompileRequest, configuration: Configuration) -> tuple[D
 
 def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Compiled:
     """Compiles a model whose outputs are compared with the outputs of PyTorch on samples."""
-    request, module, step, report = loaded.request, loaded.module, loaded.step, loaded.report
+    request, module, steps = loaded.request, loaded.module, loaded.steps
     if request.dtype == "int8" and calibration is None:
         calibration = accuracy.built_in_calibration(of_images=module.takes_images)
     batches = accuracy.comparison_batches(module, calibration.compared if calibration else ())
@@ -206,21 +219,12 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
     module = with_ranges(module, reference)
     spec = module.spec(request.name, loaded.version, reference[0])
     with new_bundle(request.repository, request.name, loaded.version) as folder:
-        step(f"convert for {request.backend}, {request.dtype}")
+        steps.begin(f"convert for {request.backend}, {request.dtype}")
         _write_tokenizer(folder, module.tokenizer, module.fact("mask_token") or "", spec)
+        conversion = loaded.conversion(folder, module, batches[0])
         if pipeline := cut_module(module, batches[0], request.pipeline):
-            report(pipeline.describe())
-        conversion = Conversion(
-            module=module,
-            source=loaded.source,
-            example=batches[0],
-            folder=folder,
-            dtype=request.dtype,
-            buckets=loaded.buckets,
-            neuronx=request.neuronx,
-            pipeline=pipeline,
-            adapters=request.adapters,
-        )
+            steps.report(pipeline.describe())
+            conversion = dataclasses.replace(conversion, pipeline=pipeline)
         artifact = COMPILERS[request.backend].convert(conversion)
         measure = partial(
             accuracy.measure,
@@ -234,15 +238,11 @@ def _compile_graph(loaded: _Loaded, calibration: CalibrationTexts | None) -> Com
             artifact, measured = _quantize(loaded, conversion, artifact, calibration, measure)
         else:
             if request.dtype == "int8-weights":
-                step("quantize the weights to int8")
+                steps.begin("quantize the weights to int8")
                 artifact = quantization.compress(artifact, folder)
-            step(_COMPARE)
+            steps.begin(_COMPARE)
             measured = measure(artifact)
-        if measured is not None:
-            report(accuracy.describe(measured, request.dtype, request.task))
-        accuracy.check(measured, request.max_divergence, request.min_agreement)
-        step("write the bundle")
-        _complete(folder, request, loaded.source, spec, artifact.model_copy(update={"accuracy": measured}))
+        _complete(loaded, folder, spec, artifact, measured)
     return Compiled(read_bundle(request.repository / request.name / str(loaded.version)), batches, reference)
 
 
@@ -256,17 +256,18 @@ def _quantize(
     """Returns the model in int8 and its accuracy; with parts in float32 if it agrees too little without."""
     described, texts = calibration.description, accuracy.calibration_batches(conversion.module, calibration.texts)
     kind = "images" if loaded.module.takes_images else "texts"
-    loaded.step(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
+    steps = loaded.steps
+    steps.begin(f"quantize to int8, calibrated on {described.texts} {kind} ({described.source})")
     quantizer = quantization.Quantizer(artifact, conversion.folder, texts, described)
     artifact = quantizer.quantize()
-    loaded.step(_COMPARE)
+    steps.begin(_COMPARE)
     measured, wanted = measure(artifact), loaded.request.min_agreement
     if wanted is not None and not accuracy.agrees(measured, wanted):
-        loaded.report(f"      int8 agrees less than --min-agreement {wanted:g}; find the parts that lose most")
+        steps.report(f"      int8 agrees less than --min-agreement {wanted:g}; find the parts that lose most")
         ranked = quantization.rank(quantizer, COMPILERS[loaded.request.backend], conversion, texts)
         artifact, measured = quantization.search(quantizer, ranked, measure, wanted)
         float_parts = artifact.float_parts
-        loaded.report(f"      {len(float_parts)} of {len(ranked)} in float32: {', '.join(float_parts)}")
+        steps.report(f"      {len(float_parts)} of {len(ranked)} in float32: {', '.join(float_parts)}")
     return artifact, measured
 
 
@@ -283,41 +284,31 @@ def _compile_decoder(loaded: _Loaded) -> Compiled:
     with new_bundle(request.repository, request.name, loaded.version) as folder:
         spec = dataclasses.replace(module, inputs=("input_ids",)).spec(request.name, loaded.version, {})
         _write_tokenizer(folder, module.tokenizer, "", spec)
-        conversion = Conversion(
-            module=module,
-            source=loaded.source,
-            example={},
-            folder=folder,
-            dtype=request.dtype,
-            buckets=loaded.buckets,
-            neuronx=request.neuronx,
-        )
+        conversion = loaded.conversion(folder, module, {})
         artifact, measured = decoders.compile_decoder(
-            backend=request.backend,
-            conversion=conversion,
-            spec=spec,
-            texts=texts,
-            min_agreement=request.min_agreement,
-            step=loaded.step,
-            report=loaded.report,
+            request.backend, conversion, spec, texts, request.min_agreement, loaded.steps
         )
-        loaded.report(accuracy.describe(measured, request.dtype, request.task))
-        accuracy.check(measured, request.max_divergence, request.min_agreement)
-        loaded.step("write the bundle")
-        _complete(folder, request, loaded.source, spec, artifact.model_copy(update={"accuracy": measured}))
+        _complete(loaded, folder, spec, artifact, measured)
     return Compiled(read_bundle(request.repository / request.name / str(loaded.version)), (), (), texts)
 
 
-def _complete(folder: Path, request: CompileRequest, source: ModelSource, spec: ModelSpec, artifact: Artifact) -> None:
-    """Writes the manifest of a bundle whose files are there, and signs the bundle if there is a key."""
+def _complete(loaded: _Loaded, folder: Path, spec: ModelSpec, artifact: Artifact, measured: Accuracy | None) -> None:
+    """Checks the accuracy, writes the manifest of a bundle whose files are there, and signs the bundle if there is a
+    key.
+    """
+    request = loaded.request
+    if measured is not None:
+        loaded.steps.report(accuracy.describe(measured, request.dtype, request.task))
+    accuracy.check(measured, request.max_divergence, request.min_agreement)
+    loaded.steps.begin("write the bundle")
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         model=spec,
-        source=source.describe(),
+        source=loaded.source.describe(),
         tokenizer_file=TOKENIZER_FILE if (folder / TOKENIZER_FILE).exists() else "",
         tokens_file=TOKENS_FILE if (folder / TOKENS_FILE).exists() else "",
         query_weights_file=_QUERY_WEIGHTS_FILE if spec.query_weights else "",
-        artifacts=(artifact,),
+        artifacts=(artifact.model_copy(update={"accuracy": measured}),),
         cache_results=request.cache_results,
         files={},
     )
@@ -471,13 +462,3 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     if plan is not None:
         report(plan.describe())
     return buckets
-
-
-def _numbered_steps(report: Reporter, count: int, steps: list[str]) -> Reporter:
-    began_s, before = time.monotonic(), len(steps)
-
-    def step(line: str) -> None:
-        steps.append(line)
-        report(f"[{len(steps) - before}/{count}] {time.monotonic() - began_s:5.1f} s  {line}")
-
-    return step

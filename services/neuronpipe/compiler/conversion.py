@@ -1,9 +1,10 @@
 """The contract between the compiler and its back ends: what to convert, and the outputs of an artefact."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -16,6 +17,21 @@ from neuronpipe.core.errors import SetupError
 
 # dtype → (the operations that are cast, the type). AWS's published figures for encoders are all in bfloat16.
 CASTS = {"float32": ("none", ""), "bfloat16": ("matmult", "bf16")}
+
+
+Reporter: TypeAlias = Callable[[str], None]
+
+
+class Steps:
+    """The numbered steps of a compilation, which are reported when they begin. An error names the `current` step."""
+
+    def __init__(self, count: int, report: Reporter) -> None:
+        self.current, self.report = "read the request", report
+        self._began_s, self._number, self._count = time.monotonic(), 0, count
+
+    def begin(self, line: str) -> None:
+        self.current, self._number = line, self._number + 1
+        self.report(f"[{self._number}/{self._count}] {time.monotonic() - self._began_s:5.1f} s  {line}")
 
 
 @dataclass(frozen=True, slots=True)

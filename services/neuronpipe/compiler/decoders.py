@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from neuronpipe.bundles.manifest import Accuracy, Artifact
 from neuronpipe.compiler import accuracy, neuronx, quantization, slots
 from neuronpipe.compiler.architectures import compute_by_expert, layer_windows, replacing
-from neuronpipe.compiler.conversion import Conversion
+from neuronpipe.compiler.conversion import Conversion, Reporter, Steps
 from neuronpipe.compiler.decoder_graphs import exported_programs, gathered_graphs, paged_graphs
 from neuronpipe.compiler.detection import WITH_SHARED_BIASES
 from neuronpipe.compiler.modules import SourceModule, pretrained_model
@@ -65,32 +65,28 @@ def compile_decoder(
     spec: ModelSpec,
     texts: Sequence[GivenText],
     min_agreement: float | None,
-    step: Callable[[str], None],
-    report: Callable[[str], None],
+    steps: Steps,
 ) -> tuple[Artifact, Accuracy]:
     """Writes the graphs into a bundle's folder, in the first form whose tokens equal the tokens of `generate`.
 
-    `texts`, `min_agreement`: see compare. `step`: called at the start of each step. `report`: called if that form is
-    the slower form. Raises SetupError if no form has equal tokens.
+    `texts`, `min_agreement`: see compare. Raises SetupError if no form has equal tokens.
     """
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     if backend == "neuronx":
-        return _compile_slots(conversion, texts, min_agreement, step)
+        return _compile_slots(conversion, texts, min_agreement, steps)
     is_paged = backend == "openvino" and module.config.model_type not in WITH_SHARED_BIASES
     if dtype == "bfloat16" and module.config.is_encoder_decoder:
         is_paged = False  # the paged cache is then bfloat16, and NumPy, which writes sources, has no bfloat16
     problem: SetupError | None = None
     for form in (MODEL, GATHERED) if is_paged else (GATHERED,):
+        begin: Reporter = (lambda line: None) if problem else steps.begin  # a second form takes the same steps
         try:
-            if problem is None:
-                step(f"convert for {backend}, {dtype}")
+            begin(f"convert for {backend}, {dtype}")
             artifact = _convert(module, folder, form, backend, dtype)
             if dtype == "int8-weights":
-                if problem is None:
-                    step("quantize the weights to int8")
+                begin("quantize the weights to int8")
                 artifact = quantization.compress(artifact, folder)
-            if problem is None:
-                step("compare with generate on samples")
+            begin("compare with generate on samples")
             load, computed_dtype = partial(_load, artifact, spec, folder), _computed_dtype(artifact, folder)
             measured = compare(
                 module=module,
@@ -110,9 +106,8 @@ def compile_decoder(
         assert problem  # noqa: S101 (each form had a problem; the last decides)
         raise problem
     if backend == "openvino" and form == GATHERED:
-        report(
-            "      OpenVINO's paged attention cannot compute it; the graph gathers its cache itself, which is slower"
-        )
+        reason = "OpenVINO's paged attention cannot compute it"
+        steps.report(f"      {reason}; the graph gathers its cache itself, which is slower")
     return artifact, measured
 
 
@@ -139,7 +134,7 @@ def _refusal(module: SourceModule, problem: str) -> SetupError:
 
 
 def _compile_slots(
-    conversion: Conversion, texts: Sequence[GivenText], min_agreement: float | None, step: Callable[[str], None]
+    conversion: Conversion, texts: Sequence[GivenText], min_agreement: float | None, steps: Steps
 ) -> tuple[Artifact, Accuracy]:
     """Compiles for Neuron. PyTorch, which needs no device, is compared before the trace, which takes long."""
     module, (bucket, *others) = conversion.module, conversion.buckets
@@ -155,7 +150,7 @@ def _compile_slots(
             f"--bucket {bucket}: a text of {module.architecture} takes {needed} slots, {beams} for its beams and one "
             f"for its source: write {needed}x{bucket.tokens} or more"
         )
-    step("compare with generate on samples")
+    steps.begin("compare with generate on samples")
     described = Artifact(backend="neuronx", dtype=conversion.dtype, files=())
     emulated = slots.emulated(module, bucket, conversion.dtype)
     measured = compare(
@@ -166,7 +161,7 @@ def _compile_slots(
         load=lambda _: emulated,
         min_agreement=min_agreement,
     )
-    step(f"convert for neuronx, {conversion.dtype}")
+    steps.begin(f"convert for neuronx, {conversion.dtype}")
     return neuronx.convert(conversion), measured.model_copy(update={"emulator": "PyTorch instead of a Neuron device"})
 
 
