@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from neuronpipe.compiler.architectures import prepare
-from neuronpipe.compiler.modules import load_weights
+from neuronpipe.compiler.weights import load_weights
 from tests.models.architectures import TEXT_ARCHITECTURES, make_source
 
 # Of a head that has tokens see all others, and of heads that have not.

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import load_weights
+from neuronpipe.compiler.weights import load_weights
 from tests.models.architectures import make_source
 
 _HEADS = {

@@ -10,10 +10,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from neuronpipe.compiler.modules import SourceModule, find_read, pretrained_model
+from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.own_code import in_known_form
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
+from neuronpipe.compiler.weights import find_read
 from neuronpipe.core.errors import SetupError
 from tests.models.architectures import ARCHITECTURES, make_source, tasks_of
 from tests.models.compiling import compile_model

@@ -79,27 +79,19 @@ _WITH_SINKS = ("gpt_oss", "mimo_v2_flash", "deepseek_v4", "hy_v4", "flint", "gra
 
 def check_kinds(architecture: str, config: Any) -> None:
     """Raises SetupError if a layer's attention is neither full nor in a window, or needs more than a mask."""
+    reason, uncached = "", "which no back end computes with a cache in blocks; compile a model"
     if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False):
-        raise SetupError(
-            f"{architecture} cannot be compiled for text generation: its attention adds biases by distance (ALiBi), "
-            "which no back end computes with a cache in blocks; compile a model with positions or rotary embeddings"
-        )
-    if config.model_type in _WITH_SINKS:
-        raise SetupError(
-            f"{architecture} cannot be compiled for text generation: its softmax has a further score that it learned "
-            "(attention sinks), which no back end computes with a cache in blocks; compile a model without sinks"
-        )
-    if getattr(config, "kv_lora_rank", None):
-        raise SetupError(
-            f"{architecture} cannot be compiled for text generation: its cache holds compressed keys and values "
-            "(multi-head latent attention), which no back end computes with in blocks; compile a model without, such "
-            "as Qwen3"
-        )
-    if others := sorted({*layer_kinds(config)} - {FULL, SLIDING}):
-        raise SetupError(
-            f"{architecture} cannot be compiled for text generation: it has layers of {', '.join(others)}; "
-            f"{FULL} and {SLIDING} are supported"
-        )
+        reason = f"its attention adds biases by distance (ALiBi), {uncached} with positions or rotary embeddings"
+    elif config.model_type in _WITH_SINKS:
+        learned = "its softmax has a further score that it learned (attention sinks)"
+        reason = f"{learned}, {uncached} without sinks"
+    elif getattr(config, "kv_lora_rank", None):
+        compressed = "its cache holds compressed keys and values (multi-head latent attention)"
+        reason = f"{compressed}, which no back end computes with in blocks; compile a model without, such as Qwen3"
+    elif others := sorted({*layer_kinds(config)} - {FULL, SLIDING}):
+        reason = f"it has layers of {', '.join(others)}; {FULL} and {SLIDING} are supported"
+    if reason:
+        raise SetupError(f"{architecture} cannot be compiled for text generation: {reason}")
 
 
 def rotary_limit(config: Any) -> int | None:

@@ -20,7 +20,7 @@ from transformers.models.auto import modeling_auto
 from neuronpipe.compiler.architectures import MASKED_DECODERS, READING_KINDS, T5_KINDS
 from neuronpipe.compiler.gliner import ARCHITECTURE
 from neuronpipe.compiler.images import IMAGE_PARTS, TEXT_PARTS
-from neuronpipe.compiler.modules import DPR_ENCODERS, SourceModule
+from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
 from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
@@ -28,6 +28,7 @@ from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import read_modules, read_settings, transformer_folder
 from neuronpipe.compiler.source import check_configuration, port_of, reads_of
 from neuronpipe.compiler.tasks import SOURCE_TASKS
+from neuronpipe.compiler.weights import DPR_ENCODERS
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
 

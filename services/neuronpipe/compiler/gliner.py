@@ -16,9 +16,10 @@ import torch
 import transformers
 from torch.nn.functional import pad
 
-from neuronpipe.compiler.modules import Named, SampleBatch, SourceModule, load_weights, source_module
+from neuronpipe.compiler.modules import Named, SampleBatch, SourceModule, source_module
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.zero_shot_token_classification import MAX_LABELS, WORD_NUMBER, GlinerFacts, number_words, split
 

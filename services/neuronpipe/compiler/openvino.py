@@ -117,7 +117,7 @@ def _from_onnx(module: SourceModule) -> openvino.Model:
     by_name = {name: port for port in graph.outputs for name in port.get_names()}
     parameters = {port.any_name: port.get_node() for port in graph.inputs}
     if isinstance(whole, Named):
-        results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs]
+        results = [by_name[model.output(name)].get_node().input_value(0) for name in whole.outputs.values()]
         return openvino.Model(results, [parameters[name] for name in module.inputs])
     assert isinstance(whole, PooledModule)  # noqa: S101 (the tasks use no other classes)
     hidden = by_name[model.output(HIDDEN)].get_node().input_value(0)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from neuronpipe.compiler.modules import Named, SourceModule, labels_of, load_weights, source_module
+from neuronpipe.compiler.modules import Named, SourceModule, labels_of, source_module
 from neuronpipe.compiler.own_code import with_links
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
@@ -25,6 +26,7 @@ from neuronpipe.compiler.sentence_transformers import (
 )
 from neuronpipe.compiler.source import ModelSource, check_labels
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.rerank import RerankFacts
 from neuronpipe.tasks.scores import ScoreFunctionName
@@ -115,59 +117,17 @@ class _Published:
     divisor: float = 1.0
 
 
-_QUESTION = (
-    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
-    "prediction of either 'Yes' or 'No'."
-)
-_JUDGMENT = (
-    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document "
-    "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 "
-    "for not relevant, 1 for relevant).\nRelevance:"
-)
-# Models whose files lack their template, by a pattern of their names. Sources: the cards of Qwen3-Reranker and
-# ctxl-rerank-v2; FlagEmbedding 1.3, decoder_only/base.py; mxbai-rerank 0.1, mxbai_rerank_v2.py; zerank's
-# modeling_zeranker.py.
-_PUBLISHED: Mapping[str, _Published] = {
-    "Qwen3-Reranker": _Published(
-        RerankerOptions(
-            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-            "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
-            "<think>\n\n</think>\n\n",
-            "Given a web search query, retrieve relevant passages that answer the query",
-            "yes,no",
-        ),
-        function="sigmoid",
-    ),
-    "bge-reranker-v2-gemma": _Published(
-        RerankerOptions("<bos>A: {query}{|}\n{|}B: {document}{|}\n{|}{instruction}", _QUESTION, "Yes")
-    ),
-    r"mxbai-rerank-\w+-v2": _Published(
-        RerankerOptions(
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\n{|}{instruction}query: {query}{|}\n{|}document: {document}{|}\n{|}"
-            f"{_JUDGMENT}<|im_end|>\n<|im_start|>assistant\n",
-            answers="1,0",
-        ),
-        instructed="instruction: {}\n",
-    ),
-    "zerank": _Published(
-        RerankerOptions(
-            "<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{document}<|im_end|>\n<|im_start|>assistant\n",
-            answers="Yes",
-        ),
-        function="sigmoid",
-        divisor=5.0,
-    ),
-    "ctxl-rerank-v2": _Published(
-        RerankerOptions(
-            "Check whether a given document contains information helpful to answer the query.\n<Document> {document}\n"
-            "<Query> {query}{instruction} ??",
-            answers="!",
-        ),
-        instructed=" {}",
-    ),
-}
+@cache
+def _published_models() -> Mapping[str, _Published]:
+    """Reads the forms of models whose files lack their template, by a pattern of their names.
+
+    Sources of rerankers.json: the cards of Qwen3-Reranker and ctxl-rerank-v2; FlagEmbedding 1.3, decoder_only/base.py;
+    mxbai-rerank 0.1, mxbai_rerank_v2.py; zerank's modeling_zeranker.py.
+    """
+    content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {pattern: _Published(RerankerOptions(**form.pop("options")), **form) for pattern, form in content.items()}
+
+
 _OPTIONS_FILE = "neuronpipe_reranker.json"
 _PARTS = "{|}"
 # Placeholders of the texts in a template. No text contains them.
@@ -271,7 +231,7 @@ def _published(folder: Path, folder_name: str) -> tuple[str, _Published]:
         text = readme.read_text(encoding="utf-8", errors="replace")
         names += re.findall(r"^# .*|^base_model:\s.*(?:\n[ -].*)*", text, re.MULTILINE)[:2]
     for name in names:
-        for pattern, form in _PUBLISHED.items():
+        for pattern, form in _published_models().items():
             if found := re.search(pattern, name, re.IGNORECASE):
                 return found.group(), form
     raise SetupError(

@@ -6,11 +6,12 @@ from pathlib import Path
 import transformers
 
 from neuronpipe.compiler import onnx
-from neuronpipe.compiler.modules import SourceModule, check_missing, check_tokens, pretrained_model, with_unused_weights
+from neuronpipe.compiler.modules import SourceModule, pretrained_model
 from neuronpipe.compiler.stacked_adapters import with_adapters
 from neuronpipe.compiler.tasks import images, labels, texts, vectors
 from neuronpipe.compiler.tasks.base import SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import check_missing, check_tokens, with_unused_weights
 from neuronpipe.tasks import TASKS
 
 _DECLARED = {name: value for module in (images, labels, texts, vectors) for name, value in vars(module).items()}

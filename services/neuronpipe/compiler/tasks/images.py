@@ -21,22 +21,14 @@ from neuronpipe.compiler.images import (
     load_image_processor,
     try_images,
 )
-from neuronpipe.compiler.modules import (
-    PIXELS,
-    PLACES,
-    SampleBatch,
-    SourceModule,
-    architecture_of,
-    classifier_facts,
-    labels_of,
-    load_weights,
-)
+from neuronpipe.compiler.modules import PIXELS, PLACES, SampleBatch, SourceModule, classifier_facts, labels_of
 from neuronpipe.compiler.sentence_transformers import transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import SourceTask, encode_texts
 from neuronpipe.compiler.tasks.labels import same_best_label
 from neuronpipe.compiler.tasks.vectors import cosine_similarity
 from neuronpipe.compiler.tokenizers import NO_TOKENIZER, SourceTokenizer
+from neuronpipe.compiler.weights import architecture_of, load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.vectors import EmbeddingFacts
 

@@ -26,8 +26,6 @@ from neuronpipe.compiler.modules import (
     choosing,
     classifier_facts,
     labels_of,
-    load_encoder,
-    load_weights,
     source_module,
 )
 from neuronpipe.compiler.rerankers import (
@@ -51,6 +49,7 @@ from neuronpipe.compiler.sentence_transformers import (
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import load_encoder, load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import TaskFacts
 from neuronpipe.tasks.fill_mask import FillMaskFacts

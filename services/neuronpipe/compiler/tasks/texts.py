@@ -13,19 +13,12 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.architectures import check_kinds, positions
-from neuronpipe.compiler.modules import (
-    NO_LIMIT_TOKENS,
-    Named,
-    Outputs,
-    SampleBatch,
-    SourceModule,
-    load_weights,
-    source_module,
-)
+from neuronpipe.compiler.modules import NO_LIMIT_TOKENS, Named, Outputs, SampleBatch, SourceModule, source_module
 from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.saved_settings import unsupported_generation
 from neuronpipe.compiler.tasks.base import Measured, SourceTask
 from neuronpipe.compiler.tokenizers import SourceTokenizer, language_codes, load_tokenizer
+from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.stages.tokenizer.chat import variables_of
@@ -181,8 +174,7 @@ class _Both(Named):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": input_ids}
-        result = self.model(**inputs, return_dict=True)
-        return {name: result[name] for name in self.outputs}
+        return self._named(self.model(**inputs, return_dict=True))
 
 
 def _load_text_to_text(task: str, folder: Path, tokenizer: SourceTokenizer) -> SourceModule:

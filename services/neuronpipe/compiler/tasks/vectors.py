@@ -18,18 +18,7 @@ from numpy.typing import NDArray
 from neuronpipe.compiler.images import TEXT_PARTS, TextsPart, check_texts
 from neuronpipe.compiler.late_interaction import read_late_interaction
 from neuronpipe.compiler.m3 import has_heads, refuse_heads, with_heads
-from neuronpipe.compiler.modules import (
-    DPR_ENCODERS,
-    Named,
-    Outputs,
-    PooledModule,
-    SampleBatch,
-    SourceModule,
-    architecture_of,
-    load_encoder,
-    load_weights,
-    source_module,
-)
+from neuronpipe.compiler.modules import Named, Outputs, PooledModule, SampleBatch, SourceModule, source_module
 from neuronpipe.compiler.routers import SIDES, read_query_side
 from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import (
@@ -45,6 +34,7 @@ from neuronpipe.compiler.sentence_transformers import (
 )
 from neuronpipe.compiler.tasks.base import Measured, SourceTask, encode_texts
 from neuronpipe.compiler.tokenizers import SourceTokenizer
+from neuronpipe.compiler.weights import DPR_ENCODERS, architecture_of, load_encoder, load_weights
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks.base import PROMPT_TOKENS
 from neuronpipe.tasks.feature_extraction import FeatureFacts
@@ -134,25 +124,11 @@ def _load_texts_part(folder: Path, tokenizer: SourceTokenizer, task: str) -> Sou
     return replace(described, inputs=("input_ids",))
 
 
-class _Pooled(torch.nn.Module):
-    """A model whose result has a pooled vector of each text: [batch, width]."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.named = Named(model, "pooler_output")
-
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        return {_EMBEDDING: self.named(input_ids, attention_mask, token_type_ids)["pooler_output"]}
-
-
 def _load_dpr(folder: Path, tokenizer: SourceTokenizer, task: str) -> SourceModule:
     model = load_weights(getattr(transformers, architecture_of(folder)), folder)
     facts = EmbeddingFacts(embedding_dimensions=model.config.projection_dim or model.config.hidden_size)
-    return source_module(
-        _Pooled(model), model, task, tokenizer, outputs=(_EMBEDDING,), facts=dict.fromkeys(_TASKS, facts)
-    )
+    named = Named(model, **{_EMBEDDING: "pooler_output"})
+    return source_module(named, model, task, tokenizer, outputs=(_EMBEDDING,), facts=dict.fromkeys(_TASKS, facts))
 
 
 def cosine_similarity(outputs: Outputs, reference: Outputs, batch: SampleBatch) -> Measured:
