@@ -42,10 +42,7 @@ _FIELDS = {
     **{f"options.{name}": name for name in _DRAWING},
 }
 _CHOICES = {"any": "required", "auto": "auto", "none": "none"}
-_REASONS = {
-    FinishReason.FINISH_REASON_LENGTH: "max_tokens",
-    FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence",
-}
+_REASONS = {FinishReason.FINISH_REASON_LENGTH: "max_tokens", FinishReason.FINISH_REASON_STOP_STRING: "stop_sequence"}
 # Kinds of blocks → the field of their content, and the type of its deltas.
 _DELTAS = {
     "thinking": ("thinking", "thinking_delta"),

@@ -29,7 +29,7 @@ from neuronpipe.doors.http.bodies import (
     only,
     option_field,
 )
-from neuronpipe.doors.http.tool_calls import read_arguments
+from neuronpipe.doors.http.call_formats import read_arguments
 
 # Fields of parts of answers, also LangChain's.
 _OF_ANSWERS = HARMLESS | {"annotations", "logprobs", "id", "index"}
