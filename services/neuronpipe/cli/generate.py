@@ -185,11 +185,7 @@ def _summary(response: "InferResponse", texts: "Sequence[GeneratedText]") -> str
     first_ms = timings.first_token_ns / 1e6
     if len(texts) > 1:
         return f"{tokens}\nfirst token after {first_ms:.1f} ms, all after {timings.total_ns / 1e6:.1f} ms"
-    parts = {
-        "pre-process": timings.preprocess_ns,
-        "queue": timings.predict_queue_ns,
-        "prefill": timings.prefill_ns,
-    }
+    parts = {"pre-process": timings.preprocess_ns, "queue": timings.predict_queue_ns, "prefill": timings.prefill_ns}
     parts["hops"] = timings.first_token_ns - sum(parts.values())
     split = " + ".join(f"{name} {duration_ns / 1e6:.1f}" for name, duration_ns in parts.items())
     token_ms = timings.decode_ns / max(1, usage.generated_tokens + usage.discarded_tokens - 1) / 1e6

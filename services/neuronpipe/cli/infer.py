@@ -145,9 +145,14 @@ def _vectors(result: Any, _: Any) -> _Rows:
     return [("x".join(map(str, vectors.shape)), _numbers(vectors.flat))]
 
 
+def _each(field: str, *names: str) -> "Callable[[Any, Any], _Rows]":
+    """Returns a function that makes a row of each element of a result's field, with these fields of the element."""
+    return lambda result, _: ([getattr(element, name) for name in names] for element in getattr(result, field))
+
+
 # The first field of a result → the heading and the rows of its table.
 _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
-    "labels": ("SCORE LABEL", lambda result, _: ((label.score, label.label) for label in result.labels)),
+    "labels": ("SCORE LABEL", _each("labels", "score", "label")),
     "embedding": ("SHAPE VECTOR", _vector),
     "data": ("SHAPE VECTOR", _vectors),
     "scores": ("SCORE TEXT", lambda result, task_input: zip(result.scores, task_input.texts, strict=True)),
@@ -155,16 +160,8 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
         "SCORE INDEX TEXT",
         lambda result, task_input: ((text.score, text.index, task_input.texts[text.index]) for text in result.texts),
     ),
-    "answers": (
-        "SCORE START END ANSWER",
-        lambda result, _: ((answer.score, answer.start, answer.end, answer.text) for answer in result.answers),
-    ),
-    "entities": (
-        "SCORE LABEL START END TEXT",
-        lambda result, _: (
-            (entity.score, entity.label, entity.start, entity.end, entity.text) for entity in result.entities
-        ),
-    ),
+    "answers": ("SCORE START END ANSWER", _each("answers", "score", "start", "end", "text")),
+    "entities": ("SCORE LABEL START END TEXT", _each("entities", "score", "label", "start", "end", "text")),
     "masks": (
         "SCORE MASK TOKEN",
         lambda result, _: (
@@ -177,10 +174,7 @@ _TABLES: "Mapping[str, tuple[str, Callable[[Any, Any], _Rows]]]" = {
             (sequence.score if sequence.HasField("score") else "", sequence.text) for sequence in result.sequences
         ),
     ),
-    "weights": (
-        "WEIGHT ID TOKEN",
-        lambda result, _: ((weight.weight, weight.token_id, weight.token) for weight in result.weights),
-    ),
+    "weights": ("WEIGHT ID TOKEN", _each("weights", "weight", "token_id", "token")),
     "tokens": (
         "ID SPECIAL START END TEXT",
         lambda result, _: (

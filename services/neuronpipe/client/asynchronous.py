@@ -52,10 +52,7 @@ RETRIES = {
     "methodConfig": [
         {
             "name": [{"service": "neuronpipe.api.v1.InferenceService"}, {"service": "neuronpipe.api.v1.ModelService"}],
-            "retryPolicy": {
-                **_BACKOFF,
-                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"],
-            },
+            "retryPolicy": {**_BACKOFF, "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"]},
         },
         {
             "name": [{"service": "neuronpipe.api.v1.JobService"}, {"service": "google.longrunning.Operations"}],

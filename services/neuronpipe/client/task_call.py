@@ -141,12 +141,7 @@ def task_method(
 
 
 _KINDS = {FieldDescriptor.TYPE_STRING: (str, "one text"), FieldDescriptor.TYPE_BYTES: (bytes, "the bytes of a file")}
-
-
-_RANGES = {
-    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
-    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
-}
+_RANGES = {FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1), FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1)}
 
 
 def _checked(field: FieldDescriptor, value: object) -> object:
@@ -214,7 +209,7 @@ def generation_request(
             raise InvalidInput("prompt", "give either a prompt or messages")
     for name, value in fields.items():
         if name != "messages" and not isinstance(value, str):
-            raise InvalidInput(name, f"takes one text, not a value of the type {type(value).__name__}")
+            raise InvalidInput(name, f"takes one text, not {_name(value)}")
     input_fields = {**fields, "options": _options(options), "truncation": truncation}
     if "messages" in fields:
         input_fields["messages"] = _chat(fields["messages"])

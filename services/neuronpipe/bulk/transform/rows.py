@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -100,7 +101,7 @@ class TaskRows:
         """`template`: the fields that all inputs share. `fields`: the columns of the other fields. `cells_are_texts`:
         the format has no types, so that all values except texts are JSON in a cell.
         """
-        self._arguments = (task, template, fields, kept_columns, prefix, cells_are_texts)
+        self._arguments = (task, template, fields, kept_columns, prefix)
         self._task = task
         self._template = template
         part = getattr(template, task)
@@ -116,7 +117,7 @@ class TaskRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes the object picklable, for workers on other machines."""
-        return _task_rows, self._arguments
+        return partial(TaskRows, cells_are_texts=self._cells_are_texts), self._arguments
 
     def inputs(self, row: InputRow) -> Sequence[TaskInput]:
         """Returns the row's inputs. Raises InvalidInput."""
@@ -166,10 +167,6 @@ class TaskRows:
 
 # Reads a row as an input, and writes its result as a row.
 RowTask: TypeAlias = OpenAiRows | TaskRows
-
-
-def _task_rows(*arguments: Any) -> TaskRows:
-    return TaskRows(*arguments[:-1], cells_are_texts=arguments[-1])
 
 
 def _checked(value: Any, field: FieldDescriptor, column: str) -> Any:

@@ -203,7 +203,6 @@ def make_report(
 
 
 def report_rows(report: TransformReport) -> list[tuple[str, str]]:
-    figures = asdict(report)
     shown = {
         "rows": f"{report.rows:,}" + (f", {report.resumed_rows:,} of them before" if report.resumed_rows else ""),
         "errors": f"{report.errors:,}",
@@ -214,7 +213,7 @@ def report_rows(report: TransformReport) -> list[tuple[str, str]]:
     }
     if report.truncated_tokens:
         shown["truncated"] = f"{report.truncated_tokens:,} tokens"
-    if figures["cost"] is not None:
+    if report.cost is not None:
         shown["cost"] = f"{report.cost:,.4f}, {report.cost_per_million_rows or 0:,.2f} for a million rows"
     return [("model", report.model), *shown.items()]
 
