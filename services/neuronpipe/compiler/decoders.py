@@ -139,10 +139,8 @@ def _compile_slots(
     """Compiles for Neuron. PyTorch, which needs no device, is compared before the trace, which takes long."""
     module, (bucket, *others) = conversion.module, conversion.buckets
     if others:
-        raise SetupError(
-            f"--bucket: what generates has one, SLOTSxTOKENS, since its traces would not share their cache; "
-            f"here are {len(conversion.buckets)}"
-        )
+        problem = "what generates has one, SLOTSxTOKENS, since its traces would not share their cache"
+        raise SetupError(f"--bucket: {problem}; here are {len(conversion.buckets)}")
     beams = module.fact("num_beams") or 1
     needed = beams + 1 if module.config.is_encoder_decoder else 1
     if bucket.batch < needed:

@@ -143,10 +143,8 @@ class Configuration:
             detected = DetectedTask(tagged_task, f"{self.architecture}; README.md: {tag}")
         self.check_task(detected.task)
         if detected.task not in SOURCE_TASKS:
-            raise SetupError(
-                f"{self.folder}: {self.architecture} is for {detected.task}, which is not supported; supported are "
-                f"{', '.join(SOURCE_TASKS)}"
-            )
+            problem = f"{self.architecture} is for {detected.task}, which is not supported"
+            raise SetupError(f"{self.folder}: {problem}; supported are {', '.join(SOURCE_TASKS)}")
         return detected
 
     def check_task(self, task: str) -> None:
@@ -211,10 +209,8 @@ class Configuration:
 
     def _refuse_other_kinds(self) -> None:
         if (self.folder / "config_setfit.json").is_file():
-            raise SetupError(
-                f"{self.folder}: is a SetFit model, whose classifier (model_head.pkl) is a pickle and not read; "
-                "--task sentence-embedding compiles what makes its vectors"
-            )
+            problem = "is a SetFit model, whose classifier (model_head.pkl) is a pickle and not read"
+            raise SetupError(f"{self.folder}: {problem}; --task sentence-embedding compiles what makes its vectors")
         if (
             self.settings.get("model_type") == "CrossEncoder"
             and "Pooling" not in self.modules

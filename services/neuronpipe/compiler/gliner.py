@@ -60,10 +60,8 @@ def _encoder_configuration(folder: Path, content: Mapping[str, Any]) -> dict[str
             )
     encoder = content.get("encoder_config")
     if not isinstance(encoder, dict) or not (folder / "tokenizer_config.json").is_file():
-        raise SetupError(
-            f"{folder}: {_CONFIG_FILE} has no encoder_config, or the folder no tokenizer; write both with "
-            "GLiNER.from_pretrained(MODEL).save_pretrained(FOLDER) of the package gliner"
-        )
+        advice = "write both with GLiNER.from_pretrained(MODEL).save_pretrained(FOLDER) of the package gliner"
+        raise SetupError(f"{folder}: {_CONFIG_FILE} has no encoder_config, or the folder no tokenizer; {advice}")
     kind = encoder.get("model_type", "deberta-v2")
     if kind not in _ENCODERS:
         raise SetupError(f"{folder}: {_CONFIG_FILE} has an encoder {kind!r}; supported are {', '.join(_ENCODERS)}")

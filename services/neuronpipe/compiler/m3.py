@@ -37,10 +37,8 @@ def has_heads(folder: Path) -> bool:
 def refuse_heads(folder: Path) -> None:
     """Raises SetupError for a model with both layers, whose own task is sentence-embedding."""
     if has_heads(folder):
-        raise SetupError(
-            f"{folder}: has {' and '.join(HEADS)}: leave out --task; the bundle for sentence-embedding also answers "
-            "sparse-embedding and multi-vector-embedding"
-        )
+        advice = "the bundle for sentence-embedding also answers sparse-embedding and multi-vector-embedding"
+        raise SetupError(f"{folder}: has {' and '.join(HEADS)}: leave out --task; {advice}")
 
 
 class _M3(torch.nn.Module):

@@ -82,10 +82,8 @@ class OnnxModel(torch.nn.Module):
         names = (name, _TOKENS) if name == HIDDEN else (name,)
         graph_name = next((known_name for known_name in names if known_name in self.outputs), None)
         if graph_name is None:
-            raise SetupError(
-                f"{self.path}: has no output {name}, which the task needs, only {', '.join(self.outputs)}; export it "
-                "for the task"
-            )
+            problem = f"has no output {name}, which the task needs, only {', '.join(self.outputs)}"
+            raise SetupError(f"{self.path}: {problem}; export it for the task")
         return graph_name
 
     def forward(

@@ -41,10 +41,8 @@ def cut_module(source: SourceModule, batch: SampleBatch, options: PipelineOption
     if options.cores == 1:
         return None
     if has_decoder(pretrained_model(source.module)):
-        raise SetupError(
-            f"--pipeline-cores: {source.architecture} has an encoder that every layer of its decoder reads; compile it "
-            "for one core"
-        )
+        problem = f"{source.architecture} has an encoder that every layer of its decoder reads"
+        raise SetupError(f"--pipeline-cores: {problem}; compile it for one core")
     return PipelinedModel(source, {name: torch.from_numpy(batch[name]) for name in source.inputs}).cut(options)
 
 
@@ -59,10 +57,8 @@ class PipelinedModel:
             (layers for layers in _module_lists(source.module) if _run_in_order(source, layers, example)), None
         )
         if self._layers is None:
-            raise SetupError(
-                f"--pipeline-cores: {source.architecture} has no two layers of its own that run one after the other; "
-                "compile it for one core"
-            )
+            problem = f"{source.architecture} has no two layers of its own that run one after the other"
+            raise SetupError(f"--pipeline-cores: {problem}; compile it for one core")
         self._own = list(self._layers)
         self._example = dict(example)
         self._read_run()

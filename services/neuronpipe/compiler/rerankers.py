@@ -273,10 +273,8 @@ def _answers(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions)
     if options.template:
         raise SetupError(f"{folder}: --rerank-template: name the tokens that the model answers with --rerank-answers")
     if not {"yes", "no"} <= vocabulary.keys():
-        raise SetupError(
-            f"{folder}: its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts; name others with "
-            "--rerank-answers"
-        )
+        problem = "its tokenizer has no tokens 'yes' and 'no', by which a decoder ranks texts"
+        raise SetupError(f"{folder}: {problem}; name others with --rerank-answers")
     return vocabulary["yes"], vocabulary["no"]
 
 
@@ -301,10 +299,8 @@ def _saved_template(folder: Path, tokenizer: SourceTokenizer, options: RerankerO
     processing = read_limits(transformer_folder(folder)).get("processing_kwargs") or {}
     template_options = dict(processing.get("chat_template") or {})
     if template_options.pop("restore_suffix", True) is False:
-        raise SetupError(
-            f"{folder}: cuts the end of its template with a long text (restore_suffix), which is not supported; "
-            "remove restore_suffix from processing_kwargs"
-        )
+        problem = "cuts the end of its template with a long text (restore_suffix), which is not supported"
+        raise SetupError(f"{folder}: {problem}; remove restore_suffix from processing_kwargs")
     prompt = options.instruction or default_prompt(folder)
     for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
         render = _renderer(transformers_tokenizer, prompt, template_options, wrap)

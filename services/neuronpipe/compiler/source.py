@@ -272,10 +272,8 @@ def check_kind(folder: Path, config: Any, architecture: str, task: str) -> None:
     if reads is None or reads == TASKS[task].reads:
         return
     inputs, others = _TASKS_OF[reads]
-    raise SetupError(
-        f"{folder}: {architecture or config.model_type} takes {inputs}, so it cannot have the task {task}; leave out "
-        f"--task, or choose {others}"
-    )
+    problem = f"{architecture or config.model_type} takes {inputs}, so it cannot have the task {task}"
+    raise SetupError(f"{folder}: {problem}; leave out --task, or choose {others}")
 
 
 def check_labels(folder: Path, config: Any) -> None:

@@ -109,10 +109,8 @@ def load_encoder(folder: Path) -> Any:
     """Loads a model without a head, or T5's encoder; see load_weights. Raises SetupError for a model of vectors."""
     kind = read_object(transformer_folder(folder) / "config.json").get("model_type")
     if kind == "dpr":
-        raise SetupError(
-            f"{folder}: {architecture_of(folder) or kind} gives no vectors of tokens; of DPR, "
-            f"{' and '.join(DPR_ENCODERS)} are compiled, for sentence-embedding and without a modules.json"
-        )
+        advice = f"of DPR, {' and '.join(DPR_ENCODERS)} are compiled, for sentence-embedding and without a modules.json"
+        raise SetupError(f"{folder}: {architecture_of(folder) or kind} gives no vectors of tokens; {advice}")
     return load_weights(transformers.AutoModelForTextEncoding if kind in T5_KINDS else transformers.AutoModel, folder)
 
 

@@ -146,10 +146,8 @@ def _check_devices(names: set[str]) -> None:
     used = ", ".join(sorted(names))
     for name in _DEVICES.keys() - names:
         if names and (devices := _devices(name)):
-            raise SetupError(
-                f"two back ends: the container has {devices[0]}, a device of the back end {name}, and its models run "
-                f"on {used}; {_COMPONENTS}"
-            )
+            problem = f"the container has {devices[0]}, a device of the back end {name}, and its models run on {used}"
+            raise SetupError(f"two back ends: {problem}; {_COMPONENTS}")
 
 
 def _devices(name: str) -> list[str]:

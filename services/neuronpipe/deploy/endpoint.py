@@ -126,10 +126,8 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise SetupError(
-                f"name {self.name!r}: must be of a to z, 0 to 9 and -, at most 42 characters, and neither begin nor "
-                "end with -; choose one with --name"
-            )
+            problem = "must be of a to z, 0 to 9 and -, at most 42 characters, and neither begin nor end with -"
+            raise SetupError(f"name {self.name!r}: {problem}; choose one with --name")
         if not 0 <= self.min_executors <= self.max_executors or not 1 <= self.max_executors <= _MAX_EXECUTORS:
             advice = f"must be 0 to {_MAX_EXECUTORS}, the smaller one first, and max at least 1"
             raise SetupError(f"min and max: {self.min_executors} and {self.max_executors}; {advice}")

@@ -242,10 +242,8 @@ def _look_for_another(name: str) -> DeployStep:
                 f"as {name}: kubectl annotate namespace {NAMESPACE} {_ENDPOINT}={name}"
             )
         if words and words[-1] != name:
-            raise SetupError(
-                f"{name}: the namespace {NAMESPACE} has the endpoint {words[-1]}, and room for one; "
-                f"neuronpipe undeploy {words[-1]} --to kubernetes deletes it"
-            )
+            problem = f"the namespace {NAMESPACE} has the endpoint {words[-1]}, and room for one"
+            raise SetupError(f"{name}: {problem}; neuronpipe undeploy {words[-1]} --to kubernetes deletes it")
 
     return DeployStep(f"look whether the namespace {NAMESPACE} has another endpoint", look)
 

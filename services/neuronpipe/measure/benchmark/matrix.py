@@ -61,10 +61,8 @@ class BenchmarkModel:
 def published_model(name: str) -> BenchmarkModel:
     """Returns the model of a published size. Raises SetupError if the name is not in PUBLISHED_SIZES."""
     if name not in PUBLISHED_SIZES:
-        raise SetupError(
-            f"--model {name}: no such folder, and no published size of that name; there are "
-            f"{', '.join(PUBLISHED_SIZES)}"
-        )
+        problem = "no such folder, and no published size of that name"
+        raise SetupError(f"--model {name}: {problem}; there are {', '.join(PUBLISHED_SIZES)}")
     takes_images = name in IMAGES
     task = "image_classification" if takes_images else "text_classification"
     return BenchmarkModel(name, task, PUBLISHED_SIZES[name] * 1e6, takes_images)

@@ -143,10 +143,8 @@ def read_results(path: Path) -> Results:
         raise SetupError(f"{file}: is no JSON of `neuronpipe benchmark`") from error
     schema_version = content.pop("schema_version", None) if isinstance(content, dict) else None
     if schema_version != SCHEMA_VERSION:
-        raise SetupError(
-            f"{file}: has the schema version {schema_version}, this neuronpipe reads {SCHEMA_VERSION}; measure again, "
-            "or use the neuronpipe that wrote it"
-        )
+        problem = f"has the schema version {schema_version}, this neuronpipe reads {SCHEMA_VERSION}"
+        raise SetupError(f"{file}: {problem}; measure again, or use the neuronpipe that wrote it")
     try:
         cells = [_cell(cell) for cell in content.pop("cells")]
         return Results(**content, cells=cells)

@@ -152,7 +152,5 @@ def format_of(file: str) -> str:
         if ending in endings:
             return name
     known = " ".join(ending for endings in ENDINGS.values() for ending in endings)
-    raise SetupError(
-        f"{file}: its name does not say its format; give --input-format, or one of the endings {known}, also with "
-        f"{' or '.join(COMPRESSIONS)} behind"
-    )
+    advice = f"give --input-format, or one of the endings {known}, also with {' or '.join(COMPRESSIONS)} behind"
+    raise SetupError(f"{file}: its name does not say its format; {advice}")
