@@ -168,10 +168,8 @@ async def _warm_batch(
     if values:
         refused = await remote.put(values, ttl_s)
         if refused:
-            raise Unavailable(
-                f"Redis refused to store {refused} values: it is full, or read-only; {report.stored:,} were "
-                "stored before"
-            )
+            problem = f"it is full, or read-only; {report.stored:,} were stored before"
+            raise Unavailable(f"Redis refused to store {refused} values: {problem}")
     report.done += len(inputs)
     report.stored += len(values)
 

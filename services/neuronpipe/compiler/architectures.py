@@ -9,6 +9,7 @@ import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,13 +102,10 @@ def rotary_limit(config: Any) -> int | None:
     has the factors of short texts. Source: longrope_frequency_update in transformers/modeling_rope_utils.py.
     """
     rope_parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested_parameters = [
-        rope_parameters,
-        *(parameters for parameters in rope_parameters.values() if isinstance(parameters, dict)),
-    ]
-    if all(parameters.get("rope_type", parameters.get("type")) != "longrope" for parameters in nested_parameters):
+    groups = [rope_parameters, *(group for group in rope_parameters.values() if isinstance(group, dict))]
+    if all(group.get("rope_type", group.get("type")) != "longrope" for group in groups):
         return None
-    limits = [parameters.get("original_max_position_embeddings") for parameters in nested_parameters]
+    limits = [group.get("original_max_position_embeddings") for group in groups]
     limits.append(getattr(config, "original_max_position_embeddings", None))
     return int(next((limit for limit in limits if limit), config.max_position_embeddings))
 
@@ -131,11 +129,9 @@ def decoder_inputs(model: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ())
     if config.model_type == "mistral":  # only its window decides
-        kinds = {"sliding_attention"} if config.sliding_window else set()
+        kinds = {SLIDING} if config.sliding_window else set()
     dtype = next(model.parameters()).dtype
-    masks = {kind: _mask(config, attention_mask, kind == "sliding_attention", dtype) for kind in sorted(kinds)}
-    if not masks:
-        masks = {"full_attention": _mask(config, attention_mask, False, dtype)}
+    masks = {kind: _mask(config, attention_mask, kind == SLIDING, dtype) for kind in sorted(kinds or {FULL})}
     return {"attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": False}
 
 
@@ -263,22 +259,12 @@ def fixing_positions(model: torch.nn.Module) -> Iterator[None]:
     parts: list[Any] = [part for part in model.modules() if callable(getattr(part, _METHOD, None))]
     computed: dict[Any, torch.Tensor] = {}
 
-    def record(part: Any) -> None:
-        original = getattr(part, _METHOD)
+    def record(part: Any, compute: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
+        computed[part] = positions = compute(*args, **options)
+        return positions
 
-        def recorded(*args: Any, **options: Any) -> torch.Tensor:
-            computed[part] = positions = original(*args, **options)
-            return positions
-
-        setattr(part, _METHOD, recorded)
-
-    for part in parts:
-        record(part)
-    try:
+    with replacing(*((part, _METHOD, partial(record, part, getattr(part, _METHOD))) for part in parts)):
         yield
-    finally:
-        for part in parts:
-            delattr(part, _METHOD)
     for part, positions in computed.items():
         part.register_buffer(_BUFFER, positions.clone(), persistent=False)
         # A method, so that a copy of the part has a method of the copy.
@@ -400,7 +386,7 @@ def _mask_windows(
     row, column = (torch.arange(mask.shape[1], device=mask.device).view(shape) for shape in ((-1, 1), (1, -1)))
     is_text = mask[:, None, None, :].bool()
     is_near = (row <= column + reach) & (column <= row + reach)
-    masks = {"full_attention": is_text, "sliding_attention": is_near & is_text | (row == column)}
+    masks = {FULL: is_text, SLIDING: is_near & is_text | (row == column)}
     if encoder.config._attn_implementation == "eager":  # eager attention adds the masks to its scores
         masks = {kind: added_to_scores(seen, encoder.dtype) for kind, seen in masks.items()}
     return args, inputs | {"attention_mask": masks}

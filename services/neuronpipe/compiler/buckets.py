@@ -101,10 +101,8 @@ def read_lengths(path: Path, max_tokens: int) -> Counter[int]:
             or not all(word.isascii() and word.isdigit() and len(word) <= _MAX_DIGITS for word in words)
             or not 1 <= int(words[0]) <= _MAX_TOKENS
         ):
-            raise SetupError(
-                f"--lengths {path}: line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where "
-                "there are several"
-            )
+            problem = f"line {number}: must be a length from 1 to {_MAX_TOKENS}, and a count where there are several"
+            raise SetupError(f"--lengths {path}: {problem}")
         counts[min(int(words[0]), max_tokens)] += int(words[1]) if len(words) > 1 else 1
     if not +counts:
         raise SetupError(f"--lengths {path}: holds no length")

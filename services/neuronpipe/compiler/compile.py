@@ -455,10 +455,8 @@ def _choose_buckets(request: CompileRequest, module: SourceModule, report: Repor
     buckets, plan = choose_buckets(request.buckets, module.max_tokens)
     for bucket in buckets:
         if module.takes_images and bucket.tokens != module.max_tokens:
-            raise SetupError(
-                f"--bucket {bucket}: an image counts as {module.max_tokens} tokens: write "
-                f"{bucket.batch}x{module.max_tokens}"
-            )
+            problem = f"an image counts as {module.max_tokens} tokens: write {bucket.batch}x{module.max_tokens}"
+            raise SetupError(f"--bucket {bucket}: {problem}")
     if plan is not None:
         report(plan.describe())
     return buckets

@@ -57,13 +57,11 @@ class NeuronxOptions:
             casts = "nothing" if cast == "none" else f"to {cast_type}"
             raise SetupError(f"--auto-cast {self.auto_cast}: --dtype {dtype} casts {casts}")
         # The accumulation is on by default since SDK 2.27.
-        flags: tuple[str, ...] = (
-            f"--target={self.target}",
-            f"--model-type={self.model_type}",
-            f"--optlevel={self.optlevel}",
-        )
-        flags = (*flags, "--enable-mixed-precision-accumulation", f"--auto-cast={self.auto_cast or cast}")
-        return (*flags, f"--auto-cast-type={cast_type}") if cast_type else flags
+        flags = [f"--target={self.target}", f"--model-type={self.model_type}", f"--optlevel={self.optlevel}"]
+        flags += ["--enable-mixed-precision-accumulation", f"--auto-cast={self.auto_cast or cast}"]
+        if cast_type:
+            flags.append(f"--auto-cast-type={cast_type}")
+        return tuple(flags)
 
 
 DEFAULT_OPTIONS = NeuronxOptions()

@@ -181,10 +181,8 @@ class Configuration:
                 f"text-generation; vectors and scores are made by those of the kinds {', '.join(MASKED_DECODERS)}"
             )
         if task == "text_generation" and not (is_decoder and writes):
-            raise SetupError(
-                f"{self.folder}: {name} does not write text: text-generation is for decoders, which end in "
-                f"{' or '.join(_WRITING_HEADS)}"
-            )
+            reason = f"text-generation is for decoders, which end in {' or '.join(_WRITING_HEADS)}"
+            raise SetupError(f"{self.folder}: {name} does not write text: {reason}")
 
     def dtype_of(self, dtypes: tuple[str, ...]) -> str:
         """Returns the data type to compile in: the type of the weights, if `dtypes` contains it, or float32."""

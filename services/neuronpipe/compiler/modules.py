@@ -256,10 +256,8 @@ def source_module(
         remarks = {**remarks, "graph": f"{model.path.name}, as it is; compared with ONNX Runtime"}
     architecture = model.architecture if isinstance(model, OnnxModel) else type(model).__name__
     if MASK not in accepted:
-        raise SetupError(
-            f"{model.config.name_or_path}: {architecture} takes no {MASK}, so it reads the padding of a batch as text, "
-            "which is not supported"
-        )
+        problem = f"{architecture} takes no {MASK}, so it reads the padding of a batch as text, which is not supported"
+        raise SetupError(f"{model.config.name_or_path}: {problem}")
     most = min((limit for limit in limits if limit is not None), default=NO_LIMIT_TOKENS)
     if most < _FEWEST_TOKENS:
         raise SetupError(

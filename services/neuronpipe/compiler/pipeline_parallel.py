@@ -70,10 +70,8 @@ class PipelinedModel:
     def cut(self, options: PipelineOptions) -> "PipelinedModel":
         """Cuts the model into parts of about the same time, or memory. Raises SetupError if this is impossible."""
         if options.cores > self.layers:
-            raise SetupError(
-                f"--pipeline-cores {options.cores}: {self.source.architecture} has {self.layers} layers, and a part "
-                "needs one"
-            )
+            problem = f"{self.source.architecture} has {self.layers} layers, and a part needs one"
+            raise SetupError(f"--pipeline-cores {options.cores}: {problem}")
         costs = [_weights(layer, options.balance) for layer in self._own]
         costs[0] += sum(_weights(module, options.balance) for module in self._before)
         costs[-1] += sum(_weights(module, options.balance) for module in self._after)

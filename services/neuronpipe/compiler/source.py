@@ -356,18 +356,18 @@ def _check(folder: Path, is_adapter: bool) -> None:
     check_files(folder)
     for _ in _shards(folder):
         pass
-    if not is_adapter:
-        refuse_adapter(folder)
-        if foreign_form(folder):
-            return
-    if not is_adapter and not (transformer_folder(folder) / "config.json").is_file():
+    if is_adapter:
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise SetupError(f"{folder}: no adapter: it has no {ADAPTER_CONFIG}; leave out --merge-adapter")
+        return
+    refuse_adapter(folder)
+    if foreign_form(folder):
+        return
+    if not (transformer_folder(folder) / "config.json").is_file():
         kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
         begins = f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"
         others = (begins if kind != "Transformer" else "") + (f"; {foreign}" if foreign else "")
         raise SetupError(f"{folder}: no model: it has no config.json{others}")
-    if not is_adapter:
-        _check_types(transformer_folder(folder))
-        if foreign := foreign_files(transformer_folder(folder), with_weights=True):
-            raise SetupError(f"{folder}: {foreign}, with --dtype int8 to have it quantized here")
-    if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
-        raise SetupError(f"{folder}: no adapter: it has no {ADAPTER_CONFIG}; leave out --merge-adapter")
+    _check_types(transformer_folder(folder))
+    if foreign := foreign_files(transformer_folder(folder), with_weights=True):
+        raise SetupError(f"{folder}: {foreign}, with --dtype int8 to have it quantized here")

@@ -152,10 +152,8 @@ class LoadRequest:
         check_range("--warm-up", self.warm_up_s, 0, MAX_WARM_UP_S, "s")
         check_range("--processes", self.processes, 1, MAX_PROCESSES)
         if self.rate_per_s is None and self.processes > self.callers:
-            raise SetupError(
-                f"--processes {self.processes}: must be at most --concurrency {self.callers}, or some would "
-                "have no caller"
-            )
+            problem = f"must be at most --concurrency {self.callers}, or some would have no caller"
+            raise SetupError(f"--processes {self.processes}: {problem}")
         if self.seed < 0:
             raise SetupError(f"--seed {self.seed}: must be 0 or more")
 
