@@ -24,19 +24,14 @@ def main() -> None:
     parent = socket.socket(fileno=sys.stdin.fileno())
     try:
         start_logging(f"all, front {number}", os.environ.get("NEURONPIPE_LOG", ""), is_front=True)
-        settings = AllSettings.of(**json.loads(_read_line(parent)))
+        with parent.makefile("rb") as file:  # the parent sends no other message before an answer
+            settings = AllSettings.of(**json.loads(file.readline()))
         # The parent exports the metrics of all processes.
         variables = {**os.environ, "OTEL_METRICS_EXPORTER": "none"}
         run_service("all", settings, lambda telemetry, tls: run_front(settings, telemetry, tls, parent), variables)
     except SetupError as error:
         print(f"neuronpipe: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _read_line(parent: socket.socket) -> bytes:
-    """Reads the first message of the parent, which sends no other before an answer."""
-    with parent.makefile("rb") as file:
-        return file.readline()
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def static_folder(folder: Path) -> Path | None:
 
 def write_encoder(source: Path, static: Path, folder: Path) -> None:
     """Writes the encoder into `folder`, which has links to the files of `source`. `static`: its folder of the table."""
-    tensors = _read_tensors(static)
+    with refusing(f"{static}: its table of token vectors cannot be read", advice="; get its files again"):
+        tensors = read_tensors(static)
     table = _fold(static, tensors)
     tokenizer = read_object(static / "tokenizer.json")
     limit = (tokenizer.get("truncation") or {}).get("max_length")
@@ -105,11 +106,6 @@ def write_encoder(source: Path, static: Path, folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     safetensors.torch.save_file({"embedding.weight": table}, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    with refusing(f"{folder}: its table of token vectors cannot be read", advice="; get its files again"):
-        return read_tensors(folder)
 
 
 def _fold(folder: Path, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

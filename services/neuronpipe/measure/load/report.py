@@ -112,7 +112,7 @@ def compute_result(
         requests=len(measured),
         answers=len(answers),
         answers_in_time=_sum(_is_in_time(answers, request)),
-        errors=_error_counts(measured),
+        errors={OUTCOMES[code]: count for code, count in _counts(measured["outcome"]).items() if OUTCOMES[code] != OK},
         offered_per_s=_per_s(len(measured), measured_s) if is_open else None,
         throughput_per_s=_per_s(len(came), measured_s),
         goodput_per_s=_per_s(_sum(_is_in_time(came, request)), measured_s),
@@ -181,10 +181,6 @@ def _stages_ms(answers: Rows) -> dict[str, NDArray[np.floating]]:
 def _counts(values: NDArray[np.integer]) -> dict[int, int]:
     uniques, counts = np.unique(values, return_counts=True)
     return dict(zip(uniques.tolist(), counts.tolist(), strict=True))
-
-
-def _error_counts(rows: Rows) -> dict[str, int]:
-    return {OUTCOMES[code]: count for code, count in _counts(rows["outcome"]).items() if OUTCOMES[code] != OK}
 
 
 def _warnings(cpu_shares: Sequence[float], send_lag_ms: Distribution | None) -> list[str]:
