@@ -25,7 +25,7 @@ from neuronpipe.core.errors import InvalidInput, Overloaded
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem
 from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.stages.neuron_executor.generation import grammars
+from neuronpipe.stages.neuron_executor.generation import grammar_jobs
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
 from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options
@@ -435,7 +435,7 @@ async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None
 
 
 async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.2)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 0.2)
     goes_on = threading.Event()
 
     def tokenizer_json() -> bytes:
@@ -450,7 +450,7 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
         await first
     with pytest.raises(Overloaded):
         await second
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 60)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 60)
     goes_on.set()
     assert await own.of(GenerationOptions(regex="a"))
     assert await own.of(GenerationOptions(regex="b"))
@@ -459,7 +459,7 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
 
 async def test_a_compilation_that_takes_long_gives_way_to_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     slowed = list[int]()
-    monkeypatch.setattr(grammars, "give_way", slowed.append)
+    monkeypatch.setattr(grammar_jobs, "give_way", slowed.append)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for few in ({"enum": [1, 2]}, {"enum": [3]}):
         assert await own.of(GenerationOptions(json_schema=json.dumps(few)))
@@ -505,7 +505,7 @@ async def test_a_tenants_grammars_take_one_place_and_no_other_tenant_waits_for_t
 async def test_a_grammar_that_takes_too_long_keeps_its_tenants_place_only_at_the_lowest_priority(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.1)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 0.1)
     goes_on, compile_one, ids = threading.Event(), Grammars._compiled, list[int]()
 
     def compiled(own: Grammars, option: str, text: str) -> Any:
@@ -524,8 +524,8 @@ async def test_a_grammar_that_takes_too_long_keeps_its_tenants_place_only_at_the
         for number in range(3):
             with pytest.raises(Overloaded):
                 await own.of(GenerationOptions(regex=f"a{number}"), "mallory")
-        assert len(own._waiting["mallory"]) == 1, "those that were refused are kept"
-        monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 60)
+        assert len(own._jobs._waiting["mallory"]) == 1, "those that were refused are kept"
+        monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 60)
         for tenant in "abcde":
             assert await own.of(GenerationOptions(regex="a"), tenant)
     finally:
@@ -543,7 +543,7 @@ async def test_a_tenants_grammars_leave_those_of_others_kept(monkeypatch: pytest
         return compile_one(own, option, text)
 
     monkeypatch.setattr(Grammars, "_compiled", counted)
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 8)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 8)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for tenant, regexes in (("a", ["a", "b"]), ("mallory", [f"m{number}" for number in range(20)]), ("a", ["a", "b"])):
         for regex in regexes:
@@ -570,7 +570,7 @@ async def test_a_text_tells_that_it_waits_for_its_grammar_and_no_longer(held: th
 
 
 async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 2)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 2)
     compiled: list[str] = []
     compile_one = Grammars._compiled
 
@@ -583,7 +583,7 @@ async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.M
     for regex in ("a", "b", "a", "c", "a", "b"):
         await own.of(GenerationOptions(regex=regex))
     assert compiled == ["a", "b", "c", "b"]
-    monkeypatch.setattr(grammars, "_KEPT_S", 0)  # others have been used before
+    monkeypatch.setattr(grammar_jobs, "_KEPT_S", 0)  # others have been used before
     for regex in ("b", "c", "b"):
         await own.of(GenerationOptions(regex=regex))
     assert compiled[4:] == ["c", "b"]
@@ -604,14 +604,14 @@ class _Compiled:
 
 
 async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 3)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 3)
     freed_s = list[float]()
     monkeypatch.setattr(Grammars, "_compiled", lambda *_: _Compiled(freed_s))
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for numbers in (range(3), range(3, 6)):  # the last three replace the first at once
         await asyncio.gather(*(own.of(GenerationOptions(regex=str(number))) for number in numbers))
     await happens(lambda: len(freed_s) == 3)
-    assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammars._FREES_EVERY_S / 2
+    assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammar_jobs._FREES_EVERY_S / 2
     own.close()
 
 
@@ -629,29 +629,29 @@ async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monk
     ],
 )
 def test_the_size_of_a_grammar_has_its_repetitions_written_out(text: str, size: int) -> None:
-    assert grammars._written_out(text) == size
+    assert grammar_jobs.written_out_size(text) == size
 
 
 async def test_few_grammars_of_many_repetitions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT_CHARACTERS", 60_000)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT_CHARACTERS", 60_000)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for number in range(16):
         await own.of(GenerationOptions(regex=f"a{{{9_000 + number}}}"), "mallory")
         await own.of(GenerationOptions(regex=f"a|b{{{number}}}"), "alice")
-    large = [job for (tenant, *_), job in own._kept.items() if tenant == "mallory"]
+    large = [job for (tenant, *_), job in own._jobs._kept.items() if tenant == "mallory"]
     assert len(large) == 6, "as many as have the characters of all kept grammars"
-    assert sum(tenant == "alice" for tenant, *_ in own._kept) == 16
+    assert sum(tenant == "alice" for tenant, *_ in own._jobs._kept) == 16
     own.close()
 
 
 async def test_a_grammar_is_freed_when_it_is_not_used_though_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_KEPT_S", 0.05)
+    monkeypatch.setattr(grammar_jobs, "_KEPT_S", 0.05)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     await own.of(GenerationOptions(regex="a"))
-    assert own._kept
-    await happens(lambda: not own._kept)
+    assert own._jobs._kept
+    await happens(lambda: not own._jobs._kept)
     await own.of(GenerationOptions(regex="a"))
-    await happens(lambda: not own._kept)
+    await happens(lambda: not own._jobs._kept)
     own.close()
 
 
