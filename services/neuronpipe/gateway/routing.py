@@ -159,7 +159,7 @@ class VersionRouter:
         """Follows a change of the registry, or of the models of this process."""
         self._update()
         for stage in self._far:
-            stage.need(self._live.keys)
+            stage.set_needed(self._live.keys)
 
     def _update(self) -> None:
         """Sets the routes. Until a version is there, the former version keeps its aliases and shares."""
@@ -167,7 +167,7 @@ class VersionRouter:
         digests = {**self._digests, **self._models.digests}
         self._digests = {key: digest for key, digest in digests.items() if key.base in self._live.keys}
         for stage in self._far:
-            stage.compare(self._digests)
+            stage.set_digests(self._digests)
         before = self._models.table.declared_routes
         self._models.route(
             {
