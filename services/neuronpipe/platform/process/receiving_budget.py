@@ -8,6 +8,9 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded
 # A claim is small up to this part of the largest message. Twice this size is reserved for small claims, so that small
 # messages that arrive slowly find room beside large messages.
 _SMALL_CLAIM = 1 / 8
+# Up to this number, unread bytes do not count: of messages that the server has not read, or answers that the caller has
+# not read.
+UNCOUNTED_BYTES = 64 << 10
 
 
 class Claim:
@@ -63,7 +66,7 @@ class ReceivingBudget:
                 largest = max(list(self._small)[1:], key=lambda small: small.bytes)
                 self._refuse(largest, self._full)
 
-    def end(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Releases the claim of a message that has arrived, or never will."""
         if claim.bytes:
             self._add(claim, -claim.bytes)
@@ -79,5 +82,5 @@ class ReceivingBudget:
             self._small_bytes += more_bytes
 
     def _refuse(self, claim: Claim, problem: str) -> None:
-        self.end(claim)
+        self.release(claim)
         claim.refuse(Overloaded(problem, retry_after_s=1))
