@@ -310,9 +310,9 @@ class Registry(Frozen):
         self, bundle: Bundle, state: ApprovalState, signed: Signed, entry: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
         name, number = bundle.key
-        model, entry = self.models.get(name, RegisteredModel()), entry or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
-        versions = dict(sorted({**model.versions, number: entry.model_copy(update={"approval": approval})}.items()))
+        decided = entry.model_copy(update={"approval": approval}) if entry else _registered(bundle, approval)
+        versions = dict(sorted({**self.models.get(name, RegisteredModel()).versions, number: decided}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
 
     def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":
@@ -362,7 +362,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"user {os.getuid()}"
-
-
-def _pending(signed: Signed) -> Approval:
-    return Approval(state="pending", time=signed.time)
