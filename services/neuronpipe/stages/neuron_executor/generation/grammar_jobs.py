@@ -96,7 +96,7 @@ class GrammarJobs(Generic[CompiledT]):
         self._waiting.clear()
 
     async def compiled(self, tenant: str, option: str, text: str, wait: Callable[[bool], None]) -> CompiledT:
-        """Returns the compiled grammar of an option's text. See Grammars.of for `wait` and the errors."""
+        """Returns the compiled grammar of an option's text. See Grammars.grammar_for for `wait` and the errors."""
         job = self._job(_Grammar(tenant, option, text))
         if not job.compiled.done():
             await asyncio.wait([job.compiled], timeout=_SOON_S)  # cancels nothing

@@ -116,7 +116,7 @@ class Grammars:
     def close(self) -> None:
         self._jobs.close()
 
-    async def of(
+    async def grammar_for(
         self, options: GenerationOptions, tenant: str = "", wait: Callable[[bool], None] = lambda is_waiting: None
     ) -> TextGrammar | None:
         """Returns the grammar of a new text, or None if the options contain none.
