@@ -120,7 +120,7 @@ async def running_executor(
     if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
         log_warning("the container's memory may not be enough", problem=shortage)
     async with running_devices(settings, telemetry, model_class) as devices, AsyncExitStack() as stack:
-        devices.start(devices.impairment.tell(report))
+        devices.start(devices.impairment.report_changes(report))
         models = await stack.enter_async_context(running_models(model_table(devices, settings, telemetry), bundles))
         if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):
             await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))
