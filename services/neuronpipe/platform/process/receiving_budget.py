@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 
@@ -13,15 +14,13 @@ _SMALL_CLAIM = 1 / 8
 UNCOUNTED_BYTES = 64 << 10
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """A message's claim. `refuse` must end the reading of the message."""
 
-    __slots__ = ("bytes", "connection", "refuse")
-
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
-        self.connection = connection
-        self.refuse = refuse
-        self.bytes = 0
+    connection: str
+    refuse: Callable[[NeuronpipeError], None]
+    bytes: int = 0
 
 
 class ReceivingBudget:
