@@ -18,7 +18,7 @@ from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import Frozen, ModelRoute, problems_of
+from neuronpipe.core.model import NO_ROUTE, Frozen, ModelRoute, problems_of
 
 REGISTRY_FILE = "registry.json"
 # The alias of the version that answers requests without a version, if the model has no route.
@@ -109,7 +109,7 @@ class RegisteredModel(Routing):
     @property
     def declared(self) -> ModelRoute:
         """The version that answers each request. An unloaded model has an empty route."""
-        return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
+        return NO_ROUTE if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
         """Returns the route with other aliases; without a route and `stable`, to the newest approved version."""

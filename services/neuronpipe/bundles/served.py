@@ -11,11 +11,10 @@ from typing import Generic, TypeVar
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import ModelRoute, ModelSpec, ModelTable
+from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec, ModelTable
 from neuronpipe.core.streams import Preparation, ProcessModels
 
 ResourceT = TypeVar("ResourceT")
-_NO_ROUTE = ModelRoute({}, ())
 
 
 class ModelState(enum.Enum):
@@ -164,6 +163,7 @@ class ServedModels(Generic[ResourceT]):
         return key in self.keys
 
     def problem_of(self, key: ModelKey) -> str:
+        """Returns the problem of a version that should be served and is not; empty if there is none."""
         return self._told.problems.get(key, "")
 
     def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
@@ -187,6 +187,7 @@ class ServedModels(Generic[ResourceT]):
             self._notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
+        """Returns the progress in preparing a version."""
         return self._told.prepared.get(key, Preparation())
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
@@ -200,7 +201,7 @@ class ServedModels(Generic[ResourceT]):
 
     def is_needed(self, key: ModelKey) -> bool:
         """Returns whether a gateway may still send items for a model, or a route of this table leads to it."""
-        is_routed = key.version in self.table.routes.get(key.name, _NO_ROUTE).versions
+        is_routed = key.version in self.table.routes.get(key.name, NO_ROUTE).versions
         return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
 
     def watch_needs(self, changed: Callable[[], None]) -> None:
