@@ -133,7 +133,7 @@ class ServedModels(Generic[ResourceT]):
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
-        # What the methods tell_… have set: other facts about the models than the table has. Replaced on every change.
+        # The facts about the models that the table lacks, as the methods tell_… set them. Replaced on every change.
         self._told = ProcessModels()
         # Models that each gateway may send items for; None: any model.
         self._needed_by: dict[object, frozenset[ModelKey] | None] = {}

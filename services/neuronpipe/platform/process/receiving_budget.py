@@ -9,8 +9,7 @@ from neuronpipe.core.errors import NeuronpipeError, Overloaded
 # A claim is small up to this part of the largest message. Twice this size is reserved for small claims, so that small
 # messages that arrive slowly find room beside large messages.
 _SMALL_CLAIM = 1 / 8
-# Up to this number, unread bytes do not count: of messages that the server has not read, or answers that the caller has
-# not read.
+# Up to this number, bytes that the server or the caller has not read do not count.
 UNCOUNTED_BYTES = 64 << 10
 
 
