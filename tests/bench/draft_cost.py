@@ -88,7 +88,7 @@ async def _tokens(bundle: Bundle, texts: int) -> list[float]:
             stream: Any = SimpleNamespace(put=begin)
             items = [make_item(bundle.spec, number, _PROMPT, _NEW) for number in range(texts)]
             with mock.patch.object(PromptLookup, "find", lambda _, ids, count: find(ids, count, right)):
-                with generator.unplanned:
+                with generator._steps.lock:
                     calls = [asyncio.create_task(generator.generate(item, stream)) for item in items]
                     await asyncio.sleep(0)
                 predictions = await asyncio.gather(*calls)

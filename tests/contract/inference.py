@@ -22,7 +22,9 @@ async def infer_all(bundle_folder: Path, inputs: Sequence[TaskInput], **changes:
     """
     bundle = read_bundle(bundle_folder)
     settings = AllSettings.of(repository=bundle_folder, max_requests_in_flight=len(inputs), **changes)
-    async with running_stages([bundle], settings, Telemetry(), lambda stage, is_reached: None) as stages:
+    async with running_stages(settings, Telemetry(), lambda stage, is_reached: None, [bundle]) as stages:
+        for table in stages.near:
+            await table.open(bundle)
         door = door_of([bundle.spec], stages.functions, settings.gateway.pipeline)
         requests = [InferRequest(model=bundle.spec.name, input=input) for input in inputs]
         responses = await asyncio.gather(*(door.infer(request, Call()) for request in requests))

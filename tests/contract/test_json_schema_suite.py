@@ -34,7 +34,7 @@ async def _grammar(grammars: Grammars, schema: Any) -> TextGrammar | None:
     if "uniqueItems" in json.dumps(schema):
         return None
     try:
-        return await grammars.of(GenerationOptions(json_schema=json.dumps(schema)))
+        return await grammars.grammar_for(GenerationOptions(json_schema=json.dumps(schema)))
     except InvalidInput:
         return None
 

@@ -96,11 +96,14 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
     # In this process a constant is not changed; few tokens are few shapes.
     settings = AllSettings.of(repository=repository, max_batch_tokens=128)
     limits, bundles, telemetry = settings.gateway.pipeline, read_repository(repository), Telemetry()
-    setup = PipelineSetup(settings=limits, results=settings.gateway.results, telemetry=telemetry)
+    setup = PipelineSetup(settings=limits, results=settings.gateway.results, telemetry=telemetry, bundles=bundles)
     async with (
-        running_stages(bundles, settings, telemetry, lambda stage, is_reached: None) as stages,
-        running_pipeline(bundles, stages.functions, setup) as (models, pipeline),
+        running_stages(settings, telemetry, lambda stage, is_reached: None, bundles) as stages,
+        running_pipeline(stages.functions, setup) as (models, pipeline),
     ):
+        for bundle in bundles:
+            for table in (*stages.near, models):
+                await table.open(bundle)
         yield LocalSystem(Door(NativeDoor(pipeline, Catalog(models), limits)))
 
 

@@ -223,7 +223,9 @@ class BundleFiles:
 
     def check_names(self, *, is_whole: bool = True) -> None:
         """Raises RefusedBundle also for a file that the manifest does not name. `is_whole`: no file may be missing."""
-        names = {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if not _is_folder(path)}
+        # A link to a folder would hide the files in it.
+        files = (path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        names = {str(path.relative_to(self.folder)) for path in files}
         if added := sorted(names - {MANIFEST_FILE, SIGNATURE_FILE, *self.digests}):
             raise RefusedBundle(
                 f"{self.folder}: {added[0]!r} was added: the manifest does not name it; move it elsewhere"
@@ -253,8 +255,3 @@ class BundleFiles:
 
     def _missing(self, name: str) -> RefusedBundle:
         return RefusedBundle(f"{self.folder / name}: missing, though the manifest names it; compile the model again")
-
-
-def _is_folder(path: Path) -> bool:
-    # A link to a folder would hide the files in it.
-    return path.is_dir() and not path.is_symlink()

@@ -18,7 +18,7 @@ from neuronpipe.bundles.manifest import Accuracy
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import Frozen, ModelRoute, problems_of
+from neuronpipe.core.model import NO_ROUTE, Frozen, ModelRoute, problems_of
 
 REGISTRY_FILE = "registry.json"
 # The alias of the version that answers requests without a version, if the model has no route.
@@ -109,7 +109,7 @@ class RegisteredModel(Routing):
     @property
     def declared(self) -> ModelRoute:
         """The version that answers each request. An unloaded model has an empty route."""
-        return ModelRoute({}, ()) if self.is_unloaded else self.routed(self.aliases)
+        return NO_ROUTE if self.is_unloaded else self.routed(self.aliases)
 
     def routed(self, aliases: Mapping[str, int]) -> ModelRoute:
         """Returns the route with other aliases; without a route and `stable`, to the newest approved version."""
@@ -310,9 +310,9 @@ class Registry(Frozen):
         self, bundle: Bundle, state: ApprovalState, signed: Signed, entry: RegisteredVersion | None, routing: Routing
     ) -> "Registry":
         name, number = bundle.key
-        model, entry = self.models.get(name, RegisteredModel()), entry or _registered(bundle, _pending(signed))
         approval = Approval(state=state, note=signed.note, author=signed.author, time=signed.time)
-        versions = dict(sorted({**model.versions, number: entry.model_copy(update={"approval": approval})}.items()))
+        decided = entry.model_copy(update={"approval": approval}) if entry else _registered(bundle, approval)
+        versions = dict(sorted({**self.models.get(name, RegisteredModel()).versions, number: decided}.items()))
         return self._with(name, {"versions": versions, **_contents(routing)}, f"{state} version {number}", signed)
 
     def _changed(self, name: str, action: str, signed: Signed, **contents: Any) -> "Registry":
@@ -362,7 +362,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"user {os.getuid()}"
-
-
-def _pending(signed: Signed) -> Approval:
-    return Approval(state="pending", time=signed.time)

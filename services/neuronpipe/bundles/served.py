@@ -5,16 +5,16 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
-from neuronpipe.core.model import ModelRoute, ModelSpec, ModelTable
+from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec, ModelTable
 from neuronpipe.core.streams import Preparation, ProcessModels
 
 ResourceT = TypeVar("ResourceT")
-_NO_ROUTE = ModelRoute({}, ())
 
 
 class ModelState(enum.Enum):
@@ -133,12 +133,8 @@ class ServedModels(Generic[ResourceT]):
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
         self._watchers: list[Callable[[], None]] = []
         self._opening: set[ModelKey] = set()
-        # Problems of declared versions that are not served. Replaced on every change, as the table is.
-        self.problems: Mapping[ModelKey, str] = {}
-        # Served models that are not in memory, and whether each is being loaded. Replaced on every change.
-        self.unloaded: Mapping[ModelKey, bool] = {}
-        # Preparation of models whose shapes are prepared. Replaced on every change.
-        self.prepared: Mapping[ModelKey, Preparation] = {}
+        # The facts about the models that the table lacks, as the methods tell_… set them. Replaced on every change.
+        self._told = ProcessModels()
         # Models that each gateway may send items for; None: any model.
         self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
         self._needs_watchers: list[Callable[[], None]] = []
@@ -156,7 +152,7 @@ class ServedModels(Generic[ResourceT]):
     @property
     def announced(self) -> ProcessModels:
         """The models as the process announces them to gateways."""
-        return ProcessModels(self.keys, self.problems, self.unloaded, self.prepared, self.digests)
+        return replace(self._told, ready=self.keys, digests=self.digests)
 
     @property
     def digests(self) -> Mapping[ModelKey, str]:
@@ -167,29 +163,32 @@ class ServedModels(Generic[ResourceT]):
         return key in self.keys
 
     def problem_of(self, key: ModelKey) -> str:
-        return self.problems.get(key, "")
+        """Returns the problem of a version that should be served and is not; empty if there is none."""
+        return self._told.problems.get(key, "")
 
     def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
-        self._tell(problems=problems)
+        """Sets the problems of declared versions that are not served."""
+        self._tell(replace(self._told, problems=problems))
 
     def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
         """Sets the models that are not in memory, and whether each is being loaded."""
-        self._tell(unloaded=unloaded)
+        self._tell(replace(self._told, unloaded=unloaded))
 
     def is_loading(self, key: ModelKey) -> bool | None:
         """Returns whether a model that is not in memory is being loaded; None for a model in memory."""
-        return self.unloaded.get(key)
+        return self._told.unloaded.get(key)
 
     def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
-        self._tell(prepared=prepared)
+        self._tell(replace(self._told, prepared=prepared))
 
-    def _tell(self, **news: object) -> None:
-        if any(getattr(self, name) != value for name, value in news.items()):
-            vars(self).update(news)
+    def _tell(self, told: ProcessModels) -> None:
+        if told != self._told:
+            self._told = told
             self._notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
-        return self.prepared.get(key, Preparation())
+        """Returns the progress in preparing a version."""
+        return self._told.prepared.get(key, Preparation())
 
     def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
         """Sets the models that a gateway may send items for from now on; None: any model."""
@@ -202,7 +201,7 @@ class ServedModels(Generic[ResourceT]):
 
     def is_needed(self, key: ModelKey) -> bool:
         """Returns whether a gateway may still send items for a model, or a route of this table leads to it."""
-        is_routed = key.version in self.table.routes.get(key.name, _NO_ROUTE).versions
+        is_routed = key.version in self.table.routes.get(key.name, NO_ROUTE).versions
         return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
 
     def watch_needs(self, changed: Callable[[], None]) -> None:

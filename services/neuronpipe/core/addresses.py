@@ -7,7 +7,7 @@ import socket
 # sun_path has 108 bytes, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
 _PROBE_LIMIT_S = 2.0
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
 
 
 def unix_path(address: str) -> str | None:
@@ -30,9 +30,9 @@ def check_target(target: str) -> None:
     if target.startswith(("http://", "https://")):
         raise ValueError(f"{target!r} is a URL: give HOST:PORT of gRPC, such as localhost:50050")
     host, _, port = target.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT):
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) <= LAST_PORT):
         raise ValueError(
-            f"{target!r} does not end with a port from 1 to {_LAST_PORT}: give HOST:PORT, as localhost:50050, "
+            f"{target!r} does not end with a port from 1 to {LAST_PORT}: give HOST:PORT, as localhost:50050, "
             "or unix:PATH"
         )
 

@@ -41,24 +41,10 @@ class Call(NamedTuple):
 
     def for_request(self, request_id: str, priority: "Priority.ValueType") -> "Call":
         """Makes the call of one of this call's requests."""
-        return Call(
-            request_id=request_id,
-            deadline_s=self.deadline_s,
-            priority=priority,
-            trace=self.trace,
-            caller=self.caller,
-            route_key=self.route_key,
-        )
+        return self._replace(request_id=request_id, priority=priority)
 
     def until(self, deadline_s: float) -> "Call":
-        return Call(
-            request_id=self.request_id,
-            deadline_s=deadline_s,
-            priority=self.priority,
-            trace=self.trace,
-            caller=self.caller,
-            route_key=self.route_key,
-        )
+        return self._replace(deadline_s=deadline_s)
 
     def check_deadline(self, *, has_begun: bool = False) -> None:
         """Raises DeadlineExceeded if no time is left, so that no work is done for a caller who has left. `has_begun`:

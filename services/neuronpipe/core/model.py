@@ -263,6 +263,9 @@ class ModelRoute:
         return self.shadow is not None and _place(f"{model}\nshadow\n{request_id}") < self.shadow[1]
 
 
+NO_ROUTE = ModelRoute({}, ())
+
+
 class ModelTable(Generic[EntryT]):
     """A service's models by name and version. Without a version, the model's route chooses, or the newest is taken."""
 

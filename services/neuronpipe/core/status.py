@@ -14,6 +14,8 @@ from neuronpipe.core import errors
 from neuronpipe.core.errors import InternalError, InvalidInput, NeuronpipeError, Overloaded
 
 DOMAIN = "neuronpipe"
+# The key of gRPC's trailers with the google.rpc.Status of a call.
+STATUS_DETAILS = "grpc-status-details-bin"
 # The key of the metadata of ErrorInfo with the fields that a problem names.
 _MENTIONS = "mentions"
 

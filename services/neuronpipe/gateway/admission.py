@@ -4,8 +4,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Self
 
 from neuronpipe.core.calls import Call
@@ -83,6 +83,42 @@ class Admission(RequestLoad):
         self.model.note_late(self.tenant_load, None if deadline_s is None else deadline_s - sent_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lateness:
+    """The reason why a model would answer a tenant's next request too late.
+
+    `excess_requests`: the requests that must leave before; infinite if its answer would be late in any case.
+    """
+
+    excess_requests: float
+    model: ModelLoad
+    tenant_load: TenantLoad
+
+    def error(self, gateway: Load) -> NeuronpipeError:
+        """Makes the error of the request. `gateway`: says how fast requests leave."""
+        answer_s = self.tenant_load.answer_s
+        takes = f": answers of model {self.model.name!r} take about {answer_s:.2g} s now" if answer_s else ""
+        problem = f"the deadline would pass before the result is ready{takes}"
+        if math.isinf(self.excess_requests):
+            return DeadlineExceeded(problem)
+        return Overloaded(problem, gateway.retry_after_s(int(self.excess_requests), 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The error of a request that was refused before it was read, which other requests of its tenant share."""
+
+    tenant: str
+    reason: object
+    error: NeuronpipeError
+    made_s: float = field(default_factory=time.monotonic)
+
+    def is_for(self, tenant: str, reason: object) -> bool:
+        """Returns whether a request that is refused now gets this error."""
+        is_recent = time.monotonic() < self.made_s + _REFUSAL_LIFE_S
+        return is_recent and (self.tenant, self.reason) == (tenant, reason)
+
+
 def _end_nothing() -> None:
     """Takes the place of `shed` once the request has left."""
 
@@ -117,7 +153,7 @@ class AdmissionControl:
         self._model_limits = model_limits or {}
         self.last_s = -math.inf
         self._bulk: dict[RequestLoad, None] = {}  # in the order of arrival
-        self._last_refusal: tuple[float, object, NeuronpipeError | None] = 0.0, None, None
+        self._last_refusal: _Refusal | None = None
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -143,12 +179,11 @@ class AdmissionControl:
                 is_full = False  # the load is another tenant's, who makes room
         late = None if is_full else self._late_everywhere(remaining_s, tenant)
         if is_full or late:
-            made_s, made_for, error = self._last_refusal
-            whose = tenant, late and (late[1], math.isinf(late[0]))
-            if error is None or made_for != whose or time.monotonic() >= made_s + _REFUSAL_LIFE_S:
-                error = self._late(*late) if late else self._full((1, 0))
-                self._last_refusal = time.monotonic(), whose, error
-            raise error.with_traceback(None)  # each raise would add its frames, which keep the request's data
+            reason, last = late and (late.model, math.isinf(late.excess_requests)), self._last_refusal
+            if not last or not last.is_for(tenant, reason):
+                error = late.error(self._load) if late else self._full((1, 0))
+                last = self._last_refusal = _Refusal(tenant, reason, error)
+            raise last.error.with_traceback(None)  # each raise would add its frames, which keep the request's data
 
     def admit(
         self,
@@ -177,7 +212,7 @@ class AdmissionControl:
         if load is None:
             load = self._models[model] = ModelLoad(model, self._model_limits.get(model, 0))
         tenant, weight = call.caller.tenant, 1.0
-        tenant_load = load.of(tenant)
+        tenant_load = load.ensure_tenant_load(tenant)
         input_tokens = tenant_load.estimated_tokens(input_bytes) if known_tokens is None else known_tokens
         admission = Admission(
             control=self,
@@ -196,7 +231,7 @@ class AdmissionControl:
             self.tenants.check(tenant, admission.tokens)
             weight = self.tenants.rights_of(tenant).weight
         if excess_requests := load.excess_requests(tenant_load, weight, call.remaining_s):
-            raise self._late(excess_requests, load, tenant_load)
+            raise _Lateness(excess_requests, load, tenant_load).error(self._load)
         in_its_place = self._in_its_place(load, tenant_load, weight)
         self._make_room(admission, 1, admission.tokens)
         if in_its_place and not in_its_place.is_shed:
@@ -257,19 +292,8 @@ class AdmissionControl:
         count = "too many" if self.tenants else f"about {in_flight}" if unit == "tokens" else f"{in_flight}"
         return Overloaded(f"{count} {unit} in flight, {shown}", self._load.retry_after_s(*excess))
 
-    def _late(self, excess_requests: float, load: ModelLoad, tenant_load: TenantLoad) -> NeuronpipeError:
-        """Makes the error of a request that would be late, from the number of requests that must leave before."""
-        answer_s = tenant_load.answer_s
-        takes = f": answers of model {load.name!r} take about {answer_s:.2g} s now" if answer_s else ""
-        problem = f"the deadline would pass before the result is ready{takes}"
-        if math.isinf(excess_requests):
-            return DeadlineExceeded(problem)
-        return Overloaded(problem, self._load.retry_after_s(int(excess_requests), 0))
-
-    def _late_everywhere(self, remaining_s: float | None, tenant: str) -> tuple[float, ModelLoad, TenantLoad] | None:
-        """Returns the least number of excess requests among the tenant's recent models, with the loads of that model;
-        None if a model takes the request.
-        """
+    def _late_everywhere(self, remaining_s: float | None, tenant: str) -> "_Lateness | None":
+        """Returns the least lateness among the tenant's recent models; None if a model takes the request."""
         if remaining_s is None:
             return None
         now_s, models = time.monotonic(), []
@@ -281,11 +305,12 @@ class AdmissionControl:
         if not models:
             return None
         weight = self.tenants.rights_of(tenant).weight if self.tenants else 1.0
-        excesses = [
-            (load.excess_requests(tenant_load, weight, remaining_s), load, tenant_load) for load, tenant_load in models
-        ]
-        least = min(excesses, key=itemgetter(0))
-        return least if least[0] else None
+        latenesses = (
+            _Lateness(load.excess_requests(tenant_load, weight, remaining_s), load, tenant_load)
+            for load, tenant_load in models
+        )
+        least = min(latenesses, key=attrgetter("excess_requests"))
+        return least if least.excess_requests else None
 
     def _in_its_place(self, load: ModelLoad, tenant_load: TenantLoad, weight: float) -> RequestLoad | None:
         """Returns the request that must end so that a tenant's next request fits; None if the next request fits. Raises

@@ -31,7 +31,7 @@ class PipelineSetup:
     """The settings of a pipeline, and what it shares with the rest of its process.
 
     - `tenants`: None where callers have no names.
-    - `later_bundles`: bundles that will be opened later.
+    - `bundles`: the bundles whose models the caller will open.
     - `held_items`: the held items of the stages.
     """
 
@@ -39,24 +39,22 @@ class PipelineSetup:
     results: ResultCacheSettings
     telemetry: Telemetry
     tenants: Tenants | None = None
-    later_bundles: Sequence[Bundle] = ()
+    bundles: Sequence[Bundle] = ()
     held_items: HeldItems | None = None
     redis: RedisSettings = NO_REDIS
 
 
 @asynccontextmanager
-async def running_pipeline(
-    bundles: list[Bundle], stages: Stages, setup: PipelineSetup
-) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
-    """Makes the table of these models, and the pipeline that runs requests for them. Raises SetupError."""
-    settings, telemetry, every_bundle = setup.settings, setup.telemetry, [*bundles, *setup.later_bundles]
-    keeps_results = kept_results(every_bundle, setup.results)
+async def running_pipeline(stages: Stages, setup: PipelineSetup) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
+    """Makes a table without models yet, and the pipeline that runs requests for its models. Raises SetupError."""
+    settings, telemetry = setup.settings, setup.telemetry
+    keeps_results = kept_results(setup.bundles, setup.results)
     async with AsyncExitStack() as stack:
         cache = None
-        if any(map(keeps_results, every_bundle)):
+        if any(map(keeps_results, setup.bundles)):
             cache = await stack.enter_async_context(running_result_cache(setup.results, telemetry, setup.redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
-        await stack.enter_async_context(running_models(models, bundles))
+        await stack.enter_async_context(running_models(models, []))
         pipeline = Pipeline(
             models, stages, settings, telemetry, results=cache, tenants=setup.tenants, held_items=setup.held_items
         )

@@ -7,35 +7,25 @@ If an endpoint dies, its items are sent to another, because stages are pure func
 text already ends with an error: its caller may have read them. The coalescer knows no transport.
 """
 
-import asyncio
-import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from neuronpipe.core import metrics
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
 from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
-from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Preparation, Stream
 from neuronpipe.core.tracing import SpanEvent, current_span
 from neuronpipe.gateway.held_items import HeldItems
+from neuronpipe.gateway.stage_endpoint import StageEndpoint
 from neuronpipe.gateway.stage_queue import QueuedItem, StageQueue
 
-# An endpoint answers within a millisecond (stages.proto). Without an answer in this time it is stuck.
-_STUCK_AFTER_S = 10.0
-# The number of checks of an endpoint within that time. A timer for each message would cost more than sending it.
-_LOOKS = 10
 # If this many endpoints died with an item, the item is considered the reason, and fails.
 _MAX_LOSSES = 3
-# A retired endpoint finishes its items. If it is silent for this time, it is gone: its items go elsewhere.
-_RETIRED_LIMIT_S = 60.0
-# The limit for abandoned ids in one message, so that they alone never fill it.
-_MAX_ABANDONED = 128
 
 
 class Coalescer:
@@ -57,12 +47,12 @@ class Coalescer:
         self._held_items = held_items or HeldItems()
         self._held_items.watch_stop(self.recount)
         self._queue = StageQueue()
-        self._endpoints: set[_StageEndpoint] = set()
+        self._endpoints: set[StageEndpoint] = set()
         # The number of endpoints that accept items for a model.
         self._accepting: Counter[ModelKey] = Counter()
         self._item_ids = itertools.count(1)
         self._is_reported = False
-        # The models that items may be sent for; None until `need` says so.
+        # The models that items may be sent for; None until `set_needed` says so.
         self.needed: frozenset[ModelKey] | None = None
         # The digests of the gateway's bundles.
         self.digests: Mapping[ModelKey, str] = {}
@@ -89,8 +79,8 @@ class Coalescer:
         finally:
             if queued.future.cancelled():
                 self._queue.remove(queued)
-                if queued.endpoint:
-                    queued.endpoint.abandon(queued.item_id)
+                if queued.abandon:
+                    queued.abandon(queued.item_id)
             if queued.held:
                 self._release(queued, is_sent=False)
             if queued.events and (span := current_span()):
@@ -126,43 +116,43 @@ class Coalescer:
         self._watchers.append(changed)
         return lambda: self._watchers.remove(changed)
 
-    def need(self, keys: frozenset[ModelKey]) -> None:
+    def set_needed(self, keys: frozenset[ModelKey]) -> None:
         """Sets the models that items may be sent for from now on. Endpoints unload none of them."""
         self.needed = keys
         for endpoint in self._endpoints:
             endpoint.wake()
 
-    def compare(self, digests: Mapping[ModelKey, str]) -> None:
+    def set_digests(self, digests: Mapping[ModelKey, str]) -> None:
         """Sets the digests of the gateway's bundles. Endpoints get no items for a version whose bundle differs."""
         if digests != self.digests:
             self.digests = digests
             for endpoint in self._endpoints:
-                endpoint.compare()
+                endpoint.compare_digests()
             self.recount()
 
     async def serve(self, stream: Stream) -> None:
         """Sends items over the stream until it is lost. Then another endpoint gets the items without an outcome."""
-        endpoint = _StageEndpoint(self, stream)
+        endpoint = StageEndpoint(self, stream)
         self._endpoints.add(endpoint)
         self.recount()
         try:
             await self._report_change()
             await endpoint.run()
         finally:
-            unfinished = endpoint.give_up()
+            unfinished = endpoint.give_up_items()
             if not stream.retired.is_set():
                 for queued in unfinished:
                     queued.losses += 1
             await self.retire(endpoint, unfinished)
 
-    async def retire(self, endpoint: "_StageEndpoint", unread: Iterable[QueuedItem]) -> None:
+    async def retire(self, endpoint: StageEndpoint, unread: Iterable[QueuedItem]) -> None:
         """Gives an endpoint no more items. The items that it has not read are sent elsewhere."""
         self._endpoints.discard(endpoint)
         returned = []
         for queued in unread:
             queued.is_returned = True
             if queued.losses >= _MAX_LOSSES or queued.has_tokens:
-                queued.end(Unavailable(self._unreachable))
+                queued.resolve(Unavailable(self._unreachable))
             elif not queued.future.done():
                 queued.put(NewTokens())  # the item may have waited there for its grammar
                 returned.append(queued)
@@ -182,12 +172,12 @@ class Coalescer:
                 self._hold(queued)
             except NeuronpipeError as error:
                 self._queue.remove(queued)
-                queued.end(error)
+                queued.resolve(error)
         for changed in list(self._watchers):
             changed()
         self._wake_one()
 
-    def take(self, endpoint: "_StageEndpoint") -> list[QueuedItem]:
+    def take_items(self, endpoint: StageEndpoint) -> list[QueuedItem]:
         """Takes an endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
         waiting = self._queue.cost_tokens.items()
         share_tokens = sum(
@@ -220,7 +210,7 @@ class Coalescer:
         for endpoint, models in in_memory.items():
             endpoint.accepted = frozenset(models)
 
-    def _takes_suspects(self, endpoint: "_StageEndpoint") -> bool:
+    def _takes_suspects(self, endpoint: StageEndpoint) -> bool:
         # There is hardly ever a suspect, and a search of an endpoint's items takes time for each item.
         return self._queue.has_suspects and not endpoint.has_suspect
 
@@ -245,7 +235,7 @@ class Coalescer:
     def _release(self, queued: QueuedItem, *, is_sent: bool) -> None:
         """Holds an item no longer, if it is held."""
         if queued.held:
-            self._held_items.end(queued.held, is_sent=is_sent)
+            self._held_items.release(queued.held, is_sent=is_sent)
             queued.held = None
             queued.events.append(SpanEvent(Events.RELEASED, time.monotonic_ns()))
 
@@ -261,7 +251,7 @@ class Coalescer:
 
     def _wake_one(self) -> None:
         """Wakes the free endpoint with the least work for which an item waits."""
-        least: _StageEndpoint | None = None
+        least: StageEndpoint | None = None
         for endpoint in self._endpoints:
             if (
                 endpoint.is_free
@@ -271,190 +261,3 @@ class Coalescer:
                 least = endpoint
         if least:
             least.wake()
-
-
-class _StageEndpoint:
-    """The stream to one endpoint.
-
-    - `models`: the models that the process announced last, without versions whose bundles are not the gateway's.
-    - `accepted`: the models for which the endpoint gets items.
-    - `cost_tokens`: the cost of its items in flight.
-    - `is_free`: the endpoint waits for items to send, and new items wake it.
-    """
-
-    def __init__(self, coalescer: Coalescer, stream: Stream) -> None:
-        self._announced = stream.models
-        self._differences: Mapping[ModelKey, str] = {}
-        # The needed models that the process was last told.
-        self._needed: frozenset[ModelKey] | None = None
-        self.cost_tokens = 0
-        self._coalescer = coalescer
-        self._stream = stream
-        self._in_flight: dict[int, QueuedItem] = {}
-        self._abandoned: list[int] = []
-        self._is_answered = asyncio.Event()
-        # The time of a message that is not answered yet.
-        self._sent_s: float | None = None
-        self.is_free = False
-        self._is_woken = asyncio.Event()
-        self._is_retired = False
-        self.compare()
-        self.accepted = self.models.ready
-
-    def compare(self) -> None:
-        """Compares the bundles of the process with the gateway's. Each new difference is logged."""
-        differences = {
-            key: f"{self._stream.address} has another bundle of this version: its digest is {digest[:16]}, the gateway "
-            f"has {self._coalescer.digests[key][:16]}"
-            for key, digest in self._announced.digests.items()
-            if digest != (self._coalescer.digests.get(key) or digest)
-        }
-        for (name, version), problem in sorted(differences.items() - self._differences.items()):
-            log_warning(
-                "a stage has another bundle of a version",
-                stage=self._coalescer.service,
-                model=name,
-                version=version,
-                problem=problem,
-            )
-        self._differences = differences
-        self.models = self._announced.without(differences) if differences else self._announced
-
-    @property
-    def has_suspect(self) -> bool:
-        """Whether the endpoint works on an item with which endpoints died."""
-        return any(queued.is_suspect for queued in self._in_flight.values())
-
-    def has_model(self, model: ModelKey) -> bool:
-        """Returns whether the endpoint accepts items for a model."""
-        return model in self.accepted
-
-    @property
-    def in_memory(self) -> frozenset[ModelKey]:
-        """The loaded models of the endpoint."""
-        return self.models.ready - self.models.unloaded.keys()
-
-    def wake(self) -> None:
-        """Makes the endpoint check for items to send."""
-        self.is_free = False
-        self._is_woken.set()
-
-    def abandon(self, item_id: int) -> None:
-        """Tells the endpoint that the caller of an item has left."""
-        if self._pop(item_id):
-            self._abandoned.append(item_id)
-            self.wake()
-
-    def give_up(self, kept_item_ids: Collection[int] = ()) -> list[QueuedItem]:
-        """Returns the items in flight, except kept items. The endpoint no longer owns the returned items."""
-        return [
-            queued
-            for item_id in list(self._in_flight)
-            if item_id not in kept_item_ids and (queued := self._pop(item_id))
-        ]
-
-    async def run(self) -> None:
-        """Runs until the stream is lost, or the endpoint is retired and has no more items."""
-        receiving, retiring, *_ = tasks = [
-            asyncio.create_task(work()) for work in (self._receive, self._retire, self._send, self._watch)
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._is_retired:
-                await asyncio.wait([receiving, retiring], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, TimeoutError) and not self._is_retired:
-                log_warning(
-                    "a stage's process is stuck",
-                    stage=self._coalescer.service,
-                    limit_s=_STUCK_AFTER_S,
-                    items=len(self._in_flight),
-                )
-            elif isinstance(result, Exception) and not isinstance(result, Unavailable | TimeoutError):
-                raise result
-
-    async def _send(self) -> None:
-        """Sends items and the ids of abandoned items. A retired endpoint gets no items, and still gets the ids."""
-        while True:
-            needed = self._coalescer.needed
-            if not self._is_retired and needed is not None and needed != self._needed:
-                self._needed = needed
-                await self._stream.tell_needed(needed)
-                continue  # the endpoint may have been retired meanwhile
-            taken = [] if self._is_retired else self._coalescer.take(self)
-            abandoned, self._abandoned = self._abandoned[:_MAX_ABANDONED], self._abandoned[_MAX_ABANDONED:]
-            if not taken and not abandoned:
-                self.is_free = True
-                self._is_woken.clear()
-                await self._is_woken.wait()
-                continue
-            for queued in taken:
-                queued.endpoint = self
-                self._in_flight[queued.item_id] = queued
-                self.cost_tokens += queued.cost_tokens
-            self._is_answered.clear()
-            self._sent_s = time.monotonic()
-            size_bytes = sum(queued.size_bytes for queued in taken)
-            refused = await self._stream.send(
-                [(queued.item_id, queued.item) for queued in taken], abandoned, size_bytes
-            )
-            for item_id, error in refused:
-                self._end(item_id, error)
-            if len(refused) < len(taken):
-                await self._is_answered.wait()
-            self._sent_s = None
-
-    async def _watch(self) -> None:
-        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read."""
-        while True:
-            await asyncio.sleep(_STUCK_AFTER_S / _LOOKS)
-            if self._sent_s is not None and time.monotonic() >= self._sent_s + _STUCK_AFTER_S:
-                raise TimeoutError
-
-    async def _receive(self) -> None:
-        while True:
-            response = await self._stream.receive()
-            for item_id, outcome in response.outcomes:
-                if not isinstance(outcome, NewTokens):
-                    self._end(item_id, outcome)
-                elif queued := self._in_flight.get(item_id):
-                    queued.put(outcome)
-            if response.models is not None:
-                self._announced = response.models
-                self.compare()
-                self._coalescer.recount()
-            if response.kept_item_ids is not None:
-                self._is_retired = True
-                await self._coalescer.retire(self, self.give_up(set(response.kept_item_ids)))
-            self._is_answered.set()
-
-    async def _retire(self) -> None:
-        """Retires the endpoint once its address is gone: the endpoint finishes its items and gets no more."""
-        await self._stream.retired.wait()
-        self._is_retired = True
-        await self._coalescer.retire(self, ())
-        self.wake()
-        with contextlib.suppress(TimeoutError):
-            while self._in_flight:
-                async with asyncio.timeout(_RETIRED_LIMIT_S):
-                    self._is_answered.clear()
-                    await self._is_answered.wait()
-
-    def _end(self, item_id: int, outcome: object) -> None:
-        queued = self._pop(item_id)
-        if queued:
-            queued.end(outcome)
-            if queued.is_suspect:  # the next suspect may be sent
-                self.wake()
-
-    def _pop(self, item_id: int) -> QueuedItem | None:
-        queued = self._in_flight.pop(item_id, None)
-        if queued:
-            self.cost_tokens -= queued.cost_tokens
-            if self._is_retired and not self._in_flight:
-                self._is_answered.set()
-        return queued

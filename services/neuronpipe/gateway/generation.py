@@ -18,6 +18,7 @@ from neuronpipe.core.generated import NewTokens, TokenLogprobs
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Work
 from neuronpipe.core.packed import NO_TENSORS, TensorSets, pack_texts
 from neuronpipe.core.tensors import Arrays
+from neuronpipe.gateway.admission import Admission
 from neuronpipe.gateway.requests import GeneratedPart, Result
 from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.platform.process.background import run_together
@@ -78,13 +79,21 @@ class GenerationRequest(RunningRequest):
     def first_token_ns(self) -> int:
         return min((text.first_token_ns for text in self._texts if text.first_token_ns), default=0)
 
-    def count(self, encoded: EncodedInput) -> None:
-        """See RunningRequest. Also completes the options of generation. Raises InvalidInput."""
+    def count(self, admission: Admission, encoded: EncodedInput) -> None:
+        """See RunningRequest. Also plans the texts. Raises InvalidInput."""
+        plan = self._plan(encoded)
+        self._new_tokens = most_generated(plan.options, self.model.spec, encoded.tokens)
+        numbers = range(max(1, plan.options.num_return_sequences))
+        self._texts = [_RunningText(number, plan, admission) for number in numbers]
+        super().count(admission, encoded)
+
+    def _plan(self, encoded: EncodedInput) -> TextPlan:
+        """Completes the options of generation, and makes rules of them. Raises InvalidInput."""
         spec = self.model.spec
         generation = TASKS[spec.task].generation
         assert generation  # noqa: S101 (the model generates)
         options = generation.complete(self.request.input.body, spec, encoded.tokens)
-        plan = TextPlan(
+        return TextPlan(
             encoded,
             options,
             frozenset((*GenerationFacts.of(spec).end_token_ids, *options.stop_token_ids)),
@@ -93,11 +102,8 @@ class GenerationRequest(RunningRequest):
             is_search=options.num_beams > 1,
             reads_along=bool(self.parts or options.stop_strings),
         )
-        self._new_tokens = most_generated(options, spec, encoded.tokens)
-        self._texts = [_RunningText(number, plan) for number in range(max(1, options.num_return_sequences))]
-        super().count(encoded)
 
-    async def execute(self, work: Work, encoded: EncodedInput) -> Prediction:
+    async def execute(self, admission: Admission, work: Work, encoded: EncodedInput) -> Prediction:
         """Generates the tokens of all texts, and puts their text into the parts. The first text that fails ends the
         others. Returns the prediction of the text that took the longest.
         """
@@ -106,7 +112,7 @@ class GenerationRequest(RunningRequest):
             self.parts.put(
                 GenerateStart(model=name, version=str(version), request_id=request_id, prompt_tokens=encoded.tokens)
             )
-        self.admission.queue()
+        admission.queue()
         first, *others = self._texts
         if first.plan.is_search:
             return await self._search(first, work)
@@ -140,14 +146,14 @@ class GenerationRequest(RunningRequest):
         try:
             prediction = await first.generate(self, work)
         except asyncio.CancelledError:
-            self.admission.charge(self.new_tokens)  # the executor may have computed all of them
+            first.admission.charge(self.new_tokens)  # the executor may have computed all of them
             raise
         array_sets = prediction.outputs.arrays
         longest = max((len(arrays["token_ids"]) for arrays in array_sets), default=0)
-        self.admission.charge(longest * first.plan.options.num_beams)
+        first.admission.charge(longest * first.plan.options.num_beams)
         self._texts = self._texts[: max(1, len(array_sets))]  # the search may have found fewer texts
         for text, arrays in zip(self._texts, array_sets, strict=False):
-            text.take(arrays)
+            text.take_whole(arrays)
         return prediction
 
 
@@ -165,6 +171,7 @@ class _RunningText:
 
     number: int
     plan: TextPlan
+    admission: Admission
     has_begun: asyncio.Event = field(default_factory=asyncio.Event)
     needs_no_turn: bool = False
     first_token_ns: int = 0
@@ -195,8 +202,8 @@ class _RunningText:
             async with aclosing(request.pipeline.stages.generate(item)) as events:
                 async for event in events:
                     if isinstance(event, Prediction):
-                        return self._complete(request, event)
-                    self._note(request, event)
+                        return self._complete(event)
+                    self._note(event)
                     if plan.reads_along and self._is_due():
                         await self._decode(request, work, _MORE)
                     if self.is_stopped:
@@ -215,7 +222,7 @@ class _RunningText:
         finally:
             self.has_begun.set()
 
-    def take(self, arrays: Arrays) -> None:
+    def take_whole(self, arrays: Arrays) -> None:
         """Takes the whole text, as the executor has it in the end."""
         self.token_ids = arrays["token_ids"].tolist()
         self.finish_reason = int(arrays["finish_reason"])
@@ -238,20 +245,20 @@ class _RunningText:
             whole.score = last.score
         return whole
 
-    def _note(self, request: GenerationRequest, tokens: NewTokens) -> None:
+    def _note(self, tokens: NewTokens) -> None:
         # A text that has begun needs no turn: the executor shares its rows among tenants itself.
         needs_no_turn = tokens.is_waiting or bool(tokens.token_ids)
         if needs_no_turn != self.needs_no_turn:
             self.needs_no_turn = needs_no_turn
             if not self.number:  # the other texts begin when the first has begun
-                request.admission.pause(is_paused=needs_no_turn)
+                self.admission.pause(is_paused=needs_no_turn)
         if tokens.token_ids:
             self.first_token_ns = self.first_token_ns or time.monotonic_ns()
             self.token_ids.extend(tokens.token_ids)
             self.logprobs.extend(tokens.logprobs)
             self.figures = tokens.figures
             self.has_begun.set()
-            request.admission.charge(len(tokens.token_ids))
+            self.admission.charge(len(tokens.token_ids))
 
     def _is_due(self) -> bool:
         """Returns whether the tokens that have come are to become text now. The last token of a text becomes text with
@@ -263,13 +270,13 @@ class _RunningText:
         has_ended = len(ids) == plan.options.max_new_tokens or (bool(ids) and ids[-1] in plan.end_token_ids)
         return self.seen_tokens + waits_for <= len(ids) and not has_ended
 
-    def _complete(self, request: GenerationRequest, prediction: Prediction) -> Prediction:
+    def _complete(self, prediction: Prediction) -> Prediction:
         self.first_token_ns = self.first_token_ns or time.monotonic_ns()  # a search tells its texts as a whole
         if prediction.outputs:
             tokens_before = len(self.token_ids)
-            self.take(prediction.outputs.arrays[0])
+            self.take_whole(prediction.outputs.arrays[0])
             if not self.plan.is_search:
-                request.admission.charge(len(self.token_ids) - tokens_before)
+                self.admission.charge(len(self.token_ids) - tokens_before)
         return prediction
 
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:

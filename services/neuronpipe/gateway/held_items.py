@@ -82,8 +82,8 @@ class HeldItems:
             held_time.service = service
         return HeldItem(service, size_bytes, tenant, held_time)
 
-    def end(self, held: HeldItem, *, is_sent: bool) -> None:
-        """Ends an item: it is sent to a process, or its caller has left."""
+    def release(self, held: HeldItem, *, is_sent: bool) -> None:
+        """Holds an item no longer: it is sent to a process, or its caller has left."""
         ended_ns = time.monotonic_ns()
         if held.held_time:
             held.held_time.add(held.began_ns, ended_ns)

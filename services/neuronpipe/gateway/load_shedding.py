@@ -192,7 +192,7 @@ class ModelLoad:
         """Returns the load of a tenant; None for a tenant that has not called the model recently."""
         return self._tenants.get(tenant)
 
-    def of(self, tenant: str) -> TenantLoad:
+    def ensure_tenant_load(self, tenant: str) -> TenantLoad:
         """Returns the load of a tenant that has a request for the model now."""
         return self._tenants.get(tenant) or self._new(tenant)
 

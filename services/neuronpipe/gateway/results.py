@@ -1,6 +1,6 @@
 """The cache of results, for the models whose results are cached."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -100,7 +100,7 @@ def _key(scope: str, digest: str, input: bytes, *, reads_date: bool) -> bytes:
     return blake2b(head + input, digest_size=_KEY_BYTES).digest()
 
 
-def kept_results(bundles: list[Bundle], settings: ResultCacheSettings) -> Callable[[Bundle], bool]:
+def kept_results(bundles: Iterable[Bundle], settings: ResultCacheSettings) -> Callable[[Bundle], bool]:
     """Returns a function that says whether a model's results are cached, by the setting or by the manifest.
 
     Raises SetupError for an unknown model in the setting.

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
 from neuronpipe.bundles.live import LiveModels
@@ -13,7 +13,7 @@ from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
-from neuronpipe.core.model import ModelRoute, ModelSpec
+from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec
 from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.request_observer import ModelMeters
@@ -58,28 +58,6 @@ def open_gateway_models(
     return ServedModels(open_model, other_names, adapt)
 
 
-_NO_ROUTE = ModelRoute({}, ())
-
-
-class StageModels(Protocol):
-    """The models that the processes of one stage have, which may be this process."""
-
-    def has(self, key: ModelKey) -> bool:
-        """Returns whether a process has a version."""
-
-    def problem_of(self, key: ModelKey) -> str:
-        """Returns the problem of a process that should have a version and does not; empty if there is none."""
-
-    def is_loading(self, key: ModelKey) -> bool | None:
-        """Returns whether a version that is not in memory is being loaded; None for a version in memory."""
-
-    def preparation_of(self, key: ModelKey) -> Preparation:
-        """Returns the progress in preparing a version."""
-
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change, until the returned function is called."""
-
-
 class VersionRouter:
     """Keeps the routes of a gateway's table, and describes the state of every version."""
 
@@ -90,7 +68,7 @@ class VersionRouter:
         self._live = live
         self._models = models
         self._far = far.values()
-        self._stages: Sequence[StageModels] = [models, *near, *self._far]
+        self._stages: Sequence[ServedModels[Any] | Coalescer] = [models, *near, *self._far]
         self._digests: Mapping[ModelKey, str] = {}
         self._watchers: list[Callable[[], None]] = []
         live.watch(self._follow)
@@ -127,7 +105,7 @@ class VersionRouter:
 
     def describe(self, key: ModelKey) -> Model:
         """Returns the fields of ModelService for the state of a version."""
-        route = self._models.table.routes.get(key.name, _NO_ROUTE)
+        route = self._models.table.routes.get(key.name, NO_ROUTE)
         shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
         name, key = key.name, key.base
         problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
@@ -159,7 +137,7 @@ class VersionRouter:
         """Follows a change of the registry, or of the models of this process."""
         self._update()
         for stage in self._far:
-            stage.need(self._live.keys)
+            stage.set_needed(self._live.keys)
 
     def _update(self) -> None:
         """Sets the routes. Until a version is there, the former version keeps its aliases and shares."""
@@ -167,11 +145,11 @@ class VersionRouter:
         digests = {**self._digests, **self._models.digests}
         self._digests = {key: digest for key, digest in digests.items() if key.base in self._live.keys}
         for stage in self._far:
-            stage.compare(self._digests)
+            stage.set_digests(self._digests)
         before = self._models.table.declared_routes
         self._models.route(
             {
-                name: self._route(name, model, before.get(name, _NO_ROUTE))
+                name: self._route(name, model, before.get(name, NO_ROUTE))
                 for name, model in self._live.repository.registry.models.items()
                 if model.declared.shares
             }

@@ -66,7 +66,6 @@ class RunningRequest:
     is_copy: bool = False
 
     size_bytes: int = field(init=False)
-    admission: Admission = field(init=False)  # `answer` sets it before any other method reads it
 
     def __post_init__(self) -> None:
         """Raises InvalidInput and WrongTask where the model does not take the input."""
@@ -75,21 +74,21 @@ class RunningRequest:
     async def answer(self) -> tuple[Result, Usage]:
         """Computes the result. The order of the `with` statements is the order in which the request waits."""
         # No field holds the timeout, which refers to the request: a cycle would outlive a request that is refused.
-        timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, self._end_error)
+        timeout = Timeout(self.pipeline.deadlines, self.call.deadline_s, lambda: self._end_error(admission))
         with self._admit(timeout.expire) as admission, timeout:
             async with admission.turn(self.model.key.base):
-                encoded = await self.tokenize(self._enter(Spans.PREPROCESS, admission.tokens))
+                encoded = await self.tokenize(self._enter(admission, Spans.PREPROCESS, admission.tokens))
                 self.timings.note_encoded(encoded)
                 check_tokens(encoded, self.pipeline.settings)
-                self.count(encoded)
+                self.count(admission, encoded)
 
-                work = self._enter(Spans.PREDICT, encoded.tokens + self.new_tokens)
+                work = self._enter(admission, Spans.PREDICT, encoded.tokens + self.new_tokens)
                 prediction = NO_PREDICTION  # the tokenizer alone may have answered
                 if encoded.sequences:
-                    prediction = await self.execute(work, encoded)
+                    prediction = await self.execute(admission, work, encoded)
                 self.timings.note_prediction(prediction)
 
-                work = self._enter(Spans.POSTPROCESS, encoded.tokens)
+                work = self._enter(admission, Spans.POSTPROCESS, encoded.tokens)
                 result = await self.postprocess(work, encoded, prediction)
                 self.timings.leave()
                 return result, self.usage(encoded, prediction)
@@ -128,11 +127,11 @@ class RunningRequest:
         """Makes sequences of the input."""
         return self.pipeline.stages.tokenize(TokenizeItem(self.call, self.model.key, self.request.input, work=work))
 
-    def count(self, encoded: EncodedInput) -> None:
+    def count(self, admission: Admission, encoded: EncodedInput) -> None:
         """Replaces the estimates of admission control by the tokens of the input. Raises Overloaded."""
-        self.admission.count(encoded.tokens, self.new_tokens)
+        admission.count(encoded.tokens, self.new_tokens)
 
-    def execute(self, work: Work, encoded: EncodedInput) -> Awaitable[Prediction]:
+    def execute(self, admission: Admission, work: Work, encoded: EncodedInput) -> Awaitable[Prediction]:
         """Computes the outputs of the sequences."""
         return self.pipeline.stages.execute(ExecuteItem(self.call, self.model.key, encoded.sequences, work=work))
 
@@ -166,7 +165,7 @@ class RunningRequest:
 
         Raises Overloaded and DeadlineExceeded.
         """
-        self.admission = self.pipeline.admission_control.admit(
+        return self.pipeline.admission_control.admit(
             self.call,
             self.size_bytes,
             self.known_tokens,
@@ -175,20 +174,19 @@ class RunningRequest:
             shed=shed,
             held=self.timings.held,
         )
-        return self.admission
 
-    def _enter(self, stage: Name, cost_tokens: int) -> Work:
+    def _enter(self, admission: Admission, stage: Name, cost_tokens: int) -> Work:
         """Begins a stage. Raises DeadlineExceeded if no time is left for it."""
         trace = self.timings.enter(stage)
         self.call.check_deadline(has_begun=stage is not Spans.PREPROCESS)
-        if turn := self.admission.own_turn:
+        if turn := admission.own_turn:
             return Work(trace, cost_tokens, turn.is_beyond_share, turn.weight, self.timings.held)
         return Work(trace, cost_tokens, self.is_copy, 1.0, self.timings.held)
 
-    def _end_error(self) -> NeuronpipeError:
+    def _end_error(self, admission: Admission) -> NeuronpipeError:
         """Makes the error for a request that ends before its result is ready."""
-        if self.admission.is_shed:
-            return self.pipeline.admission_control.shed_error(self.admission)
+        if admission.is_shed:
+            return self.pipeline.admission_control.shed_error(admission)
         held, (name, version) = self.timings.held, self.model.key
         if held and held.service:
             return DeadlineExceeded(

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import ModelKey, StageItem
@@ -19,21 +19,16 @@ _MAX_BYTES = 1 << 20
 _SUSPECT_LOSSES = 2
 
 
-class ItemEndpoint(Protocol):
-    """The endpoint that works on an item."""
-
-    def abandon(self, item_id: int) -> None:
-        """Records that the caller of the item has left."""
-
-
 class QueuedItem:
-    """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError. `held`: set while
-    the item is held because no endpoint has its model.
+    """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError.
+
+    - `abandon`: tells the endpoint that works on the item that the caller has left.
+    - `held`: set while the item is held because no endpoint has its model.
     """
 
     __slots__ = (
         *("item_id", "item", "stream", "cost_tokens", "size_bytes", "is_bulk", "future"),
-        *("endpoint", "held", "has_tokens", "losses", "is_returned", "events"),
+        *("abandon", "held", "has_tokens", "losses", "is_returned", "events"),
     )
 
     def __init__(self, item_id: int, item: StageItem, stream: TokenSink | None = None) -> None:
@@ -45,7 +40,7 @@ class QueuedItem:
         self.size_bytes = item.size_bytes
         self.is_bulk = item.call.is_bulk
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.endpoint: ItemEndpoint | None = None
+        self.abandon: Callable[[int], None] | None = None
         self.has_tokens = False
         self.losses = 0
         self.is_returned = False
@@ -63,7 +58,7 @@ class QueuedItem:
         if self.stream and not self.future.done():
             self.stream.put(tokens)
 
-    def end(self, outcome: object) -> None:
+    def resolve(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""
         if not self.future.done():
             self.future.set_result(outcome)

@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 
 # Tokens that a request costs in addition to its own: the services compute for a request as long as a model for 32
@@ -33,6 +34,7 @@ _RATE_MEMORY_S = 60.0
 _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 
 
+@dataclass(slots=True, eq=False)
 class Turn:
     """A request that runs, or waits for its turn to run.
 
@@ -43,29 +45,16 @@ class Turn:
     - `is_queued`: whether it waits in the executor for its first token.
     """
 
-    __slots__ = (
-        "began_s",
-        "future",
-        "is_beyond_share",
-        "is_bulk",
-        "is_paused",
-        "is_queued",
-        "tenant",
-        "tokens",
-        "turns",
-        "weight",
-    )
-
-    def __init__(self, turns: "TenantTurns", tenant: str, weight: float, tokens: int, *, is_bulk: bool) -> None:
-        self.turns = turns
-        self.tenant = tenant
-        self.weight = weight
-        self.tokens = max(1, tokens)
-        self.is_bulk = is_bulk
-        self.began_s = 0.0
-        self.is_beyond_share = False
-        self.is_paused = self.is_queued = False
-        self.future: asyncio.Future[None] | None = None
+    turns: "TenantTurns"
+    tenant: str
+    weight: float
+    tokens: int
+    is_bulk: bool
+    began_s: float = 0.0
+    is_beyond_share: bool = False
+    is_paused: bool = False
+    is_queued: bool = False
+    future: asyncio.Future[None] | None = None
 
 
 class _TenantShare:

@@ -17,13 +17,11 @@ from neuronpipe.core.addresses import is_loopback, unix_path
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeError, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.names import STAGES
-from neuronpipe.core.status import from_status
+from neuronpipe.core.status import STATUS_DETAILS, from_status
 from neuronpipe.platform.tls import LoadedTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.platform.watched import LOOK_EVERY_S
 
 ServiceConfig: TypeAlias = Mapping[str, object]
-
-STATUS_DETAILS = "grpc-status-details-bin"
 
 _PING_INTERVAL_MS = 20_000
 # The server's clock of a deadline may end first. Then the call ends CANCELLED with up to this time left at the caller.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from google.rpc.code_pb2 import PERMISSION_DENIED
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from neuronpipe.core.addresses import unix_path
@@ -154,13 +155,20 @@ class GrpcDoor:
             await self._server.stop(grace_s)
 
     def _find(self, path: str) -> "_DoorMethod | None":
-        """Returns the method of a path. While the door starts, the method of its services refuses calls."""
-        method = self._methods.get(path)
-        if not (method or self._is_open) and path.rpartition("/")[0].removeprefix("/") in self.services:
-            # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
-            rpc = Rpc(path, path, bytes, bytes, client_streaming=True)
-            return self._service_method(rpc, _never)
-        return method
+        """Returns the method of a path. While the door starts, each path of its services has a method."""
+        if method := self._methods.get(path):
+            return method
+        is_of_service = path.rpartition("/")[0].removeprefix("/") in self.services
+        return self._method_of_start(path) if is_of_service and not self._is_open else None
+
+    def _method_of_start(self, path: str) -> "_DoorMethod":
+        """Makes a method that refuses its calls, because the door starts; see _check_service_call."""
+
+        async def handle(request: object, context: Context) -> bytes:
+            raise self._in_flight.starting()  # no call is accepted
+
+        # As if the caller sent a stream, so that each caller has written before it is told (ServerCall.refuse).
+        return self._service_method(Rpc(path, path, bytes, bytes, client_streaming=True), handle)
 
     async def requests(self, rpc: Rpc, read: StreamRead, connection: str) -> AsyncIterator[Any]:
         """Yields the messages of a caller's stream, until the caller ends it.
@@ -262,11 +270,6 @@ class _DoorMethod:
         return end_of(NotConfigured("health cannot be watched here") if self._rpc.path == WATCH else error)
 
 
-async def _never(request: object, context: Context) -> bytes:
-    """Handles the calls of a door that starts, which accepts no call."""
-    return b""
-
-
 @dataclass(eq=False)
 class _CallCount:
     """Counts calls that the process does not wait for when it drains. Raises Overloaded at the limit."""
@@ -295,9 +298,6 @@ def _decoded(rpc: Rpc, data: bytes | None) -> Any:
         ) from error
 
 
-_PERMISSION_DENIED = 7  # google.rpc.Code
-
-
 def credentials_of(call: ServerCall) -> Credentials:
     """Returns the credentials of a caller: its metadata, or else the names in the certificate of its connection."""
     authorization = on_behalf = ""
@@ -314,4 +314,4 @@ def check_peer(call: ServerCall, allowed: Collection[str]) -> None:
     names = call.peer_names()
     if not any(name in allowed for name in names):
         log_warning("a caller is not among the allowed peers", peer=call.peer, names=list(names))
-        raise CallEnd(_PERMISSION_DENIED, "the caller's certificate has no name of an allowed peer")
+        raise CallEnd(PERMISSION_DENIED, "the caller's certificate has no name of an allowed peer")

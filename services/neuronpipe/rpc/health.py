@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 
+from google.rpc.code_pb2 import NOT_FOUND
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -10,7 +11,6 @@ from neuronpipe.rpc.rpcs import Context, RpcHandlers, handlers_of
 from neuronpipe.rpc.transport import CallEnd
 
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_NOT_FOUND = 5  # google.rpc.Code
 WATCH = f"/{HEALTH_SERVICE.full_name}/Watch"
 
 
@@ -25,7 +25,7 @@ def health_handlers(board: HealthBoard) -> RpcHandlers:
     async def check(request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         is_serving = board.is_serving(request.service)
         if is_serving is None:
-            raise CallEnd(_NOT_FOUND)
+            raise CallEnd(NOT_FOUND)
         return HealthCheckResponse(status=statuses[is_serving])
 
     async def watch(request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:

@@ -9,7 +9,7 @@ from google.rpc.status_pb2 import Status
 
 from neuronpipe.core.calls import Call, internal_error
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
-from neuronpipe.core.status import to_status
+from neuronpipe.core.status import STATUS_DETAILS, to_status
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.settings import ProcessSettings
@@ -100,7 +100,6 @@ class ServerOptions:
     shares_port: bool
 
 
-STATUS_DETAILS = "grpc-status-details-bin"
 RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 
 # A client accepts 8 KiB of trailers and reports RESOURCE_EXHAUSTED for more. The message is sent twice:

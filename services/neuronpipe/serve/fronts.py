@@ -231,7 +231,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
     @asynccontextmanager
     async def assemble(life: Life) -> AsyncIterator[OpenDoors]:
         repository = await run_apart(live_repository, settings.models, with_artifacts=True)
-        later_bundles = await run_apart(repository.bundles)
+        bundles = await run_apart(repository.bundles)
         with (
             shared_port("--listen", settings.process.listen) as port,
             shared_port("--http-listen", settings.gateway.http.http_listen) as http_port,
@@ -244,7 +244,7 @@ async def run_fronted(settings: AllSettings, telemetry: Telemetry, access: Acces
             life.on_draining(fronts.drain)
             async with (
                 access.kept_up_to_date(shares_budgets=False),
-                running_executor([], settings.executor, telemetry, later_bundles, fronts.report) as stage,
+                running_executor([], settings.executor, telemetry, bundles, fronts.report) as stage,
                 running_live_models(repository, [stage.models], telemetry.meters),
                 _executor_door(stage, settings.process, telemetry, executor, life),
                 fronts.running(),

@@ -68,15 +68,7 @@ async def running_gateway(
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         stages = await enter(
-            running_stages(
-                bundles=[],
-                settings=settings,
-                telemetry=telemetry,
-                report=report,
-                tls=stage_tls,
-                later_bundles=bundles,
-                held_items=held_items,
-            )
+            running_stages(settings, telemetry, report, bundles=bundles, tls=stage_tls, held_items=held_items)
         )
         await enter(access.kept_up_to_date())
         setup = PipelineSetup(
@@ -84,11 +76,11 @@ async def running_gateway(
             results=gateway_settings.results,
             telemetry=telemetry,
             tenants=tenants,
-            later_bundles=bundles,
+            bundles=bundles,
             held_items=held_items,
             redis=settings.redis,
         )
-        models, pipeline = await enter(running_pipeline([], stages.functions, setup))
+        models, pipeline = await enter(running_pipeline(stages.functions, setup))
         live = await enter(running_live_models(repository, [*stages.near, models], meters))
         gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
         jobs = await enter(

@@ -1,4 +1,4 @@
-"""The stages of a pipeline process: stages inside it, loaded and warmed up, and stages behind targets."""
+"""The stages of a pipeline process: stages inside it, and stages behind targets."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,18 +29,17 @@ class RunningStages:
 
 @asynccontextmanager
 async def running_stages(
-    bundles: list[Bundle],
     settings: PipelineProcessSettings,
     telemetry: Telemetry,
     report: Callable[[str, bool], None],
+    bundles: Sequence[Bundle],
     tls: WatchedTls | None = None,
-    later_bundles: Sequence[Bundle] = (),
     held_items: HeldItems | None = None,
 ) -> AsyncIterator[RunningStages]:
-    """Runs the stages of this process, loaded and warmed up, and connects to the stages behind targets.
+    """Runs the stages of this process, without models yet, and connects to the stages behind targets.
 
     `report`, `tls`, `held_items`: see running_far_stages. With an empty name, `report` gets whether this process is
-    well. `later_bundles`: bundles that will be opened later. Raises SetupError.
+    well. `bundles`: the bundles whose models the caller will open. Raises SetupError.
 
     A stage in another process is not even imported, so that its libraries need not be installed.
     """
@@ -55,21 +54,21 @@ async def running_stages(
         if EXECUTOR not in far:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
-            running = running_executor(bundles, settings.executor, telemetry, later_bundles, partial(report, ""))
+            running = running_executor([], settings.executor, telemetry, bundles, partial(report, ""))
             executor = await stack.enter_async_context(running)
             execute, generate = executor.execute, executor.generate
             near.append(executor.models)
         if TOKENIZER not in far:
             from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
-            running_texts = running_tokenizer(bundles, settings.tokenizer, telemetry, settings.redis)
+            running_texts = running_tokenizer([], settings.tokenizer, telemetry, settings.redis)
             tokenizer = await stack.enter_async_context(running_texts)
             tokenize = tokenizer.tokenize
             near.append(tokenizer.models)
         if POSTPROCESSOR not in far:
             from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
-            postprocessor = await stack.enter_async_context(running_postprocessor(bundles))
+            postprocessor = await stack.enter_async_context(running_postprocessor([]))
             postprocess = postprocessor.postprocess
             near.append(postprocessor.models)
         if far:

@@ -83,8 +83,8 @@ def _stage_of(settings: StageSettings, telemetry: Telemetry) -> tuple[StageRpc, 
 
         @asynccontextmanager
         async def executor(repository: LiveRepository, report: Callable[[bool], None]) -> AsyncIterator[RunningStage]:
-            known = await run_apart(repository.bundles)
-            async with running_executor([], settings.executor, telemetry, known, report) as stage:
+            bundles = await run_apart(repository.bundles)
+            async with running_executor([], settings.executor, telemetry, bundles, report) as stage:
                 yield RunningStage(stage.models, stage.execute)
 
         return EXECUTE, executor

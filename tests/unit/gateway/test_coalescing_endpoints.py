@@ -217,7 +217,7 @@ async def test_the_last_item_of_an_endpoint_that_drains_is_told_when_nobody_wait
 async def test_an_endpoint_that_drains_and_reads_no_more_still_answers(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._STUCK_AFTER_S", 0.01)
     old = await system.connect()
     left, asked = await system.ask("a", "b")
     await old.say()
@@ -360,7 +360,7 @@ async def test_what_two_endpoints_died_with_is_sent_one_by_one_so_that_the_guilt
 async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
     system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_jammed: bool
 ) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.1)
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._STUCK_AFTER_S", 0.1)
     stuck = await system.connect()
     stuck.is_jammed = is_jammed
     (asked,) = await system.ask("a")
@@ -378,7 +378,7 @@ async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
 async def test_an_endpoint_that_has_answered_may_take_its_time_over_the_items(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._STUCK_AFTER_S", 0.01)
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._STUCK_AFTER_S", 0.01)
     wire = await system.connect()
     (asked,) = await system.ask("a")
     await wire.say()
@@ -393,7 +393,7 @@ async def test_an_endpoint_with_another_bundle_of_a_version_gets_no_items_for_it
 ) -> None:
     other = ModelKey("other", 1)
     first, second = await system.connect(), await system.connect()
-    system.coalescer.compare({MODEL: "a" * 64, other: "c" * 64})
+    system.coalescer.set_digests({MODEL: "a" * 64, other: "c" * 64})
     for _ in range(2):
         await first.announce_bundles({MODEL: "a" * 64})
         await second.announce_bundles({MODEL: "b" * 64, other: "c" * 64})
@@ -412,12 +412,12 @@ async def test_an_endpoint_with_another_bundle_of_a_version_gets_no_items_for_it
 
 
 async def test_an_endpoint_gets_items_again_when_the_gateway_has_its_bundle(system: System) -> None:
-    system.coalescer.compare({MODEL: "a"})
+    system.coalescer.set_digests({MODEL: "a"})
     wire = await system.connect()
     await wire.announce_bundles({MODEL: "b"})
     with pytest.raises(Unavailable, match="no process of the tokenizer service has model 'm' version 1"):
         await system.coalescer.send(item("a"))
-    system.coalescer.compare({MODEL: "b"})
+    system.coalescer.set_digests({MODEL: "b"})
     await system.ask("b")
     assert wire.names == [["b"]]
     assert system.coalescer.problem_of(MODEL) == ""
@@ -587,7 +587,7 @@ async def test_a_retired_endpoint_is_let_go_when_the_last_caller_leaves(system: 
 async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._RETIRED_LIMIT_S", 0.01)
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._RETIRED_LIMIT_S", 0.01)
     retired = await system.connect()
     (asked,) = await system.ask("a")
     second = await system.connect()
@@ -601,7 +601,7 @@ async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(
 async def test_a_retired_endpoint_that_goes_on_answering_may_take_longer(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neuronpipe.gateway.coalescing._RETIRED_LIMIT_S", 2.0)
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._RETIRED_LIMIT_S", 2.0)
     retired = await system.connect()
     asked = await system.ask(*"abcde")
     await system.connect()

@@ -74,9 +74,8 @@ class _System:
             charge=self.counted.append,
             pause=lambda *, is_paused: self.waits.append(is_paused),
         )
-        running.admission = admission
-        running.count(encoded)
-        prediction = await running.execute(NO_WORK, encoded)
+        running.count(admission, encoded)
+        prediction = await running.execute(admission, NO_WORK, encoded)
         result = await running.postprocess(NO_WORK, encoded, prediction)
         assert isinstance(result, Packed)
         return str(result.message.text_generation.sequences[0].text)

@@ -35,7 +35,7 @@ async def held(system: System, held_items: HeldItems) -> System:
 async def test_an_endpoint_that_drains_while_it_is_told_what_is_needed_gets_nothing_that_is_held(held: System) -> None:
     draining = await held.connect(MODEL)
     draining.takes_needed.clear()
-    held.coalescer.need(frozenset({MODEL}))
+    held.coalescer.set_needed(frozenset({MODEL}))
     await settled()
     await draining.drain()
     (task,) = await held.ask("a")

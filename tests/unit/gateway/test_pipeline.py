@@ -690,7 +690,7 @@ async def test_the_time_in_which_a_request_was_held_is_not_expected_of_others(mo
     async def execute(item: ExecuteItem) -> Prediction:
         held = held_items.hold("neuron-executor", 0, held_time=item.work.held)
         held.began_ns -= 60 * 10**9  # of which admission control knows nothing: it takes them off
-        held_items.end(held, is_sent=True)
+        held_items.release(held, is_sent=True)
         return await _execute(item)
 
     models, settings = models_of([model_spec()], Telemetry()), PipelineSettings()

@@ -108,8 +108,11 @@ async def _running(
     repository: Path, stages: Stages, asked: str, telemetry: Telemetry | None = None, **limits: Any
 ) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
-    setup = PipelineSetup(settings=limited, results=results, telemetry=telemetry or Telemetry())
-    async with running_pipeline(read_repository(repository), stages, setup) as (models, running):
+    bundles = read_repository(repository)
+    setup = PipelineSetup(settings=limited, results=results, telemetry=telemetry or Telemetry(), bundles=bundles)
+    async with running_pipeline(stages, setup) as (models, running):
+        for bundle in bundles:
+            await models.open(bundle)
         yield Door(NativeDoor(running, Catalog(models), limited))
 
 
@@ -137,8 +140,11 @@ async def test_a_known_result_is_not_computed_again(pipeline: Door, stages: _Sta
 async def test_the_first_request_is_a_miss_where_redis_does_not_answer(repository: Path, stages: _Stages) -> None:
     results = ResultCacheSettings(result_cache_models="set")
     redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
-    setup = PipelineSetup(settings=limits, results=results, telemetry=Telemetry(), redis=redis)
-    async with running_pipeline(read_repository(repository), stages.functions, setup) as (models, running):
+    bundles = read_repository(repository)
+    setup = PipelineSetup(settings=limits, results=results, telemetry=Telemetry(), bundles=bundles, redis=redis)
+    async with running_pipeline(stages.functions, setup) as (models, running):
+        for bundle in bundles:
+            await models.open(bundle)
         door = Door(NativeDoor(running, Catalog(models), limits))
         outcomes = [(await _infer(door, _request())).usage.result_cache for _ in range(2)]
     assert outcomes == [_MISS, _HIT]

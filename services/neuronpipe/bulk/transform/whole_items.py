@@ -49,12 +49,12 @@ class WholeItems:
     def add(self, item: Sequence[QueuedSequence]) -> None:
         """Keeps the sequences of an item together until each has its result."""
         for sequence in item:
-            self._items[sequence.number] = item
-            sequence.future.add_done_callback(partial(self._forget, sequence.number))
+            self._items[sequence.rank.number] = item
+            sequence.future.add_done_callback(partial(self._forget, sequence.rank.number))
 
     def fill(self, oldest: QueuedSequence, wait_s: float, idle_cores: int, limit_s: float = math.inf) -> Batch:
         """Takes the waiting sequences of the same item; see BatchPolicy."""
-        others = [sequence for sequence in self._items[oldest.number] if sequence.is_waiting]
+        others = [sequence for sequence in self._items[oldest.rank.number] if sequence.is_waiting]
         for sequence in others:
             self._queue.remove(sequence)
         return self.batch_of([oldest, *others])

@@ -197,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
     def _end_unread(self) -> None:
         self._server.deadlines.remove((self, "unread"))
         if self._claim:
-            self._in_flight.unread.end(self._claim)
+            self._in_flight.unread.release(self._claim)
             self._claim = None
 
     def data_received(self, data: bytes) -> None:

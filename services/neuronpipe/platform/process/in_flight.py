@@ -133,7 +133,7 @@ class InFlight:
             yield lambda size_bytes: self.budget.grow(claim, size_bytes)
         finally:
             self.arrivals.remove(arrival)
-            self.budget.end(claim)
+            self.budget.release(claim)
 
     async def make(self, connection: str, size_bytes: int, work: Callable[[], T]) -> T:
         """Returns the result of `work` on a message that has arrived.
@@ -151,7 +151,7 @@ class InFlight:
             if not refusals:
                 result = await asyncio.get_running_loop().run_in_executor(self._makers, copy_context().run, work)
         finally:
-            self.budget.end(claim)
+            self.budget.release(claim)
         if refusals:
             raise refusals[0]
         return result

@@ -2,23 +2,24 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from neuronpipe.core.errors import NeuronpipeError, Overloaded
 
 # A claim is small up to this part of the largest message. Twice this size is reserved for small claims, so that small
 # messages that arrive slowly find room beside large messages.
 _SMALL_CLAIM = 1 / 8
+# Up to this number, bytes that the server or the caller has not read do not count.
+UNCOUNTED_BYTES = 64 << 10
 
 
+@dataclass(slots=True, eq=False)
 class Claim:
     """A message's claim. `refuse` must end the reading of the message."""
 
-    __slots__ = ("bytes", "connection", "refuse")
-
-    def __init__(self, connection: str, refuse: Callable[[NeuronpipeError], None]) -> None:
-        self.connection = connection
-        self.refuse = refuse
-        self.bytes = 0
+    connection: str
+    refuse: Callable[[NeuronpipeError], None]
+    bytes: int = 0
 
 
 class ReceivingBudget:
@@ -63,7 +64,7 @@ class ReceivingBudget:
                 largest = max(list(self._small)[1:], key=lambda small: small.bytes)
                 self._refuse(largest, self._full)
 
-    def end(self, claim: Claim) -> None:
+    def release(self, claim: Claim) -> None:
         """Releases the claim of a message that has arrived, or never will."""
         if claim.bytes:
             self._add(claim, -claim.bytes)
@@ -79,5 +80,5 @@ class ReceivingBudget:
             self._small_bytes += more_bytes
 
     def _refuse(self, claim: Claim, problem: str) -> None:
-        self.end(claim)
+        self.release(claim)
         claim.refuse(Overloaded(problem, retry_after_s=1))

@@ -5,13 +5,12 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from neuronpipe.core.addresses import unix_path
+from neuronpipe.core.addresses import LAST_PORT, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.settings import Settings
 from neuronpipe.core.units import words_of
 from neuronpipe.platform.tls import TlsFiles
 
-_LAST_PORT = 65535
 # A week. gRPC has milliseconds in 31 bits, less than 25 days.
 _LAST_AGE_S = 7 * 86_400
 # For services to which callers connect. Gateways keep their streams to stages open, and balance load over them.
@@ -20,8 +19,8 @@ CALLERS_CONNECTION_AGE_S = 300.0
 
 def _check_port(listen: str) -> str:
     """Returns the address if its port or path can exist; gRPC would take a port modulo 65536. Raises ValueError."""
-    if listen and not unix_path(listen) and int(listen.rpartition(":")[2]) > _LAST_PORT:
-        raise ValueError(f"ports end at {_LAST_PORT}")
+    if listen and not unix_path(listen) and int(listen.rpartition(":")[2]) > LAST_PORT:
+        raise ValueError(f"ports end at {LAST_PORT}")
     return listen
 
 

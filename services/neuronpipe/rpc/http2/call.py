@@ -11,16 +11,15 @@ from functools import partial
 from typing import Protocol
 from urllib.parse import quote
 
+from google.rpc.code_pb2 import CANCELLED, INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from ngh2 import NGH2Error
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
-from neuronpipe.platform.process.receiving_budget import Claim
-from neuronpipe.rpc.http2.stream import INTERNAL, RESOURCE_EXHAUSTED, UNIMPLEMENTED, Carrier, Deflated, MessageStream
+from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES, Claim
+from neuronpipe.rpc.http2.stream import REFUSED_STREAM, Carrier, Deflated, MessageStream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
-REFUSED_STREAM = 0x7  # RFC 9113, 7
-_CANCELLED = 1  # google.rpc.Code
 _HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _OK = ((b"grpc-status", b"0"),)
 # gRPC requires the status 415 for other content types, so HTTP clients get an HTTP answer.
@@ -34,8 +33,6 @@ _MAX_TIMEOUT_DIGITS = 8
 _VALUE_BYTES = 32
 # Printable characters except the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
 _MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-# Bytes of unread messages that do not count as arriving.
-_UNCOUNTED_BYTES = 1 << 16
 # Time for the first message of a refused call with a stream of messages.
 _REFUSAL_PATIENCE_S = 0.1
 
@@ -129,7 +126,7 @@ class Http2Call(MessageStream):
     @property
     def is_claiming(self) -> bool:
         """Whether the unread bytes of this call count in the receiving budget."""
-        return self.buffered_bytes > 0 or self.unread_bytes > _UNCOUNTED_BYTES
+        return self.buffered_bytes > 0 or self.unread_bytes > UNCOUNTED_BYTES
 
     def note_arrival(self) -> None:
         """Limits the memory of messages that arrive or wait to be read, and the time until the first message."""
@@ -166,7 +163,7 @@ class Http2Call(MessageStream):
     def end_claim(self) -> None:
         """Releases the claim on the receiving budget: the messages were read, or never will be."""
         if self.claim:
-            self.connection.options.in_flight.budget.end(self.claim)
+            self.connection.options.in_flight.budget.release(self.claim)
             self.claim = None
 
     def end_arrival(self) -> None:
@@ -220,7 +217,7 @@ class Http2Call(MessageStream):
         except CallEnd as end:
             self.finish(end)
         except asyncio.CancelledError:
-            self.finish(CallEnd(_CANCELLED, "the server has ended the call"))
+            self.finish(CallEnd(CANCELLED, "the server has ended the call"))
             raise
         except NGH2Error:  # the stream has just ended
             return

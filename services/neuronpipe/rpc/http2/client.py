@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
+from google.rpc.code_pb2 import INTERNAL, UNAVAILABLE, UNKNOWN
 from ngh2 import NGH2Error, Role
 from ngh2.events import ResponseReceived, SettingsReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.platform.tls import LoadedTls
 from neuronpipe.rpc.http2.connection import CANCEL, TLS_CLOSE_S, Http2Connection
-from neuronpipe.rpc.http2.stream import INTERNAL, UNAVAILABLE, MessageStream
+from neuronpipe.rpc.http2.stream import REFUSED_STREAM, MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
-_UNKNOWN = 2
 # Detects a server that vanished without closing the connection. Our servers allow a ping at this interval.
 _KEEPALIVE_S = 20.0
 _PING_LIMIT_S = 5.0
@@ -46,11 +46,11 @@ class ClientCall(MessageStream):
         fields = dict(headers)
         self.encoding = fields.get(b"grpc-encoding", self.encoding)
         if (http := fields.get(b":status", b"200")) != b"200":
-            self._end(_STATUS_OF_HTTP.get(http, _UNKNOWN), f"the server answered with HTTP {http.decode('latin-1')}")
+            self._end(_STATUS_OF_HTTP.get(http, UNKNOWN), f"the server answered with HTTP {http.decode('latin-1')}")
         elif (status := fields.get(b"grpc-status")) is not None:
             self.has_grpc_status = True
             self._end(
-                int(status) if status.isdigit() else _UNKNOWN,
+                int(status) if status.isdigit() else UNKNOWN,
                 unquote(fields.get(b"grpc-message", b"").decode("latin-1"), errors="replace"),
             )
 
@@ -136,7 +136,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
     def stream_closed(self, stream: ClientCall, code: int) -> None:
         if not stream.status:
             problem = "the connection has ended" if self.is_lost or self.is_closing else f"reset by HTTP/2 code {code}"
-            stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, 0x7) else INTERNAL, problem)
+            stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, REFUSED_STREAM) else INTERNAL, problem)
         stream.close()
 
     def failed(self) -> None:

@@ -29,7 +29,7 @@ from neuronpipe.platform.process.listener import CLOSE_LIMIT_S
 from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
-NO_ERROR, REFUSED_STREAM, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x7, 0x8, 0xB  # RFC 9113, 7
+NO_ERROR, CANCEL, ENHANCE_YOUR_CALM = 0x0, 0x8, 0xB  # RFC 9113, 7
 
 # Bytes that a peer may send in one stream before we acknowledge any. The window of the connection is the largest of
 # HTTP/2: streams that are not read would use up a smaller window, and stop all other streams. The receiving budget

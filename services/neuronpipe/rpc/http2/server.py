@@ -9,6 +9,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any, ClassVar
 
+from google.rpc.code_pb2 import UNIMPLEMENTED
 from ngh2 import NGH2Error, Role
 from ngh2.events import PingAcknowledged, RequestReceived, SettingsAcknowledged, TrailersReceived
 
@@ -17,11 +18,12 @@ from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES
 from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
 from neuronpipe.rpc.http2.connection import ENHANCE_YOUR_CALM, NO_ERROR, PAID_FRAMES, Http2Connection, goaway
 from neuronpipe.rpc.http2.leaving import HOLD_S, MAX_HOLD_S, Leaving, Phase
-from neuronpipe.rpc.http2.stream import ENCODINGS, UNIMPLEMENTED, MessageStream
-from neuronpipe.rpc.http2.unread import UNCOUNTED_BYTES, Unread, UnreadAnswers
+from neuronpipe.rpc.http2.stream import ENCODINGS, MessageStream
+from neuronpipe.rpc.http2.unread import Unread, UnreadAnswers
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
@@ -428,13 +430,11 @@ class Http2Server:
 
     def note_leaving(self) -> None:
         """Notes that another connection takes no more streams, or has ended."""
-        if self.all_know and not self.listener.handshakes and self._are_all_going():
+        are_going = (connection.leaving.phase is Phase.GOING_AWAY for connection in self.connections)
+        if self.all_know and not self.listener.handshakes and all(are_going):
             self.all_know.set()
         if self._is_empty and not self.connections:
             self._is_empty.set()
-
-    def _are_all_going(self) -> bool:
-        return all(connection.leaving.phase is Phase.GOING_AWAY for connection in self.connections)
 
     def lost(self, connection: _ServerConnection) -> None:
         """Forgets a connection that has ended."""

@@ -10,13 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from google.rpc.code_pb2 import INTERNAL, RESOURCE_EXHAUSTED
 from ngh2 import Connection as Engine
 
 from neuronpipe.core.parsing import Truncated, inflate
 from neuronpipe.rpc.transport import CallEnd
 
-INTERNAL, UNIMPLEMENTED, RESOURCE_EXHAUSTED, UNAVAILABLE = 13, 12, 8, 14  # google.rpc.Code
-
+REFUSED_STREAM = 0x7  # RFC 9113, 7
 # Above this size of unread whole messages, no bytes are acknowledged. Each message counts more than its bytes.
 _MAX_UNREAD_BYTES = 1 << 18
 _MESSAGE_OVERHEAD_BYTES = 128

@@ -10,11 +10,8 @@ from ngh2 import Connection as Engine
 
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.platform.process.caller_waits import CallerWaits
-from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
+from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES, Claim, ReceivingBudget
 from neuronpipe.rpc.http2.stream import MessageStream
-
-# Bytes of answers that a caller has not read and that do not count in the budget.
-UNCOUNTED_BYTES = 64 << 10
 
 # A stream with bytes that the caller must read, or None for the connection, while the operating system takes no bytes.
 Unread: TypeAlias = MessageStream | None
@@ -66,7 +63,7 @@ class UnreadAnswers:
                 self._budget.grow(claim, size_bytes)
         elif claim:
             self.claim = None
-            self._budget.end(claim)
+            self._budget.release(claim)
 
     def close(self) -> None:
         """Ends all waits, and frees the memory in the budget."""
@@ -74,4 +71,4 @@ class UnreadAnswers:
             self.note_read(stream)
         if claim := self.claim:
             self.claim = None
-            self._budget.end(claim)
+            self._budget.release(claim)

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.names import Attributes, Events, Instrument, Metrics, Spans
 from neuronpipe.core.streams import Preparation
 from neuronpipe.core.tracing import AttributeValue, Link, Span, SpanContext, event_of
+from neuronpipe.stages.neuron_executor.batching import Batch
 
 # The outcome of a failed item. Spans have no event for it.
 _FAILED = "failed"
@@ -17,28 +18,13 @@ _FAILED = "failed"
 _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attributes.BUCKET_TOKENS)
 
 
-class Member(Protocol):
-    """The sequences at one place of a batch. `trace`: the span context of their item if that is sampled."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def trace(self) -> SpanContext | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run of the model. Times are on time.monotonic_ns(), from the time at which the core was free for it.
+    """One run of the model. Times are on time.monotonic_ns(), from the time at which the core was free for it."""
 
-    `computed_tokens`: tokens of all rows, including rows without a sequence.
-    """
-
+    batch: Batch
     core: int
     is_alone: bool
-    padded_tokens: int
-    computed_tokens: int
     started_ns: int
     ended_ns: int
 
@@ -120,58 +106,51 @@ class BatchObserver(ModelObserver):
         self._meters.gauge(Metrics.LONE_GRAPHS, lambda: prepared().lone_graphs, *self.labels)
         self._meters.gauge(Metrics.LONE_GRAPH_MEMORY, lambda: prepared().lone_graph_bytes, *self.labels)
 
-    def batch(self, run: BatchRun, members: Sequence[Member], fault: Exception | None = None) -> None:
+    def batch(self, run: BatchRun, fault: Exception | None = None) -> None:
+        members, computed_tokens = run.batch.members, run.batch.computed_tokens
         size, real_tokens = sum(member.rows for member in members), sum(member.tokens for member in members)
-        computed_tokens = run.computed_tokens
         padding = 1 - real_tokens / computed_tokens
         duration_ns = run.ended_ns - run.started_ns
         self._busy[run.core].add(duration_ns)
         for part, total_ns in enumerate(self._part_ns()):
             self._parts[part].add(total_ns - self._seen_ns[part])
             self._seen_ns[part] = total_ns
-        batch = SpanContext.new(is_sampled=True) if any(member.trace for member in members) else None
+        context = SpanContext.new(is_sampled=True) if any(member.trace for member in members) else None
         if fault:
             self._failures.add()
         else:
-            self._sizes.record(size, batch)
-            self._paddings.record(padding, batch)
-            self._durations.record(duration_ns, batch)
+            self._sizes.record(size, context)
+            self._paddings.record(padding, context)
+            self._durations.record(duration_ns, context)
             self._tokens.add(computed_tokens)
-        if batch:
-            self._record_spans(run, members, batch, padding, fault)
+        if context:
+            self._record_spans(run, context, padding, fault)
 
-    def _record_spans(
-        self,
-        run: BatchRun,
-        members: Sequence[Member],
-        batch: SpanContext,
-        padding: float,
-        fault: Exception | None,
-    ) -> None:
+    def _record_spans(self, run: BatchRun, context: SpanContext, padding: float, fault: Exception | None) -> None:
         """Records the batch's span, with links to its sampled rows, and each item's compute span, which links back."""
-        name, version = self.labels
-        span = Span(Spans.BATCH, batch, None, run.started_ns, run.ended_ns)
+        (name, version), batch = self.labels, run.batch
+        span = Span(Spans.BATCH, context, None, run.started_ns, run.ended_ns)
         span.attributes |= {
             Attributes.MODEL: name,
             Attributes.VERSION: version,
             Attributes.BACKEND: self._backend,
             Attributes.CORE: run.core,
             Attributes.IS_ALONE: run.is_alone,
-            Attributes.BATCH_SIZE: sum(member.rows for member in members),
-            Attributes.BUCKET_TOKENS: run.padded_tokens,
-            Attributes.PADDED_TOKENS: run.computed_tokens,
+            Attributes.BATCH_SIZE: sum(member.rows for member in batch.members),
+            Attributes.BUCKET_TOKENS: batch.padded_tokens,
+            Attributes.PADDED_TOKENS: batch.computed_tokens,
             Attributes.PADDING_RATIO: padding,
         }
         compute_spans: dict[SpanContext, Span] = {}
         end = 0
-        for member in members:
+        for member in batch.members:
             row, end = end, end + member.rows
             if not member.trace:
                 continue
             row_attributes: dict[str, AttributeValue] = {
                 Attributes.ROW: row,
                 Attributes.TOKENS: member.tokens,
-                Attributes.BUCKET_TOKENS: run.padded_tokens,
+                Attributes.BUCKET_TOKENS: batch.padded_tokens,
             }
             compute = compute_spans.get(member.trace)
             if compute is None:
@@ -180,7 +159,7 @@ class BatchObserver(ModelObserver):
                 )
                 compute.attributes |= {key: span.attributes[key] for key in _OF_COMPUTE}
             span.links.append(Link(compute.context, row_attributes))
-            compute.links.append(Link(batch, row_attributes))
+            compute.links.append(Link(context, row_attributes))
         for recorded in (span, *compute_spans.values()):
             if fault:
                 recorded.fail(fault, run.ended_ns)

@@ -54,15 +54,15 @@ class Cores:
         """Returns whether a core may take a batch. A busy core takes a batch ahead only while no core is idle."""
         return self.is_idle(core) or (core not in self._kept_apart and not self.idle)
 
-    def busy_s(self, core: int) -> float:
-        """Estimates the time until a core has computed its batches, and begins the next batch."""
-        return self._busy_s(core, None)
-
     def busy_with_others_s(self, owner: object) -> float:
         """Estimates the time until the first core has no work of other owners."""
-        return min((self._busy_s(core, owner) for core in range(self.count) if core not in self._lost), default=0.0)
+        return min((self.busy_s(core, owner) for core in range(self.count) if core not in self._lost), default=0.0)
 
-    def _busy_s(self, core: int, except_for: object) -> float:
+    def busy_s(self, core: int, except_for: object = None) -> float:
+        """Estimates the time until a core has computed its batches, and begins the next batch.
+
+        `except_for`: the batches of this owner do not count.
+        """
         batches = self._given[core]
         if not batches:
             return 0.0
@@ -70,7 +70,7 @@ class Cores:
         passed_s = (time.monotonic_ns() - self._since_ns[core]) / 1e9 if batches[0][1] is not except_for else 0.0
         return max(0.0, expected_s - passed_s)
 
-    def begin(self, core: int, expected_s: float, owner: object = "", *, is_kept_apart: bool = False) -> None:
+    def begin_batch(self, core: int, expected_s: float, owner: object = "", *, is_kept_apart: bool = False) -> None:
         """Records a batch that a core was given, with its owner (a model's forecast) and its expected time."""
         if self.is_idle(core):
             self._since_ns[core] = time.monotonic_ns()
@@ -79,7 +79,7 @@ class Cores:
         if is_kept_apart:
             self._kept_apart.add(core)
 
-    def end(self, core: int) -> tuple[int, int]:
+    def end_batch(self, core: int) -> tuple[int, int]:
         """Records that a batch ended or failed. Returns the times of its begin and its end on time.monotonic_ns()."""
         since_ns, self._since_ns[core] = self._since_ns[core], time.monotonic_ns()
         self._given[core].popleft()
@@ -109,13 +109,13 @@ class CoreWatchdog:
         # The task whose batch hangs.
         self._hung: asyncio.Task[Any] | None = None
 
-    def begin(self, model_name: str, limit_s: float) -> None:
+    def begin_batch(self, model_name: str, limit_s: float) -> None:
         """Records that the current task gives a batch to the core."""
         self._batches[_current_task()] = model_name, limit_s
         if len(self._batches) == 1:
             self._start()
 
-    def end(self) -> None:
+    def end_batch(self) -> None:
         """Records that the batch of the current task has ended."""
         task = _current_task()
         is_first = next(iter(self._batches)) is task

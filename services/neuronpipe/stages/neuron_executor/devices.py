@@ -219,12 +219,12 @@ class Devices:
                 times=times,
                 observer=observer,
             )
-            scheduler.join(model)
+            scheduler.add_model(model)
             try:
                 async with self._preparing_shapes(backend, bundle, scheduler, model):
                     yield model
             finally:
-                await scheduler.leave(model)
+                await scheduler.remove_model(model)
         finally:
             await self._close(bundle, backend)
 
@@ -325,20 +325,11 @@ def _run_first_steps(model: DecoderModel, spec: ModelSpec, step_tokens: int) -> 
         model.read([0], source)
     count = min(len(start) or step_tokens, spec.max_tokens - 1, (model.blocks - len(source)) * model.block_tokens - 1)
     blocks = range(len(source), model.blocks)
-    model.compute(
-        [
-            DecoderRun(
-                token_ids=[0] * count, past=0, blocks=blocks, scored=1, source_tokens=len(source), source_blocks=source
-            )
-        ]
-    )
-    model.compute(
-        [
-            DecoderRun(
-                token_ids=[0], past=count, blocks=blocks, scored=1, source_tokens=len(source), source_blocks=source
-            )
-        ]
-    )
+    for token_ids, past in ([0] * count, 0), ([0], count):
+        run = DecoderRun(
+            token_ids=token_ids, past=past, blocks=blocks, scored=1, source_tokens=len(source), source_blocks=source
+        )
+        model.compute([run])
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
 from neuronpipe.stages.neuron_executor.packing import pack, unpack
-from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import BatchShape
 from neuronpipe.tasks.inputs.kind import input_kind
 
@@ -62,7 +62,7 @@ class SharedDevice:
 
 
 class ExecutorModel:
-    """A model that runs sequences once a scheduler owns it, see DeviceScheduler.join.
+    """A model that runs sequences once a scheduler owns it, see DeviceScheduler.add_model.
 
     `may_use_all_cores`: a batch without others runs with the threads of all cores.
     """
@@ -181,10 +181,17 @@ class ExecutorModel:
         padded_tokens = [*map(self.backend.shapes.round_tokens, tokens)]
         new: list[QueuedSequence] = []
         for positions in pack(padded_tokens, self._most_rows):
-            inputs = [sequences[position] for position in positions]
-            sizes = sum([tokens[position] for position in positions]), padded_tokens[positions[0]]
-            key = is_beyond_share, now_s, deadline_s, next(numbers), call.is_bulk
-            new.append(QueuedSequence(*key, inputs, *sizes, loop.create_future(), trace, positions))
+            sequence = QueuedSequence(
+                rank=QueueRank(is_beyond_share, now_s, deadline_s, next(numbers)),
+                is_bulk=call.is_bulk,
+                inputs=[sequences[position] for position in positions],
+                tokens=sum([tokens[position] for position in positions]),
+                padded_tokens=padded_tokens[positions[0]],
+                future=loop.create_future(),
+                trace=trace,
+                positions=positions,
+            )
+            new.append(sequence)
         own_s = self.forecast.next_batch_s(self.policy.lone_tokens(max(padded_tokens)))
         if len(sequences) > 1:
             together = sum([sequence.rows * sequence.padded_tokens for sequence in new])
@@ -241,8 +248,9 @@ class ExecutorModel:
 
         return lambda: self._kind.pad(sequences, batch.padded_tokens), finish
 
-    def answer(self, batch: Batch, rows: Sequence[RowOutputs], run: BatchRun) -> None:
+    def answer(self, run: BatchRun, rows: Sequence[RowOutputs]) -> None:
         """Gives the callers of a computed batch their rows, and learns from its time."""
+        batch = run.batch
         self.is_used.set()
         self.computed_shapes.add(
             BatchShape(0 if run.is_alone else run.core, batch.rows, batch.padded_tokens, run.is_alone)

@@ -58,7 +58,7 @@ class Impairment:
                 return f"{cores.count - cores.left} of {cores.count} cores are lost"
         return next((action for began_s, action in self._calls.values() if began_s < before_s), "")
 
-    async def tell(self, report: Callable[[bool], None]) -> None:
+    async def report_changes(self, report: Callable[[bool], None]) -> None:
         """Reports whether the process is well, at each change, until it is cancelled."""
         reported = ""
         while self._limit_s:

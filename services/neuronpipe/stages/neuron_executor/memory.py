@@ -7,6 +7,7 @@ which warns if the limit of its container is lower.
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from neuronpipe.bundles.manifest import Artifact
 from neuronpipe.bundles.repository import Bundle
@@ -19,15 +20,10 @@ from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 
 _MIB = 1 << 20
-# A compiled graph on OpenVINO: the size of its copy of the weights relative to the file without word tables, and the
-# rest of the graph.
-_COPY_OF_WEIGHTS = {"int8": 2.4, "bfloat16": 1.0, "float32": 1.6}
+# A compiled graph on OpenVINO without its copy of the weights.
 _GRAPH_BYTES = 12 * _MIB
-# A matrix product, per number of tokens of a batch: kernels of one and of all threads, and their descriptors.
-_KERNEL_BYTES = {"int8": 340_000, "bfloat16": 120_000, "float32": 140_000}
-# A matrix product on each further core: its part of the graph, and the bytes per number of tokens of a batch.
+# The part of the graph of a matrix product on each further core.
 _CORE_BYTES = 430_000
-_CORE_SHAPE_BYTES = {"int8": 40_000, "bfloat16": 25_000, "float32": 25_000}
 # A token while it is computed, per unit of the model's width.
 _TOKEN_BYTES = 80
 # A token that waits: its id, its type, and its part of the answer.
@@ -38,6 +34,24 @@ _WIDTH = 1024
 _MOST_TOKENS = 512
 _MATRIX_PRODUCT = b'type="MatMul"'
 _TABLE = re.compile(rb'<data element_type="\w+" shape="(\d+), ?(\d+)" offset="\d+" size="(\d+)"')
+
+
+class _DtypeMemory(NamedTuple):
+    """The memory of a compiled graph on OpenVINO, as far as it depends on the dtype of the artefact.
+
+    - `copy_of_weights`: the size of its copy of the weights relative to the file without word tables.
+    - `kernel_bytes`: a matrix product, per number of tokens of a batch: kernels of one and of all threads, and their
+      descriptors.
+    - `core_shape_bytes`: the same on each further core.
+    """
+
+    copy_of_weights: float
+    kernel_bytes: int
+    core_shape_bytes: int
+
+
+_FLOAT32 = _DtypeMemory(1.6, 140_000, 25_000)
+_BY_DTYPE = {"int8": _DtypeMemory(2.4, 340_000, 40_000), "bfloat16": _DtypeMemory(1.0, 120_000, 25_000)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +106,7 @@ def plan_memory(bundles: Iterable[Bundle], settings: EngineSettings) -> MemoryPl
 
 def memory_shortage(bundles: Iterable[Bundle], settings: EngineSettings, limit_bytes: int | None) -> str:
     """Returns a warning if the container's limit is below the plan; else an empty text."""
-    plan = plan_memory(bundles, settings)
-    if limit_bytes is None or plan.total <= limit_bytes:
+    if limit_bytes is None or (plan := plan_memory(bundles, settings)).total <= limit_bytes:
         return ""
     parts = ", ".join(f"{name} {-(-size // _MIB)}" for name, size in plan.parts().items())
     return (
@@ -128,22 +141,20 @@ def _plan_of(bundle: Bundle, artifact: Artifact, settings: EngineSettings) -> Me
     width = max((int(columns) for _, columns, _ in tables), default=_WIDTH)
     threads = cpu_threads(settings.threads, settings.core_count)
     cores = settings.core_count or threads
-    copies = 1 if generates or cores == 1 else 2
-    graph = _GRAPH_BYTES + int(
-        _COPY_OF_WEIGHTS.get(artifact.dtype, _COPY_OF_WEIGHTS["float32"]) * max(0, weights - table_bytes)
-    )
+    copies, dtype = 1 if generates or cores == 1 else 2, _BY_DTYPE.get(artifact.dtype, _FLOAT32)
+    graph = _GRAPH_BYTES + int(dtype.copy_of_weights * max(0, weights - table_bytes))
     return MemoryPlan(
         weights=weights,
         graphs=copies * graph,
-        shapes=0 if generates else _bytes_of_shapes(spec, artifact.dtype, graphs, cores),
+        shapes=0 if generates else _bytes_of_shapes(spec, dtype, graphs, cores),
         batches=cores * max(_MOST_TOKENS, spec.max_tokens) * width * _TOKEN_BYTES,
         queue=queue,
         key_value_cache=cache,
     )
 
 
-def _bytes_of_shapes(spec: ModelSpec, dtype: str, graphs: Iterable[bytes], cores: int) -> int:
+def _bytes_of_shapes(spec: ModelSpec, dtype: _DtypeMemory, graphs: Iterable[bytes], cores: int) -> int:
     products = sum(graph.count(_MATRIX_PRODUCT) for graph in graphs)
     totals = len(ShapeMenu(spec, _MOST_TOKENS).batch_tokens)
-    kernel_bytes, core_bytes = (sizes.get(dtype, sizes["float32"]) for sizes in (_KERNEL_BYTES, _CORE_SHAPE_BYTES))
-    return products * (totals * kernel_bytes + (cores - 1) * (_CORE_BYTES + totals * core_bytes))
+    further_cores_bytes = (cores - 1) * (_CORE_BYTES + totals * dtype.core_shape_bytes)
+    return products * (totals * dtype.kernel_bytes + further_cores_bytes)

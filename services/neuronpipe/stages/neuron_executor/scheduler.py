@@ -62,12 +62,12 @@ class DeviceScheduler:
         """Returns the coroutines that run as long as the device is used. They raise CoresLost."""
         return [self._work(core) for _ in range(self._in_flight) for core in range(self.cores.count)]
 
-    def join(self, model: ExecutorModel) -> None:
+    def add_model(self, model: ExecutorModel) -> None:
         """Adds a model that was made with the device's shared parts."""
         self._models.append(model)
         self.shared.forecasts.append(model.forecast)
 
-    async def leave(self, model: ExecutorModel) -> None:
+    async def remove_model(self, model: ExecutorModel) -> None:
         """Removes a model: ends its waiting requests, and waits for its running batches."""
         model.close()
         while model.batches_running:
@@ -109,7 +109,7 @@ class DeviceScheduler:
                     self._ended.clear()
                     await self._ended.wait()
                 for core in cores:
-                    self.cores.begin(core, 0)
+                    self.cores.begin_batch(core, 0)
                 try:
                     async with asyncio.timeout(self._batch_limit_s) as limit:
                         yield
@@ -119,7 +119,7 @@ class DeviceScheduler:
                     raise CoreLost(f"a batch did not end within {self._batch_limit_s:g} s") from error
                 finally:
                     for core in cores:
-                        self.cores.end(core)
+                        self.cores.end_batch(core)
             finally:
                 self._reserved = frozenset()
                 self._has_work.set()
@@ -204,17 +204,10 @@ class DeviceScheduler:
             fault = error
         finally:
             started_ns, ended_ns = self._end(core, model)
-        run = BatchRun(
-            core=core,
-            is_alone=is_alone,
-            padded_tokens=batch.padded_tokens,
-            computed_tokens=batch.computed_tokens,
-            started_ns=started_ns,
-            ended_ns=ended_ns,
-        )
-        model.observer.batch(run, batch.members, fault)
+        run = BatchRun(batch, core, is_alone=is_alone, started_ns=started_ns, ended_ns=ended_ns)
+        model.observer.batch(run, fault)
         if fault is None:
-            model.answer(batch, rows, run)
+            model.answer(run, rows)
         elif isinstance(fault, CoreLost):
             self.lose(core, model.spec.name, fault)
             self._requeue(model, batch.members, fault)
@@ -223,16 +216,16 @@ class DeviceScheduler:
 
     def _begin(self, core: int, model: ExecutorModel, batch: Batch) -> None:
         expected_s = model.forecast.batch_s(batch.computed_tokens)
-        self.cores.begin(core, expected_s, model.forecast, is_kept_apart=bool(batch.members[0].lost_cores))
+        self.cores.begin_batch(core, expected_s, model.forecast, is_kept_apart=bool(batch.members[0].lost_cores))
         model.batches_running += 1
-        self._watchdogs[core].begin(model.spec.name, max(self._batch_limit_s, _HANGS_AFTER * expected_s))
+        self._watchdogs[core].begin_batch(model.spec.name, max(self._batch_limit_s, _HANGS_AFTER * expected_s))
 
     def _end(self, core: int, model: ExecutorModel) -> tuple[int, int]:
         model.batches_running -= 1
         self._batches_ended += 1
-        self._watchdogs[core].end()
+        self._watchdogs[core].end_batch()
         self._ended.set()
-        return self.cores.end(core)
+        return self.cores.end_batch(core)
 
     async def _run_alone(
         self, core: int, model: ExecutorModel, members: list[QueuedSequence], fault: Exception

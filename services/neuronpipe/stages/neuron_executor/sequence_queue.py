@@ -4,7 +4,8 @@ import asyncio
 import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.core.tensors import Arrays
@@ -25,31 +26,48 @@ class ComputedSequence:
     bucket_tokens: int
 
 
-@dataclass(order=True, slots=True)
-class QueuedSequence:
-    """A sequence until its result is there, in the order of the queue, or several that share its place; see packing.
+class QueueRank(NamedTuple):
+    """The place of a sequence among others: sequences of lower rank go first.
 
     Sequences of tenants within their shares come first, then older sequences, and at the same age the sequence with the
-    earliest deadline. `inputs`: the arrays of each sequence at this place, the longest sequence first. `tokens`: the
-    number of their tokens together. `padded_tokens`: the length to which the back end pads each sequence in a batch of
-    its own. `deadline_s`: a time of time.monotonic(), infinite without a deadline. `trace`: the span context of its
-    item if that is sampled. `positions`: the positions of the sequences in their item. `lost_cores`: number of cores
-    that were lost while they computed it.
+    earliest deadline. `deadline_s`: a time of time.monotonic(), infinite without a deadline.
     """
 
     is_beyond_share: bool
     arrived_s: float
     deadline_s: float
     number: int
-    is_bulk: bool = field(compare=False)
-    inputs: Sequence[Arrays] = field(compare=False)
-    tokens: int = field(compare=False)
-    padded_tokens: int = field(compare=False)
-    future: "asyncio.Future[list[ComputedSequence]]" = field(compare=False)
-    trace: SpanContext | None = field(default=None, compare=False)
-    positions: Sequence[int] = field(default=(0,), compare=False)
-    lost_cores: int = field(default=0, compare=False)
-    is_waiting: bool = field(default=False, compare=False)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class QueuedSequence:
+    """A sequence until its result is there, or several that share its place in the queue; see packing.
+
+    - `inputs`: the arrays of each sequence at this place, the longest sequence first.
+    - `tokens`: the number of their tokens together.
+    - `padded_tokens`: the length to which the back end pads each sequence in a batch of its own.
+    - `trace`: the span context of its item if that is sampled.
+    - `positions`: the positions of the sequences in their item.
+    - `lost_cores`: number of cores that were lost while they computed it.
+    """
+
+    rank: QueueRank
+    is_bulk: bool
+    inputs: Sequence[Arrays]
+    tokens: int
+    padded_tokens: int
+    future: "asyncio.Future[list[ComputedSequence]]"
+    trace: SpanContext | None = None
+    positions: Sequence[int] = (0,)
+    lost_cores: int = 0
+    is_waiting: bool = False
+
+    def __lt__(self, other: "QueuedSequence") -> bool:
+        return self.rank < other.rank
+
+    @property
+    def deadline_s(self) -> float:
+        return self.rank.deadline_s
 
     @property
     def rows(self) -> int:

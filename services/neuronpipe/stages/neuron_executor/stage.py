@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from operator import attrgetter
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
+from neuronpipe.core.errors import SetupError
 from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
 from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.logs import log_warning
@@ -107,21 +108,25 @@ async def running_executor(
     bundles: list[Bundle],
     settings: EngineSettings,
     telemetry: Telemetry,
-    known: Sequence[Bundle] = (),
+    later_bundles: Sequence[Bundle] = (),
     report: Callable[[bool], None] = lambda is_well: None,
     model_class: type[ExecutorModel] = ExecutorModel,
 ) -> AsyncIterator[NeuronExecutorStage]:
     """Runs the stage with every model loaded and warmed up.
 
-    `known`: other bundles that will be opened. `report`: gets whether the process is well, at each change; see
-    Impairment. `model_class`: runs the models that do not generate. Raises SetupError for a bundle that cannot run
-    here, and CoresLost if a device has no core left.
+    - `later_bundles`: bundles whose models the caller will open.
+    - `report`: gets whether the process is well, at each change; see Impairment.
+    - `model_class`: runs the models that do not generate.
+
+    Raises SetupError for a bundle that cannot run here, and CoresLost if a device has no core left.
     """
-    if shortage := await run_apart(memory_shortage, bundles, settings, memory_limit()):
-        log_warning("the container's memory may not be enough", problem=shortage)
+    every_bundle = [*bundles, *later_bundles]
+    with suppress(SetupError):  # a bundle that lacks a file is refused when its model is opened
+        if shortage := await run_apart(memory_shortage, every_bundle, settings, memory_limit()):
+            log_warning("the container's memory may not be enough", problem=shortage)
     async with running_devices(settings, telemetry, model_class) as devices, AsyncExitStack() as stack:
-        devices.start(devices.impairment.tell(report))
+        devices.start(devices.impairment.report_changes(report))
         models = await stack.enter_async_context(running_models(model_table(devices, settings, telemetry), bundles))
-        if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in (*bundles, *known)):
+        if any(bundle.artifact(settings.backend).backend == _NEURON for bundle in every_bundle):
             await stack.enter_async_context(running_monitor(record=partial(record_snapshot, telemetry.meters)))
         yield NeuronExecutorStage(models, telemetry)

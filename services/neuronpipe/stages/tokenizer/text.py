@@ -349,8 +349,10 @@ def _check_growth(tokenizer: Tokenizer, text: str) -> None:
     by_count: dict[int, list[str]] = {}
     for char, count in _counts(text):
         by_count.setdefault(count, ["a"]).append(f"{char}a")  # separated, because normalizations join marks and letters
-    length = partial(_normalized_length, tokenizer.normalizer)
-    grown = sum(count * (length("".join(chars)) - length("a" * len(chars))) for count, chars in by_count.items())
+    normalize = tokenizer.normalizer.normalize_str
+    grown = sum(
+        count * (len(normalize("".join(chars))) - len(normalize("a" * len(chars)))) for count, chars in by_count.items()
+    )
     if grown > (limit := max(_MOST_GROWN, len(text.encode()))):
         reason = f"{len(text)} characters, of which the model's normalization makes {grown}; the limit is {limit}"
         raise InvalidInput("input", f"a text of {reason}")
@@ -369,10 +371,6 @@ def _counts(text: str) -> Iterator[tuple[str, int]]:
         totals = counts
     for point in np.flatnonzero(totals).tolist():
         yield chr(point), int(totals[point])
-
-
-def _normalized_length(normalizer: Normalizer, text: str) -> int:
-    return len(normalizer.normalize_str(text))
 
 
 def _encode_behind_other(tokenizer: Tokenizer, text: str) -> Encoding:

@@ -52,7 +52,7 @@ def test_what_has_arrived_leaves_room() -> None:
         messages = _grown(budget, 2, _MESSAGE_BYTES)
         assert [message.refusals for message in messages] == [[], []]
         for message in messages:
-            budget.end(message)
+            budget.release(message)
 
 
 def test_small_claims_have_room_beside_large_ones_and_the_newest_are_preferred() -> None:
@@ -73,7 +73,7 @@ def test_the_oldest_small_claim_grows_until_it_is_a_large_one() -> None:
     oldest, *others = _grown(budget, 2, _SMALL_BYTES)
     _grown(budget, 5, 50)
     assert (oldest.refusals, [bool(message.refusals) for message in others]) == ([], [True])
-    budget.end(second)
+    budget.release(second)
     for to_bytes in (2 * _SMALL_BYTES, _MESSAGE_BYTES):
         budget.grow(oldest, to_bytes)
     assert (first.refusals, oldest.refusals, oldest.bytes) == ([], [], _MESSAGE_BYTES)
@@ -96,7 +96,7 @@ def test_a_connection_gets_half_of_the_budget() -> None:
     expected = ["1600 bytes for messages of one connection while they arrive, the limit (half of max_receiving_bytes)"]
     assert second.refusals == expected
     assert (first.refusals, elsewhere.refusals) == ([], [])
-    budget.end(first)
+    budget.release(first)
     again = _Message("one")
     budget.grow(again, _MESSAGE_BYTES)
     assert again.refusals == []

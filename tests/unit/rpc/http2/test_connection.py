@@ -373,7 +373,7 @@ async def test_a_call_whose_last_piece_finds_no_room_is_told_so() -> None:
         caller.send(number, wire[-1000:], ends=True)
         assert await caller.code(number) == "RESOURCE_EXHAUSTED"
         assert b"max_receiving_bytes" in (await caller.end(number))[b"grpc-message"]
-        budget.end(claim)
+        budget.release(claim)
         assert await caller.code(caller.call(b"a")) == "OK"
 
 

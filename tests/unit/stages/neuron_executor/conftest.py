@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
 from tests.unit.stages.neuron_executor.scheduling import FixedClock
 
 Push = Callable[..., QueuedSequence]
@@ -38,8 +38,10 @@ async def push(queue: SequenceQueue) -> Push:
     ) -> QueuedSequence:
         future: asyncio.Future[list[ComputedSequence]] = asyncio.get_running_loop().create_future()
         arrays = {"input_ids": np.ones(3, np.int32)}
-        key = is_beyond_share, arrived_s, deadline_s, len(queue), is_bulk
-        one = QueuedSequence(*key, [arrays], 3, padded_tokens, future)
+        rank = QueueRank(is_beyond_share, arrived_s, deadline_s, len(queue))
+        one = QueuedSequence(
+            rank=rank, is_bulk=is_bulk, inputs=[arrays], tokens=3, padded_tokens=padded_tokens, future=future
+        )
         queue.push(one)
         return one
 

@@ -119,7 +119,7 @@ def joined(
     observer = observer or BatchObserver(Telemetry(), spec, "", backend.cores)
     times = BatchTimes(batch_time, lone_batch_time or batch_time)
     model = model_class(backend, spec, limits, device.shared, times, observer)
-    device.join(model)
+    device.add_model(model)
     return model
 
 

@@ -1,6 +1,7 @@
 """stages/neuron_executor/batch_observer.py: what a batch and its members say of each other."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -9,10 +10,9 @@ from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.backends.base import BackendError
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
+from neuronpipe.stages.neuron_executor.batching import Batch
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
-
-_RUN = BatchRun(core=1, is_alone=False, padded_tokens=10, computed_tokens=20, started_ns=1_000, ended_ns=6_000)
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class _Member:
     tokens: int
     trace: SpanContext | None = None
     rows: int = 1
+
+
+def _run(members: list[Any]) -> BatchRun:
+    batch = Batch(members, rows=len(members), padded_tokens=10, computed_tokens=20)
+    return BatchRun(batch, core=1, is_alone=False, started_ns=1_000, ended_ns=6_000)
 
 
 def _observer(telemetry: Recorded) -> BatchObserver:
@@ -33,7 +38,7 @@ def _trace() -> SpanContext:
 def test_a_batch_links_every_sampled_row_and_each_member_links_back() -> None:
     telemetry, one, two = Recorded(), _trace(), _trace()
     # Rows 0 and 3 belong to one item.
-    _observer(telemetry).batch(_RUN, [_Member(4, one), _Member(5), _Member(6, two), _Member(7, one)])
+    _observer(telemetry).batch(_run([_Member(4, one), _Member(5), _Member(6, two), _Member(7, one)]))
     batch, computes = telemetry.one(Spans.BATCH), telemetry.named(Spans.COMPUTE)
     assert [compute.parent for compute in computes] == [one, two]
     forth = {
@@ -48,7 +53,7 @@ def test_a_batch_links_every_sampled_row_and_each_member_links_back() -> None:
 
 def test_a_batch_is_a_trace_of_its_own_with_what_it_cost() -> None:
     telemetry, trace = Recorded(), _trace()
-    _observer(telemetry).batch(_RUN, [_Member(4, trace), _Member(6)])
+    _observer(telemetry).batch(_run([_Member(4, trace), _Member(6)]))
     batch = telemetry.one(Spans.BATCH)
     assert batch.parent is None
     assert batch.context.trace_id != trace.trace_id
@@ -65,7 +70,7 @@ def test_a_batch_is_a_trace_of_its_own_with_what_it_cost() -> None:
 
 def test_a_batch_without_a_sampled_member_is_only_counted() -> None:
     telemetry = Recorded()
-    _observer(telemetry).batch(_RUN, [_Member(4), _Member(6)])
+    _observer(telemetry).batch(_run([_Member(4), _Member(6)]))
     assert telemetry.spans == []
     labels = (model_spec(version=1).name, "1")
     assert telemetry.meters.histogram(Metrics.BATCH_SIZE, *labels).total == 2
@@ -76,7 +81,7 @@ def test_a_batch_without_a_sampled_member_is_only_counted() -> None:
 
 def test_a_batch_that_fails_is_busy_time_and_an_error_of_all_its_members() -> None:
     telemetry = Recorded()
-    _observer(telemetry).batch(_RUN, [_Member(4, _trace())], BackendError("secret"))
+    _observer(telemetry).batch(_run([_Member(4, _trace())]), BackendError("secret"))
     assert [span.is_error for span in telemetry.spans] == [True, True]
     assert telemetry.counts(Metrics.BATCH_FAILURES) == {(model_spec(version=1).name, "1"): 1}
     assert telemetry.counts(Metrics.BATCH_SIZE) == {}

@@ -166,7 +166,7 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
         await asyncio.sleep(0.2)  # nothing is told that has not changed
         assert len(changes) == told
         await stage.models.close(key)
-        await happens(lambda: not stage.models.prepared)
+        await happens(lambda: not stage.models.announced.prepared)
 
 
 async def test_a_shape_that_a_request_had_is_not_computed_again(

@@ -199,7 +199,7 @@ async def test_a_model_that_waits_for_room_does_not_hold_up_smaller_ones_and_com
             using = asyncio.create_task(use())
             await used.wait()
             large = asyncio.create_task(_ask(stage, "large"))
-            await happens(lambda: stage.models.unloaded.get(ModelKey("large", 1)) is True)
+            await happens(lambda: stage.models.announced.unloaded.get(ModelKey("large", 1)) is True)
             for name in ("b", "c", "b"):  # in the room that is left
                 await _ask(stage, name, 10)
             assert not large.done()
@@ -252,7 +252,7 @@ async def test_nothing_is_told_without_a_limit(limit_s: float) -> None:
     cores.lose(1)
     await asyncio.sleep(0.05)
     assert impairment.problem == "1 of 2 cores are lost"
-    telling = asyncio.create_task(impairment.tell(reports.append))
+    telling = asyncio.create_task(impairment.report_changes(reports.append))
     await asyncio.sleep(0.05)
     assert reports == ([False] if limit_s else [])
     telling.cancel()

@@ -49,7 +49,7 @@ async def _ask(stage: NeuronExecutorStage, *models: str) -> None:
 
 
 def _unloaded(stage: NeuronExecutorStage) -> Mapping[str, bool]:
-    return {key.name: is_loading for key, is_loading in stage.models.unloaded.items()}
+    return {key.name: is_loading for key, is_loading in stage.models.announced.unloaded.items()}
 
 
 def _count(telemetry: Telemetry, model: str, outcome: str) -> float:
@@ -164,4 +164,4 @@ async def test_a_hundred_models_share_the_room_of_ten(tmp_path: Path) -> None:
         assert len(_unloaded(stage)) == 90
         assert sum(_count(telemetry, name, "loaded") for name in names) == 100
         await _ask(stage, *names[:3])
-    assert not stage.models.unloaded
+    assert not stage.models.announced.unloaded

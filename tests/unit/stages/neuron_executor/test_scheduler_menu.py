@@ -12,7 +12,7 @@ from neuronpipe.core.errors import InternalError, InvalidInput, Overloaded
 from neuronpipe.stages.neuron_executor.batching import Batch, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
-from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
+from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
 from tests.unit.model_specs import image_text_spec, model_spec
 from tests.unit.stages.neuron_executor.held_backend import NAN
@@ -173,7 +173,10 @@ class _Policy:
         future: asyncio.Future[list[ComputedSequence]] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda future: future.exception())  # as a caller would look at it
         padded = self._menu.round_tokens(tokens)
-        self.queue.push(QueuedSequence(False, 0, deadline_s, self._pushed, True, [{}], tokens, padded, future))
+        rank = QueueRank(False, 0, deadline_s, self._pushed)
+        self.queue.push(
+            QueuedSequence(rank=rank, is_bulk=True, inputs=[{}], tokens=tokens, padded_tokens=padded, future=future)
+        )
 
     def next_batch(self, limit_s: float) -> Batch | None:
         """The next batch of those that wait; None once all have left."""

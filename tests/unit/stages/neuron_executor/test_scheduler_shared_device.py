@@ -276,7 +276,7 @@ async def test_a_model_that_leaves_ends_its_batches_and_tells_who_waits_while_ot
         running_one = await one.occupy()
         waiting, staying = one.submit([1]), two.submit([2])
         await queued()
-        leaving = asyncio.create_task(device.leave(one.scheduler))
+        leaving = asyncio.create_task(device.remove_model(one.scheduler))
         with pytest.raises(Unavailable):
             await waiting
         assert not leaving.done()

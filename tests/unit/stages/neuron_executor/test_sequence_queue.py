@@ -164,4 +164,4 @@ async def test_a_random_order_of_coming_and_leaving_keeps_the_order_and_the_coun
             queue.forget(waiting.pop(generator.randrange(len(waiting))))
         assert len(queue) == len(waiting)
     assert queue.tokens_before(is_bulk=True) == sum(one.padded_tokens for one in waiting), f"seed {seed}"
-    assert _drain(queue) == sorted(waiting, key=lambda one: (one.is_bulk, one.arrived_s)), f"seed {seed}"
+    assert _drain(queue) == sorted(waiting, key=lambda one: (one.is_bulk, one.rank.arrived_s)), f"seed {seed}"

@@ -268,6 +268,14 @@ async def test_neuron_monitor_runs_beside_models_on_neuron_cores_only(
     assert bool(utilisation()) == (backend == "neuronx")
 
 
+async def test_a_limit_below_the_memory_of_models_that_are_opened_later_is_told(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("neuronpipe.stages.neuron_executor.stage.memory_limit", lambda: 1)
+    async with running_executor([], EngineSettings(), Telemetry(), read_repository(repository)):
+        assert "the container's memory may not be enough" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("intervals", "expected"),
     [

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GenerationOptions
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
 from neuronpipe.stages.neuron_executor.generation.sampling import (
     LEAST_TEMPERATURE,
-    NO_FACTS,
     LogitRules,
     NotFinite,
     best_allowed,
@@ -27,7 +26,6 @@ from neuronpipe.stages.neuron_executor.generation.sampling import (
     warped,
 )
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
-from neuronpipe.tasks.text_generation import GenerationFacts
 
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 _Floats = NDArray[np.float32]
@@ -54,21 +52,11 @@ class Finished:
 
 
 class BeamSearch:
-    """The search of one request. For the arguments see TokenChooser."""
+    """The search of one request. `grammar`: see TokenChooser."""
 
-    def __init__(
-        self,
-        options: GenerationOptions,
-        prompt_tokens: int,
-        end_token_ids: frozenset[int],
-        facts: GenerationFacts = NO_FACTS,
-        read_ids: Sequence[int] = (),
-        grammar: TextGrammar | None = None,
-    ) -> None:
-        self._options = options
-        self._prompt_tokens = prompt_tokens
-        self._end_token_ids = end_token_ids
-        self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
+    def __init__(self, rules: LogitRules, grammar: TextGrammar | None = None) -> None:
+        self._rules = rules
+        self._options = options = rules.options
         # The score of each text that continues.
         self._scores = np.zeros(1, np.float32)
         self._logprobs: list[list[TokenLogprobs]] = [[]]
@@ -76,7 +64,7 @@ class BeamSearch:
         # The ended texts, best first.
         self._finished: list[Finished] = []
         # Number of continuations of a text of which enough remain if some end the text.
-        self._least = max(2, 1 + len(end_token_ids))
+        self._least = max(2, 1 + len(rules.end_token_ids))
         self._kept = self._least * options.num_beams
         # Number of best continuations of a text that are needed; 0: all.
         self._needed = options.top_k and max(options.top_k, self._least) if options.do_sample else self._kept
@@ -93,16 +81,16 @@ class BeamSearch:
 
         `scores`: the scores of a run for each text. Raises NotFinite, and InvalidInput if no token may follow.
         """
-        options, length = self._options, len(texts[0]) + 1 - self._prompt_tokens
+        options, length = self._options, len(texts[0]) + 1 - self._rules.prompt_tokens
         continuations = self._continuations(texts, scores)
         if not continuations and not self._finished:
             raise InvalidInput("options", f"no token may follow the text after {length - 1} tokens: all are excluded")
         is_last = length >= options.max_new_tokens
-        ends = [is_last or step.token_id in self._end_token_ids for step, _ in continuations]
+        ends = [is_last or step.token_id in self._rules.end_token_ids for step, _ in continuations]
         for (step, score), has_ended in zip(continuations[: options.num_beams], ends, strict=False):
             if has_ended:
                 normalized = float(np.float32(score / np.float32(float(length) ** options.length_penalty)))
-                reason = _END if step.token_id in self._end_token_ids else _LENGTH
+                reason = _END if step.token_id in self._rules.end_token_ids else _LENGTH
                 token_ids, logprobs = [*texts[step.parent], step.token_id], self._with_logprobs(step, scores)
                 self._finished.append(Finished(token_ids, reason, normalized, logprobs))
         self._finished = sorted(self._finished, key=lambda text: -text.score)[: options.num_beams]
@@ -146,7 +134,7 @@ class BeamSearch:
             totals.append(log_probabilities + self._scores[row])
         all_scores, all_ids, all_parents = np.concatenate(totals), np.concatenate(tokens), np.array(parents)
         if self._options.do_sample:
-            position = len(texts[0]) - self._prompt_tokens
+            position = len(texts[0]) - self._rules.prompt_tokens
             order = np.argsort(-(all_scores + gumbels(self._options.seed, position, len(all_scores))))[: self._kept]
         else:
             order = np.lexsort((all_ids, all_parents, -all_scores))[: self._kept]

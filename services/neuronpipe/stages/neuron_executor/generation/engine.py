@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from hashlib import blake2b
 
@@ -36,7 +36,7 @@ from neuronpipe.stages.neuron_executor.generation.observer import GenerationObse
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
 from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import (
     Drafts,
     GeneratedSequence,
@@ -91,7 +91,9 @@ class Generator:
         self._draft_tokens = settings.prompt_lookup_tokens if model.scores_all else 0
         self._grammars = Grammars(spec, tokenizer_json)
         self._kind = input_kind(spec)
-        self._check_options = lru_cache(_CHECKED_OPTIONS)(partial(_check_written, spec))
+        self._check_options = lru_cache(_CHECKED_OPTIONS)(
+            lambda written: check_options(GenerationOptions.FromString(written), spec)
+        )
         self._tracer = telemetry.tracer
         self._observer = observer
         self._max_queue_sequences = settings.max_queue_sequences
@@ -112,11 +114,6 @@ class Generator:
             blocks=lambda: self.planner.blocks.in_use / model.blocks,
         )
 
-    @property
-    def unplanned(self) -> AbstractContextManager[object]:
-        """Prevents the planning of steps while it is held, though not the running step. Its thread may add texts."""
-        return self._steps.lock
-
     @asynccontextmanager
     async def _planning(self) -> AsyncIterator[None]:
         """Holds the planner for the block, on the event loop, which does other work until the planner is free."""
@@ -135,7 +132,7 @@ class Generator:
         """
         arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.work.trace)
         options = self._checked(item)
-        grammar = await self._grammars.of(options, item.call.caller.tenant, partial(_tell_wait, stream))
+        grammar = await self._grammars.grammar_for(options, item.call.caller.tenant, partial(_tell_wait, stream))
         record = TextRecord(arrived_ns, trace.child() if trace else None)
         sequence = self._sequence_of(item, options, grammar, stream, record)
         self._refuse_too_long(sequence)
@@ -148,7 +145,7 @@ class Generator:
             finish_reason = await sequence.caller.future
         except BaseException as error:
             self._observer.failed(sequence, trace, error)
-            self._steps.leave(sequence)  # if it was cancelled, the next plan frees its blocks
+            self._steps.abandon(sequence)  # if it was cancelled, the next plan frees its blocks
             raise
         self._observer.finished(sequence, trace)
         figures = record.figures
@@ -245,7 +242,7 @@ class Generator:
         # Texts of different sources have different keys and values for the same tokens.
         source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
         ends = self._end_token_ids | frozenset(options.stop_token_ids)
-        rules = (options, len(token_ids), ends, self._facts, input_ids)
+        rules = LogitRules(options, len(token_ids), ends, self._facts, input_ids)
         searches = options.num_beams > 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
@@ -254,7 +251,7 @@ class Generator:
             rank=Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
             rows=[TextRow(token_ids)],
             options=options,
-            chooser=BeamSearch(*rules, grammar) if searches else TokenChooser(*rules, item.sequence, grammar),
+            chooser=BeamSearch(rules, grammar) if searches else TokenChooser(rules, item.sequence, grammar),
             end_token_ids=ends,
             caller=SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
             source=SourceText(source_ids),
@@ -307,17 +304,13 @@ class Generator:
 
     def _end_displaced(self, displaced: GeneratedSequence) -> None:
         """Ends a waiting sequence whose place in the queue another sequence has got."""
-        self.planner.end(displaced)
+        self.planner.remove(displaced)
         if not displaced.caller.future.done():
             displaced.caller.future.set_exception(self._queue_full(self.planner.wait_s(displaced)))
 
     def _queue_full(self, wait_s: float) -> Overloaded:
         problem = f"{len(self.planner.waiting)} prompts wait for {self.spec.name!r}, the limit is "
         return Overloaded(f"{problem}{self._max_queue_sequences}", retry_delay_s(wait_s))
-
-
-def _check_written(spec: ModelSpec, options: bytes) -> None:
-    check_options(GenerationOptions.FromString(options), spec)
 
 
 def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:

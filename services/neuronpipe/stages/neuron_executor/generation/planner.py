@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import islice
 
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.held_blocks import HeldBlocks
@@ -80,7 +81,7 @@ class Planner:
         """Adds a sequence that the cache could hold to the waiting sequences."""
         self.waiting.add(sequence)
 
-    def end(self, sequence: GeneratedSequence) -> None:
+    def remove(self, sequence: GeneratedSequence) -> None:
         """Removes a sequence, and frees its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
@@ -113,9 +114,11 @@ class Planner:
         if len({running.tenant for running in self.running}) < 2:
             return answered
         rows, due = Counter[str](), set[GeneratedSequence]()
+        weights = {text.tenant: text.weight for text in answered}
+        shares = {tenant: self._shares.share_of(tenant, weight)[0] for tenant, weight in weights.items()}
         for text in sorted(answered, key=lambda text: (text.record.last_token_ns, text.record.steps)):
-            share, _ = self._shares.of(text.tenant, text.weight)
-            if not rows[text.tenant] or rows[text.tenant] + len(text.rows) <= max(share, self.pace.overhead_rows):
+            most_rows = max(shares[text.tenant], self.pace.overhead_rows)
+            if not rows[text.tenant] or rows[text.tenant] + len(text.rows) <= most_rows:
                 rows[text.tenant] += len(text.rows)
                 due.add(text)
         return [text for text in answered if text in due]
@@ -186,7 +189,7 @@ class Planner:
         tenant_rows = sum(running.most_rows for running in self.running if running.tenant == sequence.tenant)
         rows = self._rows + self.waiting.rows_before(sequence, None) + sequence.most_rows
         tenant_rows += self.waiting.rows_before(sequence, sequence.tenant) + sequence.most_rows
-        share, _ = self._shares.of(sequence.tenant, sequence.weight)
+        share, _ = self._shares.share_of(sequence.tenant, sequence.weight)
         return min(self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places)))
 
     def finish(self, sequence: GeneratedSequence, count: int) -> None:
@@ -298,7 +301,7 @@ class Planner:
         if not answered:
             return self._step_tokens
         last, rows = answered[0].rank.last_of_priority, sum(len(sequence.rows) for sequence in answered)
-        following = self.waiting.first_of_all(max(0, self._max_sequences - self._rows))
+        following = islice(self.waiting, max(0, self._max_sequences - self._rows))
         unread = sum(sequence.rank < last for sequence in (*reading, *following))
         return int(min(self._step_tokens, rows + self.pace.most_read_tokens(len(answered), unread)))
 

@@ -41,17 +41,24 @@ class NotFinite(Exception):
 
 
 class LogitRules:
-    """The tokens that may follow the tokens of one sequence. For the arguments see TokenChooser."""
+    """The tokens that may follow the tokens of one sequence.
+
+    - `options`: with every field set.
+    - `end_token_ids`: tokens that end the text.
+    """
 
     def __init__(
         self,
         options: GenerationOptions,
         prompt_tokens: int,
         end_token_ids: Collection[int],
-        facts: GenerationFacts,
-        read_ids: Sequence[int],
+        facts: GenerationFacts = NO_FACTS,
+        read_ids: Sequence[int] = (),
     ) -> None:
-        self._prompt_tokens = prompt_tokens
+        """`facts`: the facts of the model. `read_ids`: the prompt, or the source in a model with an encoder."""
+        self.options = options
+        self.prompt_tokens = prompt_tokens
+        self.end_token_ids = frozenset(end_token_ids)
         self._end_token_ids = sorted(end_token_ids)
         # Fields are read once, because reading a field of a message takes as long as the rest of a choice.
         self.penalty = options.repetition_penalty
@@ -88,14 +95,14 @@ class LogitRules:
         return forced if forced is not None and allowed[forced] else None, allowed
 
     def _forced(self, token_ids: Sequence[int]) -> int | None:
-        if self._last_id is not None and len(token_ids) - self._prompt_tokens == self._last:
+        if self._last_id is not None and len(token_ids) - self.prompt_tokens == self._last:
             return self._last_id
         # As in transformers, this is the second token of all, so it follows only prompts of one token.
         return self._first_id if len(token_ids) == 1 else None
 
     def banned(self, token_ids: Sequence[int]) -> list[int]:
         """Returns the tokens that must not come next."""
-        may_end = len(token_ids) - self._prompt_tokens >= self._min_new_tokens
+        may_end = len(token_ids) - self.prompt_tokens >= self._min_new_tokens
         banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
         if 0 < size <= len(token_ids):
             banned += _followers(token_ids, token_ids[len(token_ids) - size + 1 :])
@@ -126,10 +133,10 @@ class LogitRules:
             seen_scores = scores[seen]
             scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
         if self._is_penalized:
-            written, counts = np.unique(np.asarray(token_ids[self._prompt_tokens :], np.int64), return_counts=True)
+            written, counts = np.unique(np.asarray(token_ids[self.prompt_tokens :], np.int64), return_counts=True)
             scores[written] -= (self._frequency * counts + self._presence).astype(np.float32)
         scores[np.array(banned, np.int64)] = -np.inf
-        if self._decay and (beyond := len(token_ids) - self._prompt_tokens - self._decay[0]) > 0:
+        if self._decay and (beyond := len(token_ids) - self.prompt_tokens - self._decay[0]) > 0:
             end_scores = scores[self._end_token_ids]
             gain = np.where(np.isfinite(end_scores), np.abs(end_scores), 0) * np.float32(self._decay[1] ** beyond - 1)
             scores[self._end_token_ids] = end_scores + gain
@@ -149,32 +156,17 @@ class LogitRules:
 class TokenChooser:
     """Chooses the tokens of one sequence, by a function of the arguments: other sequences of a batch change nothing.
 
-    - `options`: with every field set.
-    - `end_token_ids`: tokens that end the text.
-    - `facts`: the facts of the model.
-    - `read_ids`: the prompt, or the source in a model with an encoder.
     - `sequence`: the number of this text among the texts drawn for one prompt.
     - `grammar`: the grammar that the text must have, if any.
     """
 
-    def __init__(
-        self,
-        options: GenerationOptions,
-        prompt_tokens: int,
-        end_token_ids: Collection[int],
-        facts: GenerationFacts = NO_FACTS,
-        read_ids: Sequence[int] = (),
-        sequence: int = 0,
-        grammar: TextGrammar | None = None,
-    ) -> None:
-        self._options = options
+    def __init__(self, rules: LogitRules, sequence: int = 0, grammar: TextGrammar | None = None) -> None:
+        self._rules = rules
         self._grammar = grammar
         self._sequence = sequence
-        self._prompt_tokens = prompt_tokens
-        self._rules = LogitRules(options, prompt_tokens, end_token_ids, facts, read_ids)
-        self._samples = options.do_sample
+        self._samples = rules.options.do_sample
         # Number of best tokens that are needed; 0: all.
-        self._needed = options.top_k if self._samples else 1
+        self._needed = rules.options.top_k if self._samples else 1
 
     def choose(self, token_ids: Sequence[int], scores: TokenScores, row: int = 0) -> int:
         """Chooses the token after `token_ids`, the prompt and all tokens so far. `row`: the row of the scores.
@@ -201,14 +193,15 @@ class TokenChooser:
                 is_single = len(ids) == 1 or logits[0] > logits[1]
                 return int(ids[0] if is_single else ids[logits == logits[0]].min())
         order = np.lexsort((ids, -logits))  # equal logits by token id, so that a draw does not depend on their order
-        position = len(token_ids) - self._prompt_tokens
+        position = len(token_ids) - self._rules.prompt_tokens
         return self._drawn(ids[order], logits[order], position)
 
     def _drawn(self, ids: _Ids, logits: _Floats, position: int) -> int:
         """Draws a token by its probability. `ids` and `logits`: best first."""
-        ids, scaled = warped(self._options, ids, logits)
+        options = self._rules.options
+        ids, scaled = warped(options, ids, logits)
         sums = np.cumsum(np.exp(scaled))
-        number = _uniform(self._options.seed, self._sequence, position)
+        number = float(_generator(options.seed, self._sequence, (position, 0)).random())  # from 0 to below 1
         drawn = np.searchsorted(sums, number * sums[-1], side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
 
@@ -295,11 +288,6 @@ def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Seq
     for end in range(size, len(token_ids) + 1) if size else ():
         ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
     return ngrams
-
-
-def _uniform(seed: int, sequence: int, position: int) -> float:
-    """Draws a number from 0 to below 1, which depends on the arguments only."""
-    return float(_generator(seed, sequence, (position, 0)).random())
 
 
 def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:

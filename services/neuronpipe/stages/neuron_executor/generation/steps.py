@@ -87,7 +87,7 @@ class StepLoop:
         if self._news.empty():
             self._news.put(None)
 
-    def leave(self, sequence: GeneratedSequence) -> None:
+    def abandon(self, sequence: GeneratedSequence) -> None:
         """Ends a sequence whose caller has left, before the next step."""
         self._left.append(sequence)
         self.wake()
@@ -120,12 +120,12 @@ class StepLoop:
         """
         now_s, late = time.monotonic(), []
         while self._left:
-            self._planner.end(self._left.popleft())
+            self._planner.remove(self._left.popleft())
         texts: Iterable[GeneratedSequence] = self._planner.running
         if now_s - self._swept_s > _SWEEP_S:
             texts, self._swept_s = self._planner, now_s
         for sequence in [text for text in texts if text.caller.future.done() or now_s >= text.caller.deadline_s]:
-            self._planner.end(sequence)
+            self._planner.remove(sequence)
             if not sequence.caller.future.done():
                 error = DeadlineExceeded("the deadline passed before the text was complete")
                 late.append(SequenceProgress(sequence, error))
@@ -219,7 +219,7 @@ class StepLoop:
             if sequence.caller.stream and isinstance(choice, tuple):
                 tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
-                self._planner.end(sequence)
+                self._planner.remove(sequence)
                 self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
             yield SequenceProgress(
@@ -252,7 +252,7 @@ class StepLoop:
             self._planner.pace.note_step(read_tokens, answered, took_ns / 1e9)
 
     def _fail(self, sequence: GeneratedSequence, error: NeuronpipeError) -> SequenceProgress:
-        self._planner.end(sequence)
+        self._planner.remove(sequence)
         return SequenceProgress(sequence, error)
 
 

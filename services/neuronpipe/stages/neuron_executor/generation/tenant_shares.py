@@ -8,26 +8,14 @@ texts are not preempted again and again.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 
 # For this time after its last text, a tenant has a share, and keeps the part that it used.
 _RECENT_S = 2.0
 # A text that is larger than its tenant's share gets room after PATIENCE_S if its tenant has no other rows, and is not
 # preempted before it has DUE_TOKENS new tokens.
 PATIENCE_S, DUE_TOKENS = 5.0, 32
-
-
-class Text(Protocol):
-    """The view of a sequence that its tenant's share needs."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def most_rows(self) -> int: ...
-    @property
-    def blocks_held(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -55,7 +43,7 @@ class TenantShares:
         """Whether more than one tenant has texts, or had texts a moment ago."""
         return len(self._tenants) > 1
 
-    def count(self, running: Iterable[Text], waiting: Iterable[Text]) -> None:
+    def count(self, running: Iterable[GeneratedSequence], waiting: Iterable[GeneratedSequence]) -> None:
         """Counts the rows and blocks of all tenants again."""
         now_s, tenants, running = self._clock(), self._tenants, [*running]
         for text in (*running, *waiting):
@@ -72,13 +60,13 @@ class TenantShares:
         self._tenants = {name: use for name, use in tenants.items() if now_s - use.seen_s <= _RECENT_S}
         self._weights = sum(use.weight for use in self._tenants.values())
 
-    def add(self, text: Text, rows: int, blocks: int) -> None:
+    def add(self, text: GeneratedSequence, rows: int, blocks: int) -> None:
         """Adds rows and blocks to the use of a text's tenant. Negative numbers: the text gives them back."""
         used = self._tenants[text.tenant].used
         used[0] += rows
         used[1] += blocks
 
-    def of(self, tenant: str, weight: float) -> tuple[int, int]:
+    def share_of(self, tenant: str, weight: float) -> tuple[int, int]:
         """Returns the rows and blocks of a tenant's share, at least one row and one block."""
         use = self._tenants.get(tenant)
         part = weight / (self._weights + (0 if use else weight))
@@ -93,12 +81,12 @@ class TenantShares:
     def rows_of(self, tenant: str) -> int:
         return self._tenants[tenant].used[0] if tenant in self._tenants else 0
 
-    def fits(self, text: Text, rows: int, blocks: int) -> bool:
+    def fits(self, text: GeneratedSequence, rows: int, blocks: int) -> bool:
         """Returns whether a text with `rows` and `blocks` more is within its tenant's share."""
-        use, share = self._tenants[text.tenant], self.of(text.tenant, text.weight)
+        use, share = self._tenants[text.tenant], self.share_of(text.tenant, text.weight)
         return all(used + more <= limit for used, more, limit in zip(use.used, (rows, blocks), share, strict=True))
 
-    def is_over(self, text: Text) -> bool:
+    def is_over(self, text: GeneratedSequence) -> bool:
         return not self.fits(text, 0, 0)
 
     def kept_for_others(self, tenant: str) -> tuple[int, int]:
@@ -106,7 +94,7 @@ class TenantShares:
         reserved = [0, 0]
         for name, use in self._tenants.items():
             if name != tenant:
-                for kind, share in enumerate(self.of(name, use.weight)):
+                for kind, share in enumerate(self.share_of(name, use.weight)):
                     reserved[kind] += max(0, min(use.peak[kind], share) - use.used[kind])
         return reserved[0], reserved[1]
 

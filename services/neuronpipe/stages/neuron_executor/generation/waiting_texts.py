@@ -3,8 +3,7 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator
 
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank
 
@@ -19,7 +18,7 @@ class WaitingTexts:
 
     def __init__(self) -> None:
         # By tenant, in order of rank; no list is empty.
-        self._of: dict[str, list[GeneratedSequence]] = {}
+        self._by_tenant: dict[str, list[GeneratedSequence]] = {}
         self._count = 0
         # The rows of the sequences by tenant (None: all) and by priority.
         self._rows: Counter[tuple[str | None, tuple[bool, bool]]] = Counter()
@@ -28,32 +27,28 @@ class WaitingTexts:
         return self._count
 
     def __iter__(self) -> Iterator[GeneratedSequence]:
-        return heapq.merge(*self._of.values(), key=rank_of)
+        return heapq.merge(*self._by_tenant.values(), key=rank_of)
 
     def add(self, sequence: GeneratedSequence) -> None:
-        insort(self._of.setdefault(sequence.tenant, []), sequence, key=rank_of)
+        insort(self._by_tenant.setdefault(sequence.tenant, []), sequence, key=rank_of)
         self._note(sequence, 1)
 
     def discard(self, sequence: GeneratedSequence) -> None:
         """Removes a sequence, if it waits."""
-        texts = self._of.get(sequence.tenant, [])
+        texts = self._by_tenant.get(sequence.tenant, [])
         place = bisect_left(texts, sequence.rank, key=rank_of)
         if place < len(texts) and texts[place] is sequence:
             del texts[place]
             if not texts:
-                del self._of[sequence.tenant]
+                del self._by_tenant[sequence.tenant]
             self._note(sequence, -1)
 
     def firsts(self) -> list[GeneratedSequence]:
         """Returns the first sequence of each tenant."""
-        return [texts[0] for texts in self._of.values()]
+        return [texts[0] for texts in self._by_tenant.values()]
 
     def first(self) -> GeneratedSequence | None:
         return min(self.firsts(), key=rank_of, default=None)
-
-    def first_of_all(self, count: int) -> Sequence[GeneratedSequence]:
-        """Returns the first `count` sequences of all tenants."""
-        return [*islice(self, count)]
 
     def rows_before(self, sequence: GeneratedSequence, tenant: str | None) -> int:
         """Counts the rows of a tenant (None: all) before a new sequence, which is the last of its priority."""
@@ -69,7 +64,7 @@ class WaitingTexts:
         is_bulk = sequence.rank.is_bulk
         counts = {
             tenant: len(texts) - bisect_left(texts, is_bulk, key=lambda text: text.rank.is_bulk)
-            for tenant, texts in self._of.items()
+            for tenant, texts in self._by_tenant.items()
         }
         busiest = max(counts, key=lambda tenant: counts[tenant], default="")
         if counts.get(busiest, 0) <= counts.get(sequence.tenant, 0) + 1:
@@ -77,7 +72,7 @@ class WaitingTexts:
         return next(
             (
                 text
-                for text in reversed(self._of[busiest])
+                for text in reversed(self._by_tenant[busiest])
                 if text.rank.is_bulk >= is_bulk and not text.record.started_ns
             ),
             None,

@@ -33,8 +33,6 @@ class GatheringGraph(Protocol):
         """Computes the cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width].
 
         Raises RuntimeError. Only for models with an encoder.
-
-        Only for models with an encoder.
         """
 
 

@@ -10,6 +10,7 @@ import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores
@@ -76,7 +77,7 @@ def _text(token_ids: list[int]) -> tuple[int, ...]:
 
 def _search(model: Any, known: dict[tuple[int, ...], np.ndarray], seed: int, given: dict[str, Any]) -> list[int]:
     options = GenerationOptions(max_new_tokens=_NEW_TOKENS, do_sample=True, seed=seed, **given)
-    search = BeamSearch(complete_options(options, _SPEC, len(_PROMPT)), len(_PROMPT), frozenset({_END}))
+    search = BeamSearch(LogitRules(complete_options(options, _SPEC, len(_PROMPT)), len(_PROMPT), [_END]))
     texts = [_PROMPT]
     while texts:
         for text in texts:

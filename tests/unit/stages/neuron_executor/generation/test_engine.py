@@ -88,7 +88,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
 
 async def _together(generator: Generator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
     """The texts of items that are all there before a step is planned, and whose tokens go into streams."""
-    with generator.unplanned:
+    with generator._steps.lock:
         streamed = zip_longest(items, streams)
         tasks = [asyncio.create_task(generator.generate(item, stream)) for item, stream in streamed]
         await asyncio.sleep(0)
@@ -246,7 +246,7 @@ async def test_a_text_that_the_cache_could_not_hold_is_refused_alone() -> None:
 async def test_a_full_queue_refuses_with_a_delay() -> None:
     async with _generator(WrittenDecoder(16), max_queue_sequences=2, max_batch_size=1) as generator:
         generator.planner.pace.note_text(20.0)
-        with generator.unplanned:
+        with generator._steps.lock:
             waiting = [asyncio.create_task(generator.generate(_item([1], 8))) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="2 prompts wait for 'small', the limit is 2") as refused:
@@ -262,7 +262,7 @@ async def test_the_event_loop_never_waits_for_a_thread_that_has_the_planner(mean
 
     def plan() -> None:
         """As the steps' thread, which has a lower priority and may get no CPU."""
-        with generator.unplanned:
+        with generator._steps.lock:
             has_it.set()
             may_go.wait(5)
 
@@ -293,7 +293,7 @@ async def test_prompts_that_would_wait_too_long_are_refused_with_a_delay() -> No
     async with _generator(decoder, max_prompt_wait_s=3, max_batch_size=1) as generator:
         generator.planner.pace.note_text(2.0)
         # The first has the only place; each of those that wait takes another two seconds.
-        with generator.unplanned:
+        with generator._steps.lock:
             taken = [asyncio.create_task(generator.generate(_item([number], 8))) for number in range(2)]
             await asyncio.sleep(0)
             problem = "a prompt would wait 4 s for its first step, the limit is 3 s"
@@ -309,7 +309,7 @@ async def test_a_prompt_whose_first_step_would_come_too_late_is_refused_at_once(
     decoder = WrittenDecoder(32)
     async with _generator(decoder, max_batch_size=1) as generator:
         generator.planner.pace.note_text(2.0)
-        with generator.unplanned:
+        with generator._steps.lock:
             first = asyncio.create_task(generator.generate(_item([1], 8)))
             await asyncio.sleep(0)
             with pytest.raises(DeadlineExceeded, match="the first step would begin in 2 s, after the deadline"):
@@ -576,7 +576,7 @@ async def test_a_generator_that_closes_begins_no_step_while_it_waits_for_the_pla
     decoder.may_compute.clear()
 
     def plan() -> None:
-        with generator.unplanned:
+        with generator._steps.lock:
             has_it.set()
             may_go.wait(5)
 

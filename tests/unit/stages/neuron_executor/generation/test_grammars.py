@@ -25,7 +25,7 @@ from neuronpipe.core.errors import InvalidInput, Overloaded
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem
 from neuronpipe.doors.http.tool_calls import ToolUse
-from neuronpipe.stages.neuron_executor.generation import grammars
+from neuronpipe.stages.neuron_executor.generation import grammar_jobs
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
 from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options
@@ -266,7 +266,7 @@ async def test_a_form_that_cannot_be_followed_is_refused_by_name(
 
 
 async def _can_write(grammars: Grammars, value: Any, schema: dict[str, Any]) -> bool:
-    grammar = await grammars.of(GenerationOptions(json_schema=json.dumps(schema)))
+    grammar = await grammars.grammar_for(GenerationOptions(json_schema=json.dumps(schema)))
     assert grammar
     token_ids = [*_TOKENIZER.encode(json.dumps(value, separators=(",", ":"))).ids, END]
     try:
@@ -394,7 +394,7 @@ def test_a_model_whose_texts_never_end_takes_no_form() -> None:
 async def test_a_tokenizer_that_is_not_supported_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
     own = Grammars(_SPEC, lambda: json.dumps(json.loads(TOKENIZER_JSON) | changes).encode())
     with pytest.raises(InvalidInput, match=problem):
-        await own.of(GenerationOptions(regex="a"))
+        await own.grammar_for(GenerationOptions(regex="a"))
     own.close()
 
 
@@ -426,7 +426,7 @@ async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None
     own = Grammars(spec, written.encode)
     schema = {"type": "array", "items": {"enum": ["a x", "é", "中\n"]}, "minItems": 1, "maxItems": 3}
     for _ in range(20):
-        grammar = await own.of(GenerationOptions(json_schema=json.dumps(schema)))
+        grammar = await own.grammar_for(GenerationOptions(json_schema=json.dumps(schema)))
         token_ids: list[int] = []
         while grammar and token_ids[-1:] != [END]:
             token_ids.append(chance.choice(np.flatnonzero(grammar.allowed(token_ids)).tolist()))
@@ -435,7 +435,7 @@ async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None
 
 
 async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.2)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 0.2)
     goes_on = threading.Event()
 
     def tokenizer_json() -> bytes:
@@ -444,29 +444,29 @@ async def test_a_grammar_that_takes_long_is_refused_and_nobody_waits_for_it(monk
         return TOKENIZER_JSON
 
     own = Grammars(_SPEC, tokenizer_json)
-    first, second = (asyncio.create_task(own.of(GenerationOptions(regex=regex))) for regex in ("a", "b"))
-    assert await own.of(GenerationOptions()) is None  # at once
+    first, second = (asyncio.create_task(own.grammar_for(GenerationOptions(regex=regex))) for regex in ("a", "b"))
+    assert await own.grammar_for(GenerationOptions()) is None  # at once
     with pytest.raises(InvalidInput, match=r"options\.regex: takes more than 0\.2 s to compile, the limit"):
         await first
     with pytest.raises(Overloaded):
         await second
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 60)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 60)
     goes_on.set()
-    assert await own.of(GenerationOptions(regex="a"))
-    assert await own.of(GenerationOptions(regex="b"))
+    assert await own.grammar_for(GenerationOptions(regex="a"))
+    assert await own.grammar_for(GenerationOptions(regex="b"))
     own.close()
 
 
 async def test_a_compilation_that_takes_long_gives_way_to_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     slowed = list[int]()
-    monkeypatch.setattr(grammars, "give_way", slowed.append)
+    monkeypatch.setattr(grammar_jobs, "give_way", slowed.append)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for few in ({"enum": [1, 2]}, {"enum": [3]}):
-        assert await own.of(GenerationOptions(json_schema=json.dumps(few)))
+        assert await own.grammar_for(GenerationOptions(json_schema=json.dumps(few)))
     slowed.clear()  # the first grammar loads the library
     names = [*_NAMES][:1900]
     many = {"properties": {name: {} for name in names}, "required": names[::2]}
-    assert await own.of(GenerationOptions(json_schema=json.dumps(many)))
+    assert await own.grammar_for(GenerationOptions(json_schema=json.dumps(many)))
     assert len(slowed) == 1
     own.close()
 
@@ -490,10 +490,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 async def test_a_tenants_grammars_take_one_place_and_no_other_tenant_waits_for_them(held: threading.Event) -> None:
     own, waits = Grammars(_SPEC, lambda: TOKENIZER_JSON), list[bool]()
     regexes = [GenerationOptions(regex=f"slow{number}") for number in range(3)]
-    slow = [asyncio.create_task(own.of(options, "mallory", waits.append)) for options in regexes]
+    slow = [asyncio.create_task(own.grammar_for(options, "mallory", waits.append)) for options in regexes]
     async with asyncio.timeout(10):
         for tenant in ("", "a", "b"):
-            assert await own.of(GenerationOptions(regex="a"), tenant)
+            assert await own.grammar_for(GenerationOptions(regex="a"), tenant)
         assert not any(one.done() for one in slow)
         await happens(lambda: len(waits) >= 3)
         held.set()
@@ -505,7 +505,7 @@ async def test_a_tenants_grammars_take_one_place_and_no_other_tenant_waits_for_t
 async def test_a_grammar_that_takes_too_long_keeps_its_tenants_place_only_at_the_lowest_priority(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 0.1)
+    monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 0.1)
     goes_on, compile_one, ids = threading.Event(), Grammars._compiled, list[int]()
 
     def compiled(own: Grammars, option: str, text: str) -> Any:
@@ -519,18 +519,18 @@ async def test_a_grammar_that_takes_too_long_keeps_its_tenants_place_only_at_the
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     try:
         with pytest.raises(InvalidInput, match=r"options\.regex: takes more than 0\.1 s"):
-            await own.of(GenerationOptions(regex="slow"), "mallory")
+            await own.grammar_for(GenerationOptions(regex="slow"), "mallory")
         assert os.getpriority(os.PRIO_PROCESS, ids[0]) == 19
         for number in range(3):
             with pytest.raises(Overloaded):
-                await own.of(GenerationOptions(regex=f"a{number}"), "mallory")
-        assert len(own._waiting["mallory"]) == 1, "those that were refused are kept"
-        monkeypatch.setattr(grammars, "_COMPILE_LIMIT_S", 60)
+                await own.grammar_for(GenerationOptions(regex=f"a{number}"), "mallory")
+        assert len(own._jobs._waiting["mallory"]) == 1, "those that were refused are kept"
+        monkeypatch.setattr(grammar_jobs, "_COMPILE_LIMIT_S", 60)
         for tenant in "abcde":
-            assert await own.of(GenerationOptions(regex="a"), tenant)
+            assert await own.grammar_for(GenerationOptions(regex="a"), tenant)
     finally:
         goes_on.set()
-    assert await own.of(GenerationOptions(regex="a"), "mallory")
+    assert await own.grammar_for(GenerationOptions(regex="a"), "mallory")
     own.close()
 
 
@@ -543,16 +543,16 @@ async def test_a_tenants_grammars_leave_those_of_others_kept(monkeypatch: pytest
         return compile_one(own, option, text)
 
     monkeypatch.setattr(Grammars, "_compiled", counted)
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 8)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 8)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for tenant, regexes in (("a", ["a", "b"]), ("mallory", [f"m{number}" for number in range(20)]), ("a", ["a", "b"])):
         for regex in regexes:
-            await own.of(GenerationOptions(regex=regex), tenant)
+            await own.grammar_for(GenerationOptions(regex=regex), tenant)
     assert compiled["a"] == compiled["b"] == 1
     large = [GenerationOptions(choices=[f"{number}".rjust(256)] * 250) for number in range(8)]  # half of what is kept
     for options in large:
-        await own.of(options, "mallory")
-    await own.of(GenerationOptions(regex="a"), "a")
+        await own.grammar_for(options, "mallory")
+    await own.grammar_for(GenerationOptions(regex="a"), "a")
     assert compiled["a"] == 1
     own.close()
 
@@ -570,7 +570,7 @@ async def test_a_text_tells_that_it_waits_for_its_grammar_and_no_longer(held: th
 
 
 async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 2)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 2)
     compiled: list[str] = []
     compile_one = Grammars._compiled
 
@@ -581,11 +581,11 @@ async def test_a_grammar_is_compiled_once_and_few_are_kept(monkeypatch: pytest.M
     monkeypatch.setattr(Grammars, "_compiled", counted)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for regex in ("a", "b", "a", "c", "a", "b"):
-        await own.of(GenerationOptions(regex=regex))
+        await own.grammar_for(GenerationOptions(regex=regex))
     assert compiled == ["a", "b", "c", "b"]
-    monkeypatch.setattr(grammars, "_KEPT_S", 0)  # others have been used before
+    monkeypatch.setattr(grammar_jobs, "_KEPT_S", 0)  # others have been used before
     for regex in ("b", "c", "b"):
-        await own.of(GenerationOptions(regex=regex))
+        await own.grammar_for(GenerationOptions(regex=regex))
     assert compiled[4:] == ["c", "b"]
     own.close()
 
@@ -604,14 +604,14 @@ class _Compiled:
 
 
 async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT", 3)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT", 3)
     freed_s = list[float]()
     monkeypatch.setattr(Grammars, "_compiled", lambda *_: _Compiled(freed_s))
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for numbers in (range(3), range(3, 6)):  # the last three replace the first at once
-        await asyncio.gather(*(own.of(GenerationOptions(regex=str(number))) for number in numbers))
+        await asyncio.gather(*(own.grammar_for(GenerationOptions(regex=str(number))) for number in numbers))
     await happens(lambda: len(freed_s) == 3)
-    assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammars._FREES_EVERY_S / 2
+    assert min(later - earlier for earlier, later in pairwise(freed_s)) > grammar_jobs._FREES_EVERY_S / 2
     own.close()
 
 
@@ -629,29 +629,29 @@ async def test_grammars_that_are_no_longer_kept_are_freed_one_after_another(monk
     ],
 )
 def test_the_size_of_a_grammar_has_its_repetitions_written_out(text: str, size: int) -> None:
-    assert grammars._written_out(text) == size
+    assert grammar_jobs.written_out_size(text) == size
 
 
 async def test_few_grammars_of_many_repetitions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_MAX_KEPT_CHARACTERS", 60_000)
+    monkeypatch.setattr(grammar_jobs, "_MAX_KEPT_CHARACTERS", 60_000)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
     for number in range(16):
-        await own.of(GenerationOptions(regex=f"a{{{9_000 + number}}}"), "mallory")
-        await own.of(GenerationOptions(regex=f"a|b{{{number}}}"), "alice")
-    large = [job for (tenant, *_), job in own._kept.items() if tenant == "mallory"]
+        await own.grammar_for(GenerationOptions(regex=f"a{{{9_000 + number}}}"), "mallory")
+        await own.grammar_for(GenerationOptions(regex=f"a|b{{{number}}}"), "alice")
+    large = [job for (tenant, *_), job in own._jobs._kept.items() if tenant == "mallory"]
     assert len(large) == 6, "as many as have the characters of all kept grammars"
-    assert sum(tenant == "alice" for tenant, *_ in own._kept) == 16
+    assert sum(tenant == "alice" for tenant, *_ in own._jobs._kept) == 16
     own.close()
 
 
 async def test_a_grammar_is_freed_when_it_is_not_used_though_no_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "_KEPT_S", 0.05)
+    monkeypatch.setattr(grammar_jobs, "_KEPT_S", 0.05)
     own = Grammars(_SPEC, lambda: TOKENIZER_JSON)
-    await own.of(GenerationOptions(regex="a"))
-    assert own._kept
-    await happens(lambda: not own._kept)
-    await own.of(GenerationOptions(regex="a"))
-    await happens(lambda: not own._kept)
+    await own.grammar_for(GenerationOptions(regex="a"))
+    assert own._jobs._kept
+    await happens(lambda: not own._jobs._kept)
+    await own.grammar_for(GenerationOptions(regex="a"))
+    await happens(lambda: not own._jobs._kept)
     own.close()
 
 

@@ -6,7 +6,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from tests.unit.model_specs import model_spec
@@ -18,7 +18,7 @@ _STEPS = 33
 
 def _sequence(trace: SpanContext | None) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=_STEPS)
-    chooser, future = TokenChooser(options, 3, ()), asyncio.get_running_loop().create_future()
+    chooser, future = TokenChooser(LogitRules(options, 3, ())), asyncio.get_running_loop().create_future()
     sequence = GeneratedSequence(
         Rank(False, False, 0), [TextRow([1, 2, 3])], options, chooser, frozenset(), SequenceCaller(future)
     )

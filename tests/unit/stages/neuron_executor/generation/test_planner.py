@@ -10,7 +10,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.tasks.text_generation import GenerationFacts
 
@@ -20,7 +20,7 @@ _ROWS, _SEED = 4, 20261130
 def _sequence(number: int, tenant: str, *, is_bulk: bool, is_beyond_share: bool) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=8)
     caller = SequenceCaller(asyncio.get_running_loop().create_future(), tenant=tenant)
-    chooser = TokenChooser(options, 3, frozenset(), GenerationFacts(), [1, 2, 3], 0, None)
+    chooser = TokenChooser(LogitRules(options, 3, frozenset(), GenerationFacts(), [1, 2, 3]))
     rank = Rank(is_bulk, is_beyond_share, number)
     return GeneratedSequence(rank, [TextRow([1, 2, number])], options, chooser, frozenset(), caller)
 
@@ -35,16 +35,16 @@ async def test_a_wait_is_forecast_by_the_rows_that_go_first() -> None:
         sequence = _sequence(number, generator.choice("abc"), **priority)
         ahead = [*planner.running, *(other for other in planner.waiting if other.rank < sequence.rank)]
         own = [other for other in ahead if other.tenant == sequence.tenant]
-        share, _ = planner._shares.of(sequence.tenant, 1.0)
+        share, _ = planner._shares.share_of(sequence.tenant, 1.0)
         expected_s = min(pace.wait_s(len(ahead) + 1, _ROWS), pace.wait_s(len(own) + 1, min(share, _ROWS)))
         assert planner.wait_s(sequence) == expected_s, f"seed {_SEED}, sequence {number}"
         planner.add(sequence)
         if generator.random() < 0.4:
             planner.plan()
         for leaving in [other for other in planner if generator.random() < 0.1]:
-            planner.end(leaving)
+            planner.remove(leaving)
     for sequence in list(planner):
-        planner.end(sequence)
+        planner.remove(sequence)
     assert not planner.waiting._rows
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers.generation import logits_process
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TokenBias
-from neuronpipe.stages.neuron_executor.generation.sampling import NotFinite, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, NotFinite, TokenChooser
 from neuronpipe.tasks.text_generation import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores
@@ -25,7 +25,7 @@ def _logits(seed: int = 0) -> np.ndarray:
 
 def _choose(logits: np.ndarray, token_ids: list[int], prompt_tokens: int = 1, sequence: int = 0, **options: Any) -> int:
     complete = complete_options(GenerationOptions(max_new_tokens=8, **options), _SPEC, prompt_tokens)
-    chooser = TokenChooser(complete, prompt_tokens, [_END], sequence=sequence)
+    chooser = TokenChooser(LogitRules(complete, prompt_tokens, [_END]), sequence)
     tops = np.argsort(-logits, kind="stable")[:_TOPS].astype(np.int32)
     return chooser.choose(token_ids, written_scores(logits[None], tops[None]))
 

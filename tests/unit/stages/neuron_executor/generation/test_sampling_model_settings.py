@@ -14,7 +14,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.tasks.texts import generation_facts
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.tasks.text_generation import GenerationFacts, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores
@@ -64,11 +64,11 @@ def _generated(model: Any, settings: dict[str, Any], prompt: list[int], num_beam
     options, text = complete_options(given, spec, len(prompt)), start or prompt
     begin = len(text)
     if num_beams == 1:
-        chooser, whole = TokenChooser(options, begin, facts.end_token_ids, facts, prompt), [*text]
+        chooser, whole = TokenChooser(LogitRules(options, begin, facts.end_token_ids, facts, prompt)), [*text]
         while len(whole) - begin < new_tokens and (len(whole) == begin or whole[-1] != _END):
             whole.append(chooser.choose(whole, _scores(model, start and prompt, [whole])))
         return whole[begin:]
-    search, texts = BeamSearch(options, begin, frozenset(facts.end_token_ids), facts, prompt), [[*text]]
+    search, texts = BeamSearch(LogitRules(options, begin, facts.end_token_ids, facts, prompt)), [[*text]]
     while steps := search.advance(texts, _scores(model, start and prompt, texts)):
         texts = [[*texts[step.parent], step.token_id] for step in steps]
     return search.best[0].token_ids[begin:]

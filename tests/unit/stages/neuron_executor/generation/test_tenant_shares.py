@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,7 +189,7 @@ async def test_a_text_larger_than_its_share_ends_beside_many_tenants(monkeypatch
 async def test_a_full_queue_has_room_for_a_tenant_that_has_less_of_it() -> None:
     async with _generator(max_queue_sequences=8, max_batch_size=2) as (generator, _):
         generator.planner.pace.note_text(20.0)
-        with generator.unplanned:
+        with generator._steps.lock:
             first = [asyncio.create_task(_tokens(generator, _item("mallory", [7, one], 60))) for one in range(8)]
             await asyncio.sleep(0.01)
             with pytest.raises(Overloaded):
@@ -213,7 +214,7 @@ async def test_no_text_makes_room_in_a_full_queue_for_one_that_is_refused_or_com
 ) -> None:
     async with _generator(max_queue_sequences=8, max_batch_size=2) as (generator, _):
         generator.planner.pace.note_text(20.0)
-        with generator.unplanned:
+        with generator._steps.lock:
             first = [asyncio.create_task(_tokens(generator, _item("a", [7, one], 4))) for one in range(8)]
             await asyncio.sleep(0.01)
             with pytest.raises(error):
@@ -224,7 +225,7 @@ async def test_no_text_makes_room_in_a_full_queue_for_one_that_is_refused_or_com
 
 async def test_a_bulk_text_that_grows_takes_no_blocks_of_interactive_ones_of_another_tenant() -> None:
     async with _generator(blocks=32) as (generator, _):
-        with generator.unplanned:
+        with generator._steps.lock:
             many = [asyncio.create_task(_tokens(generator, _item("a", [7, one], 30))) for one in range(3)]
             bulk = asyncio.create_task(_tokens(generator, _item("b", [8] * 12, 60, is_bulk=True)))
             await asyncio.sleep(0.01)
@@ -245,27 +246,25 @@ async def test_a_forecast_is_that_of_the_tenants_own_texts() -> None:
         await asyncio.gather(*large)
 
 
-class _Text:
-    weight, most_rows, blocks_held = 1.0, 1, 1
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
+def _text(tenant: str) -> Any:
+    """A sequence, as far as its tenant's share looks at it."""
+    return SimpleNamespace(tenant=tenant, weight=1.0, most_rows=1, blocks_held=1)
 
 
 def test_what_a_tenant_had_of_its_share_is_kept_for_a_moment() -> None:
     now_s = 10.0
     shares = TenantShares((8, 100), lambda: now_s)
-    shares.count([_Text("a"), _Text("a"), *(_Text("b") for _ in range(6))], [])
-    shares.count([_Text("b")], [])
+    shares.count([_text("a"), _text("a"), *(_text("b") for _ in range(6))], [])
+    shares.count([_text("b")], [])
     assert shares.kept_for_others("b") == (2, 2)
     assert shares.kept_for_others("a") == (3, 5)  # up to its share of 4 rows, beside the one that it has
     now_s += 1.9
-    shares.count([_Text("b")], [])
+    shares.count([_text("b")], [])
     assert shares.kept_for_others("b") == (2, 2)
     now_s += 0.2
-    shares.count([_Text("b")], [])
+    shares.count([_text("b")], [])
     assert not shares.are_several
-    assert shares.of("b", 1) == (8, 100)
+    assert shares.share_of("b", 1) == (8, 100)
 
 
 def test_room_is_split_evenly_among_those_that_need_more_than_that() -> None:

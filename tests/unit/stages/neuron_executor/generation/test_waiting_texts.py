@@ -3,9 +3,10 @@
 import asyncio
 import random
 from collections import Counter
+from itertools import islice
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import (
     GeneratedSequence,
     Rank,
@@ -17,7 +18,7 @@ from neuronpipe.stages.neuron_executor.generation.waiting_texts import WaitingTe
 
 _SEED = 20261201
 _OPTIONS = GenerationOptions(max_new_tokens=8)
-_CHOOSER = TokenChooser(_OPTIONS, 1, frozenset())
+_CHOOSER = TokenChooser(LogitRules(_OPTIONS, 1, frozenset()))
 
 
 def _text(rank: Rank, tenant: str, *, has_begun: bool = False) -> GeneratedSequence:
@@ -62,7 +63,7 @@ async def test_waiting_texts_are_those_of_a_sorted_list() -> None:
         assert [*texts] == expected
         assert len(texts) == len(expected)
         assert texts.first() is next(iter(expected), None)
-        assert texts.first_of_all(3) == expected[:3]
+        assert [*islice(texts, 3)] == expected[:3]
         tenants = {other.tenant for other in expected}
         assert {first.tenant: first for first in texts.firsts()} == {
             tenant: next(other for other in expected if other.tenant == tenant) for tenant in tenants
