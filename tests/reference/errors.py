@@ -106,7 +106,8 @@ def _meanings() -> Iterator[str]:
 
 
 def _name(number: int) -> str:
-    return code_pb2.Code.Name(number)
+    name: str = code_pb2.Code.Name(number)
+    return name
 
 
 def _meaning(kind: type[NeuronpipeError] | type[SetupError]) -> str:
