@@ -72,7 +72,7 @@ _PRAGMA = re.compile(r"(noqa|type:|fmt:|pragma|ruff:|mypy:|isort:|!|-\*-|SPDX)")
 _FLOATING = r"(?<=[,;:(] )of (?!course\b|which\b|whom\b)|(?<=\()of "
 # The same for pages, whose tables may begin with a word that a sentence may not begin with.
 _OF_PAGES: Mapping[str, str] = {pattern: instead for pattern, instead in _PROSE.items() if pattern == _FLOATING} | {
-    r"(?<=[.;:] )(?-i:Of|Those|Whose|That of) ": "a noun as the subject, not a fragment",
+    r"(?<=[.;:] )(?-i:Of|Those|Whose|That of|Equal to|One that|One without) ": "a noun as the subject, not a fragment",
     r"\bto ((the|an?|its|their) )?[\w-]+['’]s(?=[.,;:)]|$| (is|are|of|in|at|with|by)\b)": "relative to, with the noun",
 }
 _MAX_WORDS_OF_PROSE = 30

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from neuronpipe.measure.figures import markdown_table
+from tests.documentation.chart import Group, Server, chart, rounded
 from tests.documentation.pages import ROOT
 
 _BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -27,12 +27,25 @@ _DTYPES = ("float32", "bfloat16", "int8")
 _MANY, _ONE = 32, 1
 # The machine on which all servers had the same graph.
 _GRAPH = _VNNI
-_SERVERS = {"serve all": "neuronpipe", "litserve": "LitServe", "triton": "Triton, Python back end"}
-_MORE_SERVERS = {
+_OURS = "serve all"
+# In the order of the tables. A server of the results that has no name here is shown by its own, after the others.
+_SERVERS = {
+    _OURS: "neuronpipe",
+    "litserve": "LitServe",
+    "triton": "Triton, Python back end",
     "ray": "Ray Serve",
     "infinity": "Infinity",
     "onnxruntime": "ONNX Runtime behind FastAPI (its own graph)",
 }
+# In the chart, which has less room.
+_CHART_NAMES = {"triton": "Triton (Python)", "onnxruntime": "ONNX Runtime"}
+# Below the chart.
+_REMARKS = {
+    "triton": "Triton: with its Python back end.",
+    "onnxruntime": "ONNX Runtime: behind FastAPI, with its own float32 graph.",
+}
+# Systems of neuronpipe that are not compared with others.
+_NOT_COMPARED = {"four processes"}
 _AS_WRITTEN = {
     "litserve": "LitServe",
     "triton": "Triton, Python back end",
@@ -56,7 +69,7 @@ _RATIO = "Ratio in the same rounds"
 _LIKE_FOR_LIKE, _PEERS, _MODELS, _TEXTS, _REALISTIC = "like for like", "peers", "models", "generation", "realistic"
 # Names of targets, in the words of the pages.
 _WORDS = (
-    (r" \((?:litserve|triton|transformers|not measured)[^)]*\)", ""),
+    (r"(?<=the best peer's) \([^)]*\)|(?<=with the same graph) \([^)]*\)", ""),
     (r"\bto that of grpc\.aio's echo", "relative to the echo server of grpc.aio"),
     (r"\bto the echo server's", "relative to the echo server of grpc.aio"),
     (r"\bthroughput of the back end's alone", "share of the back end's own throughput"),
@@ -139,7 +152,7 @@ def _ratio(server: str, dtype: str) -> str:
     for measured in _results(_GRAPH)["measurements"]:
         if (measured["section"], measured["callers"]) == (_LIKE_FOR_LIKE, _MANY):
             rates.setdefault(measured["system"], {})[measured["round"]] = measured["throughput_per_s"]
-    ours = rates[f"serve all, {dtype}"]
+    ours = rates[f"{_OURS}, {dtype}"]
     quotients = [
         [ours[number] / rate for number, rate in by_round.items()]
         for system, by_round in rates.items()
@@ -154,13 +167,28 @@ def _price(folder: str, per_s: float) -> str:
     return f"{_prices()['instances'][_INSTANCES[folder]]['on_demand_per_hour'] / (per_s * 3600) * 1e6:.2f}"
 
 
-def _rounded(figure: float) -> str:
-    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}"
-
-
 def _head(folder: str, section: str) -> str:
     prices = f"{_INSTANCES[folder]} on demand, {_prices()['date']}"
     return f"{_link(folder)}, {_date(folder, section)}, 2 virtual CPUs; prices: {prices}:"
+
+
+def _like_for_like(dtype: str) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Each server that was measured with a graph of the dtype, with its figures by `_best`."""
+    few, many = (
+        {
+            re.split(r" --|, ", system)[0]
+            for system in _speeds(_GRAPH, _LIKE_FOR_LIKE, callers)
+            if system.endswith(dtype)
+        }
+        for callers in (_ONE, _MANY)
+    )
+    found = (few & many) - _NOT_COMPARED
+    for server in [*(server for server in _SERVERS if server in found), *sorted(found - _SERVERS.keys())]:
+        yield server, _best(_GRAPH, _LIKE_FOR_LIKE, server, dtype)
+
+
+def _name(server: str) -> str:
+    return _SERVERS.get(server, server)
 
 
 def _same_graph() -> Iterator[str]:
@@ -169,14 +197,11 @@ def _same_graph() -> Iterator[str]:
     yield ""
     rows = []
     for dtype in _DTYPES:
-        measured = _speeds(_GRAPH, _LIKE_FOR_LIKE, _MANY)
-        for server, name in (_SERVERS | _MORE_SERVERS).items():
-            if not any(system.startswith(server) and system.endswith(dtype) for system in measured):
-                continue
-            per_s, p50_ms = _best(_GRAPH, _LIKE_FOR_LIKE, server, dtype)
+        for server, (per_s, p50_ms) in _like_for_like(dtype):
             agreement = f"{_agreements()[dtype]:.3f}"
-            ratio = _ratio(server, dtype) if server != "serve all" else ""
-            rows.append([dtype, agreement, name, _rounded(per_s), ratio, _rounded(p50_ms), _price(_GRAPH, per_s)])
+            ratio = _ratio(server, dtype) if server != _OURS else ""
+            figures = (rounded(per_s), ratio, rounded(p50_ms), _price(_GRAPH, per_s))
+            rows.append([dtype, agreement, _name(server), *figures])
     heading = ["", "Agreement", "Server", "Texts/s, 32 callers", _RATIO, "p50 ms, 1 caller", "$ per million texts"]
     yield from markdown_table(heading, rows)
 
@@ -187,12 +212,12 @@ def _as_people_write() -> Iterator[str]:
     yield ""
     rows = []
     for dtype in _DTYPES:
-        per_s, p50_ms = _best(_VNNI, _PEERS, "serve all", dtype)
-        figures = (_rounded(per_s), _rounded(p50_ms), _price(_VNNI, per_s))
+        per_s, p50_ms = _best(_VNNI, _PEERS, _OURS, dtype)
+        figures = (rounded(per_s), rounded(p50_ms), _price(_VNNI, per_s))
         rows.append([f"neuronpipe, {dtype}", f"{_agreements()[dtype]:.3f}", *figures])
     for server, name in _AS_WRITTEN.items():
         per_s, p50_ms = _best(_VNNI, _PEERS, server)
-        rows.append([f"{name}, float32", "1", _rounded(per_s), _rounded(p50_ms), _price(_VNNI, per_s)])
+        rows.append([f"{name}, float32", "1", rounded(per_s), rounded(p50_ms), _price(_VNNI, per_s)])
     heading = ["Server", "Agreement", "Texts/s, 32 callers", "p50 ms, 1 caller", "$ per million texts"]
     yield from markdown_table(heading, rows)
 
@@ -227,9 +252,7 @@ def _realistic_texts() -> Iterator[str]:
 
 def _tokens_table(columns: Mapping[str, Mapping[str, _Speed]], systems: Mapping[str, str]) -> Iterator[str]:
     """The tokens per second of systems, which have names, in columns with headings."""
-    rows = [
-        [name, *(_rounded(speeds[system].per_s) for speeds in columns.values())] for system, name in systems.items()
-    ]
+    rows = [[name, *(rounded(speeds[system].per_s) for speeds in columns.values())] for system, name in systems.items()]
     yield from markdown_table(["Tokens/s, by callers", *columns], rows)
 
 
@@ -307,63 +330,29 @@ _PARTS = {
 _PART = re.compile(r"(?<=<!-- )([\w ]+)(: made by tests/documentation/figures\.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _PAGES = tuple(ROOT / "docs" / name for name in ("comparison.md", "limits.md"))
 
-_WIDTH, _HEIGHT, _TOP, _BASE = 380, 300, 66, 236
-_COLOURS = ("ours", "first", "second")
-_STYLE = """
-text{font:13px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#24292f}.note{fill:#57606a;font-size:12px}
-.title{font-weight:600;font-size:14px}.ours{fill:#0969da}.first{fill:#8c959f}.second{fill:#c5cbd3}.axis{stroke:#d0d7de}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9198a1}.ours{fill:#58a6ff}.first{fill:#6e7681}
-.second{fill:#484f58}.axis{stroke:#30363d}}
-"""
 
-
-def chart() -> str:
+def _chart() -> str:
     """docs/throughput.svg: throughput and p50 beside peers with the same graph, and the agreement of each dtype."""
-    found = {(dtype, server): _best(_GRAPH, _LIKE_FOR_LIKE, server, dtype) for dtype in _DTYPES for server in _SERVERS}
-    panels = ("Texts per second, 32 callers: more is better", "p50 in ms, 1 caller: less is better")
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {_HEIGHT}" width="{2 * _WIDTH}" '
-        f'height="{_HEIGHT}">',
-        f"<style>{_STYLE}</style>",
-    ]
-    for number, (server, colour) in enumerate(zip(_SERVERS, _COLOURS, strict=True)):
-        x = 16 + 170 * number
-        lines.append(f'<rect class="{colour}" x="{x}" y="12" width="12" height="12" rx="2"/>')
-        lines.append(f'<text x="{x + 18}" y="23">{escape(_SERVERS[server])}</text>')
-    for panel, title in enumerate(panels):
-        lines += _panel(panel * _WIDTH, title, {key: figures[panel] for key, figures in found.items()})
-    lines.append(
-        f'<text class="note" x="16" y="{_HEIGHT - 8}">MiniLM classifier, the same OpenVINO graph and tokenizer in each '
-        f"server. {_SHORT[_GRAPH]}, 2 virtual CPUs, {_date(_GRAPH, _MODELS)}.</text>"
+    groups = []
+    for dtype in _DTYPES:
+        servers = [Server(_chart_name(server), *figures, server == _OURS) for server, figures in _like_for_like(dtype)]
+        servers.sort(key=lambda server: (not server.is_ours, -server.per_s))
+        groups.append(Group(dtype, f"agreement {_agreements()[dtype]:.3f}", servers))
+    shown = {server.name for group in groups for server in group.servers}
+    remarks = [remark for server, remark in _REMARKS.items() if _chart_name(server) in shown]
+    machine = f"{_SHORT[_GRAPH]}, 2 virtual CPUs, {_date(_GRAPH, _MODELS)}."
+    return chart(
+        groups, [f"MiniLM classifier, the same OpenVINO graph and tokenizer in each server. {machine}", *remarks]
     )
-    return "".join(f"{line}\n" for line in [*lines, "</svg>"])
 
 
-def _panel(left: int, title: str, figures: Mapping[tuple[str, str], float]) -> Iterator[str]:
-    """Three bars for each dtype, with their figures above them."""
-    yield f'<text class="title" x="{left + 16}" y="50">{escape(title)}</text>'
-    yield f'<line class="axis" x1="{left + 16}" x2="{left + _WIDTH - 16}" y1="{_BASE}" y2="{_BASE}"/>'
-    scale = (_BASE - _TOP - 20) / max(figures.values())
-    for group, dtype in enumerate(_DTYPES):
-        x = left + 22 + group * (_WIDTH - 32) / len(_DTYPES)
-        for number, (server, colour) in enumerate(zip(_SERVERS, _COLOURS, strict=True)):
-            height, middle = figures[dtype, server] * scale, x + 36 * number + 16
-            yield (
-                f'<rect class="{colour}" x="{middle - 16:.1f}" y="{_BASE - height:.1f}" width="32" '
-                f'height="{height:.1f}" rx="2"/>'
-            )
-            yield (
-                f'<text x="{middle:.1f}" y="{_BASE - height - 5:.1f}" text-anchor="middle">'
-                f"{_rounded(figures[dtype, server])}</text>"
-            )
-        yield f'<text x="{x + 52:.1f}" y="{_BASE + 18}" text-anchor="middle">{dtype}</text>'
-        agreement = f"agreement {_agreements()[dtype]:.3f}"
-        yield f'<text class="note" x="{x + 52:.1f}" y="{_BASE + 34}" text-anchor="middle">{agreement}</text>'
+def _chart_name(server: str) -> str:
+    return _CHART_NAMES.get(server, _name(server))
 
 
 def _files() -> Iterator[tuple[Path, str]]:
     """The files, and what they should contain."""
-    yield ROOT / "docs" / "throughput.svg", chart()
+    yield ROOT / "docs" / "throughput.svg", _chart()
     for page in _PAGES:
         text = page.read_text(encoding="utf-8")
         yield page, _PART.sub(lambda part: f"{part[1]}{part[2]}\n{_lines(_PARTS[part[1]]())}\n{part[4]}", text)

@@ -2,8 +2,8 @@
 `python -m tests.documentation.pictures REPOSITORY`.
 
 The repository is that of `make demo`. First recordings.py writes the output that pages show, of which docs/terminal.svg
-is made. Chromium opens the console and sends a request; docs/console.png is the form, the answer and the same call in
-code. docs/trace.svg is a request through four processes while others call them, with what its spans mean.
+is made. Chromium opens the console and sends a request; docs/console.png is the whole page with its answer.
+docs/trace.svg is a request through four processes while others call them, with what its spans mean.
 
 Servers are warm, and the machine must be idle: a picture whose request took more than MAX_REQUEST_MS is taken again,
 and after some tries refused. docs/pictures.json has the time of each; tests/repository/test_recordings.py checks it.
@@ -40,7 +40,7 @@ _SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_always_on"}
 # Requests share batches, and a request still takes a few milliseconds.
 _CALLERS = 8
 _WARM_UP, _TRIES = 100, 30
-# Requests of the console before its picture, and the time between them, in which the page draws.
+# Requests of the console until the process is warm, and the time after each, in which the page draws.
 _SENT, _PAUSE_MS = 20, 300
 _ANSWERED = re.compile(r"answered in ([\d.]+) ms")
 TIMES = ROOT / "docs" / "pictures.json"
@@ -69,15 +69,17 @@ _COLOURS = {
 _LEFT, _WIDTH, _ROW = 290, 560, 26
 
 
-def note(picture: str, request_ms: float) -> None:
-    """Records the time of the request that a picture shows, and which file it is. Raises TooSlowError."""
+def save(picture: str, content: bytes, request_ms: float) -> None:
+    """Writes a picture, and records the time of the request that it shows, and which file it is. Raises TooSlowError,
+    and writes nothing, where the request was slow.
+    """
     if request_ms > MAX_REQUEST_MS:
         raise TooSlowError(
             f"{picture}: the request took {request_ms:.1f} ms, at most {MAX_REQUEST_MS:.0f}: is it idle?"
         )
+    (ROOT / "docs" / picture).write_bytes(content)
     times = json.loads(TIMES.read_text()) if TIMES.is_file() else {}
-    digest = hashlib.sha256((ROOT / "docs" / picture).read_bytes()).hexdigest()
-    times[picture] = {"request_ms": round(request_ms, 3), "sha256": digest}
+    times[picture] = {"request_ms": round(request_ms, 3), "sha256": hashlib.sha256(content).hexdigest()}
     TIMES.write_text(json.dumps(dict(sorted(times.items())), indent=1) + "\n")
 
 
@@ -97,8 +99,8 @@ def draw_trace(repository: str) -> None:
             if trace and shares_batch and trace.root.duration_ns <= MAX_REQUEST_MS * 1e6:
                 break
     assert trace
-    (ROOT / "docs" / "trace.svg").write_text(with_dark_colours("\n".join(_svg(trace))) + "\n")
-    note("trace.svg", trace.root.duration_ns / 1e6)
+    picture = with_dark_colours("\n".join(_svg(trace))) + "\n"
+    save("trace.svg", picture.encode(), trace.root.duration_ns / 1e6)
 
 
 def _sample_under_load(target: str, client: Client, spans: Path) -> dict[str, Any]:
@@ -197,13 +199,15 @@ def take_picture(repository: str) -> None:
     with ServiceProcess("all", "--repository", repository, *_OPTIONS) as process, _page() as page:
         process.wait_until_ready()
         page.goto(f"http://{process.wait_for('listening for HTTP')['address']}/")
-        _send_similarity(page)
-        for _ in range(_TRIES):
+        for _ in range(_SENT):
             request_ms = _send_similarity(page)
+        for _ in range(_TRIES):
             if request_ms <= MAX_REQUEST_MS:
                 break
-        page.get_by_role("region", name="Try a model").screenshot(path=ROOT / "docs" / "console.png")
-    note("console.png", request_ms)
+            request_ms = _send_similarity(page)
+        page.evaluate("scrollTo(0, 0)")  # the page's head stays in view, and would cover what is below it
+        picture = page.screenshot(full_page=True)
+    save("console.png", picture, request_ms)
 
 
 @contextmanager
@@ -216,15 +220,14 @@ def _page() -> Iterator[Page]:
 
 
 def _send_similarity(page: Page) -> float:
-    """Sends the sample of sentence-similarity until the process is warm; the time of the last request, in ms."""
+    """Sends the sample of sentence-similarity; the time of the request, in ms."""
     form = page.get_by_role("form", name="Request")
     form.get_by_role("combobox", name="Model").select_option("minilm")
     form.get_by_role("combobox", name="Task").select_option("sentence_similarity")
     status = page.get_by_role("region", name="Answer").get_by_role("status")
-    for _ in range(_SENT):
-        page.get_by_role("button", name="Send").click()
-        expect(status).to_contain_text("answered in")
-        page.wait_for_timeout(_PAUSE_MS)
+    page.get_by_role("button", name="Send").click()
+    expect(status).to_contain_text("answered in")
+    page.wait_for_timeout(_PAUSE_MS)
     [request_ms] = _ANSWERED.findall(status.inner_text())
     return float(request_ms)
 
@@ -232,8 +235,8 @@ def _send_similarity(page: Page) -> float:
 def _draw_terminal() -> None:
     """Writes docs/terminal.svg."""
     record_pages()
-    PICTURE.write_text(terminal())
-    note(PICTURE.name, max(request_times_ms(PICTURE.read_text())))
+    picture = terminal()
+    save(PICTURE.name, picture.encode(), max(request_times_ms(picture)))
 
 
 if __name__ == "__main__":

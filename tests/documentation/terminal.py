@@ -1,5 +1,5 @@
-"""Draws a terminal as SVG, in the colours of a light or of a dark page: docs/terminal.svg shows the first recorded call
-of README.md, and the recorded waterfall of docs/tracing.md.
+"""Draws a terminal as SVG, in the colours of a light or of a dark page: docs/terminal.svg shows the recorded waterfall
+of docs/tracing.md, beside the recorded call of README.md.
 """
 
 import re
@@ -28,12 +28,11 @@ PICTURE = ROOT / "docs" / "terminal.svg"
 
 
 def terminal() -> str:
-    """The picture of the recorded blocks. Raises TooSlowError for a request that took too long."""
-    pages = (ROOT / "README.md", ROOT / "docs" / "tracing.md")
-    calls = (next(fence for fence in fences(page) if fence.recorded == "call") for page in pages)
-    text = "\n".join(fence.content for fence in calls)
-    refuse_slow(text, "docs/terminal.svg")
-    lines = [line for line in text.splitlines() if line != ELLIPSIS]
+    """The picture of the recorded block. Raises TooSlowError for a request that took too long."""
+    page = ROOT / "docs" / "tracing.md"
+    call = next(fence for fence in fences(page) if fence.recorded == "call")
+    refuse_slow(call.content, "docs/terminal.svg")
+    lines = [line for line in call.content.splitlines() if line != ELLIPSIS]
     return "".join(f"{line}\n" for line in _svg(lines))
 
 

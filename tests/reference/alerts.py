@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from tests.documentation.pages import ROOT
-from tests.reference.markdown import NOTE, code, table
+from tests.reference.markdown import NOTE, code, section_link, table
 
 _ALERTS = ROOT / "docs" / "alerts.yaml"
 _DASHBOARD = ROOT / "docs" / "grafana.json"
@@ -70,7 +70,7 @@ def _lines() -> Iterator[str]:
         yield f"- **Look at**: {rule['annotations']['look']}"
         yield f"- **Do**: {rule['annotations']['do']}"
         if rule["alert"] in _READ:
-            yield f"- **Read**: {' · '.join(map(_link, _READ[rule['alert']]))}"
+            yield f"- **Read**: {' · '.join(map(section_link, _READ[rule['alert']]))}"
         yield f"- **Fires**: for {code(rule['for'])}" if "for" in rule else "- **Fires**: at once"
         yield from ("", "```text", *textwrap.wrap(rule["expr"], 116, break_on_hyphens=False), "```")
 
@@ -78,15 +78,6 @@ def _lines() -> Iterator[str]:
 def _meaning(rule: Mapping[str, Any]) -> str:
     summary = re.sub(r"\{\{ \$value[^}]*\}\}", "N", rule["annotations"]["summary"])
     return re.sub(r"\{\{ \$labels\.(?:neuronpipe_)?(\w+) \}\}", lambda label: label[1].upper(), summary)
-
-
-def _link(place: str) -> str:
-    """A link to a page of docs/, or to one of its sections, with its heading."""
-    page, _, anchor = place.partition("#")
-    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
-    # As GitHub makes anchors; tests.links finds those that lead nowhere.
-    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
-    return f"[{named.get(anchor, anchor) if anchor else headings[0]}](../{place})"
 
 
 def prometheus_rule() -> str:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from tests.documentation.pages import ROOT
+
 NOTE = "Made from {} by `make fix-docs`; do not edit."
 
 
@@ -27,3 +29,12 @@ def _escape(found: re.Match[str]) -> str:
 def code(word: object) -> str:
     """The word as code, or nothing for nothing."""
     return f"`{word}`" if str(word) else ""
+
+
+def section_link(place: str) -> str:
+    """A link to a page of docs/, or to one of its sections, with its heading."""
+    page, _, anchor = place.partition("#")
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    # As GitHub makes anchors; tests.links finds those that lead nowhere.
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"): heading for heading in headings}
+    return f"[{named.get(anchor, anchor) if anchor else headings[0]}](../{place})"

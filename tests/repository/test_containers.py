@@ -21,6 +21,7 @@ from neuronpipe.platform.process.settings import ServerSettings, ServiceSettings
 from neuronpipe.platform.tls import TlsFiles, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
 from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSettings, TokenizerSettings
+from tests.deploy.rules.pods import most_bytes
 
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "docker"
@@ -125,6 +126,20 @@ def test_every_container_runs_without_rights_and_within_limits(merged: dict[str,
         else:
             assert float(service["cpus"]) > 0, name
             assert service["restart"] == "unless-stopped", name
+
+
+def test_a_service_refuses_before_its_memory_is_full(merged: dict[str, Any]) -> None:
+    """By the formula of docs/deployment.md, Memory, without models."""
+    for name, kind in _SERVICES.items():
+        service = merged["services"][name]
+
+        def setting(field: str, kind: type[ServerSettings] = kind, service: dict[str, Any] = service) -> Any:
+            given = (service.get("environment") or {}).get(variable_name(kind, field))
+            return fields_of(kind)[field].default if given is None else given
+
+        number, unit = re.fullmatch(r"(\d+)([mg]?)", str(service["mem_limit"])).groups()  # type: ignore[union-attr]
+        limit = int(number) << {"": 0, "m": 20, "g": 30}[unit]
+        assert most_bytes(name, setting) <= limit, name
 
 
 def test_only_the_gateway_and_pages_are_published_and_on_loopback_only(merged: dict[str, Any]) -> None:

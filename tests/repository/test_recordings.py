@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from tests.documentation import figures
+from tests.documentation.chart import Group, Server, chart
 from tests.documentation.dark import with_dark_colours
 from tests.documentation.pages import ROOT, all_pages, fences
 from tests.documentation.pictures import TIMES
@@ -60,6 +61,17 @@ def test_the_picture_of_the_terminal_shows_what_the_pages_show() -> None:
 
 def test_figures_of_pages_and_the_chart_are_those_of_the_results() -> None:
     assert figures.faults() == []
+
+
+def test_the_chart_shows_servers_that_it_does_not_know_and_cuts_no_text() -> None:
+    servers = [Server("neuronpipe", 484, 3.5, is_ours=True), Server("another server, behind a proxy", 1e5, 1e4)]
+    note = "Figures of a machine that has a very long name, and that is not in the results. " * 2
+    svg = chart([Group("int8", "agreement 0.968", servers)], [note])
+    assert "another server, behind a proxy</text>" in svg
+    assert "lengthAdjust" in svg
+    lines = re.findall(r'<text class="note" x="10"[^>]*>([^<]+)<', svg)
+    assert " ".join(lines) == note.strip()
+    assert max(map(len, lines)) <= 61  # of 6.4 pixels each, in a picture of 416
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -252,11 +252,15 @@ def services_refuse_before_memory_is_full(objects: Objects) -> Iterator[str]:
             continue
         volumes = (volume.get("emptyDir", {}) for volume in container.workload.volumes.values())
         in_memory = [volume["sizeLimit"] for volume in volumes if volume.get("medium") == "Memory"]
-        held = sum(int(container.setting(name)) for name in _MEMORY[container.target])
-        held += MAX_HELD_BYTES if container.target == "gateway" else 0
-        needed = _PROCESS_BYTES + held + sum(map(_bytes, in_memory))
+        needed = most_bytes(container.target, container.setting) + sum(map(_bytes, in_memory))
         if (limit := _bytes(container.content["resources"]["limits"]["memory"])) < needed:
             yield f"{container}: may take {needed} bytes of memory, and the limit is {limit}"
+
+
+def most_bytes(target: str, setting: Callable[[str], Any]) -> int:
+    """The most memory that a service takes without models, by its settings."""
+    held = sum(int(setting(name)) for name in _MEMORY[target])
+    return _PROCESS_BYTES + held + (MAX_HELD_BYTES if target == "gateway" else 0)
 
 
 def _bytes(quantity: str | int) -> int:

@@ -238,7 +238,7 @@ def _title(result: LoadResult) -> list[str]:
         load = f"{result.rate_per_s:g} requests/s at random times"
     deadline = "" if result.deadline_ms is None else f", deadline {result.deadline_ms:g} ms"
     priority = "" if result.priority is None else f", priority {result.priority}"
-    system = f"{result.model} version {result.version} ({result.task}) at {result.target}"
+    system = f"{result.model} version {result.version} ({result.task.replace('_', '-')}) at {result.target}"
     measured = f"measured for {result.measured_s:.1f} s after {result.warm_up_s:g} s of warm-up"
     limits = _limits(result.generation) if result.generation else []
     broken_off = ", broken off" if result.is_broken_off else ""
