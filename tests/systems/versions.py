@@ -34,7 +34,7 @@ def one_process_of(repository: Path) -> Iterator[Mapping[str, ServiceProcess]]:
 
 @dataclass
 class Load:
-    """What callers got, without a version and with the alias."""
+    """Answers that callers got, without a version and with the alias."""
 
     answers: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Load:
         await happens(lambda: self.answers[version] > enough)
 
     async def call(self, client: AsyncClient, number: int) -> None:
-        """One caller, which asks without a pause until it is cancelled."""
+        """Asks as one caller, without a pause until it is cancelled."""
         count = 0
         while True:
             count += 1
