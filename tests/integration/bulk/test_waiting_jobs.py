@@ -101,7 +101,7 @@ def test_a_gateway_without_redis_says_what_turns_jobs_on(fake_repository: Path, 
     with (
         ServiceProcess("all", "--repository", str(models)) as gateway,
         Client(gateway.wait_until_ready().target) as client,
-        pytest.raises(NotConfigured, match="jobs_redis_url"),
+        pytest.raises(NotConfigured, match="set --jobs-redis-url"),
     ):
         client.submit([classify("a")])
 
