@@ -153,9 +153,6 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[
 
     The machine of this process seems to have no device. Yields the environment of another machine with two cores, for a
     process that needs its own cores.
-
-    This process's machine itself seems to have no device. Gives the environment of another machine, with two cores, for
-    a process that shall have cores of its own.
     """
     path = os.environ.get("PYTHONPATH", "")
     environment = {

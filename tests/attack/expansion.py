@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +117,16 @@ def _expanding(repository: Path, folder: Path) -> Iterator[Attacked]:
 
 
 SYSTEMS["expanding"] = _expanding
+_to_what_expands = partial(attack, system="expanding", sends_mib=1)
+# Half of a tokenizer's container, for one image at a time, and what the library keeps beside it.
+_to_the_viewer = partial(_to_what_expands, constant_mib=300)
 
 
 def _nested(depth: int, opened: bytes = b"[", closed: bytes = b"]") -> bytes:
     return opened * depth + b"0" + closed * depth
 
 
-@attack(
-    "N7", "JSON that is nested 600 and 1,000 deep in each body, over every protocol", system="expanding", sends_mib=1
-)
+@_to_what_expands("N7", "JSON that is nested 600 and 1,000 deep in each body, over every protocol")
 async def nested_bodies(server: Attacked) -> None:
     for deep in (_nested(600), _nested(1000, b'{"a":', b"}"), _nested(300, b'[{"a":', b"}]")):
         for path, head in (
@@ -157,11 +158,8 @@ def _closing(head: bytes) -> bytes:
     return bytes(mark + 2 for mark in reversed(opened))
 
 
-@attack(
-    "N7",
-    "JSON that is nested deep within texts: fields and tools of messages, arguments of calls, schemas",
-    system="expanding",
-    sends_mib=1,
+@_to_what_expands(
+    "N7", "JSON that is nested deep within texts: fields and tools of messages, arguments of calls, schemas"
 )
 async def nested_texts(server: Attacked) -> None:
     deep = _nested(600, b'{"a":', b"}").decode()
@@ -206,13 +204,12 @@ async def one_long_text_in_a_message(server: Attacked) -> None:
 
 @attack("H1", "a heading of CSV with millions of columns, and millions of empty lines", sends_mib=_BODY_MIB)
 async def csv_headings(server: Attacked) -> None:
-    path = "/models/classifier"
     for body, media_type in (
         (b"," * (_BODY_MIB << 20), "text/csv"),
         (b"inputs\n" + b"\n" * (_BODY_MIB << 19), "text/csv"),
         (b"\n" * (_BODY_MIB << 20), "application/jsonlines"),
     ):
-        await _post(server, path.replace("/models/classifier", "/invocations"), body, media_type=media_type)
+        await _post(server, "/invocations", body, media_type=media_type)
 
 
 @attack(
@@ -306,34 +303,22 @@ async def answers_of_many_tokens(server: Attacked) -> None:
     await _post(server, "/v1/infer", b'{"model":"classifier","input":{"tokenization":{"text":"' + text + b'"}}}')
 
 
-@attack(
-    "N2", "a text of 1 MiB of which a normalization makes 18 times as many characters", system="expanding", sends_mib=1
-)
+@_to_what_expands("N2", "a text of 1 MiB of which a normalization makes 18 times as many characters")
 async def text_that_grows(server: Attacked) -> None:
     await _post(server, "/v1/embeddings", _json(model="unigram", input="\ufdfa" * 349_500), is_packed=False)
 
 
-@attack("N2", "the same as a pair for a reranker, and in the middle of other text", system="expanding", sends_mib=1)
+@_to_what_expands("N2", "the same as a pair for a reranker, and in the middle of other text")
 async def pair_that_grows(server: Attacked) -> None:
     grows = "so " * 9 + "\ufdfa\u3300\ufdfb" * 100_000
     await _post(server, "/rerank", _json(model="unigram-reranker", query="a", texts=[grows], truncate=True))
     await _post(server, "/tokenize", _json(model="unigram", inputs=grows))
 
 
-@attack(
-    "N2",
-    "a thousand texts that grow, each of a few hundred characters",
-    system="expanding",
-    sends_mib=1,
-    constant_mib=96,
-)
+@_to_what_expands("N2", "a thousand texts that grow, each of a few hundred characters", constant_mib=96)
 async def many_texts_that_grow(server: Attacked) -> None:
     texts = ["\ufdfa" * 330] * 1000
     await _post(server, "/rerank", _json(model="unigram-reranker", query="\ufdfa" * 10, texts=texts, truncate=True))
-
-
-# Half of a tokenizer's container, for one image at a time, and what the library keeps beside it.
-_IMAGES: dict[str, Any] = {"system": "expanding", "sends_mib": 1, "constant_mib": 300}
 
 
 def _image(width: int, height: int, mode: str, format: str, **options: Any) -> bytes:
@@ -346,24 +331,24 @@ async def _view(server: Attacked, data: bytes) -> None:
     await _post(server, "/models/viewer", data, is_packed=False, media_type="image/png")
 
 
-@attack("N11", "34 bytes of WebP that are an image of 7,000 x 7,000 pixels", **_IMAGES)
+@_to_the_viewer("N11", "34 bytes of WebP that are an image of 7,000 x 7,000 pixels")
 async def image_of_webp(server: Attacked) -> None:
     await _view(server, _large("RGB", "WEBP", lossless=True, method=0))
 
 
-@attack("N11", "a PNG of 1 x 49,900,000 pixels, and one that lies", **_IMAGES)
+@_to_the_viewer("N11", "a PNG of 1 x 49,900,000 pixels, and one that lies")
 async def image_that_is_a_thread(server: Attacked) -> None:
     for size in ((1, 49_900_000), (49_900_000, 1), (60_000, 800)):
         await _view(server, _png(*size))
 
 
-@attack("N11", "PNG files of 49 million pixels with a palette, and with transparency", **_IMAGES)
+@_to_the_viewer("N11", "PNG files of 49 million pixels with a palette, and with transparency")
 async def image_with_a_palette(server: Attacked) -> None:
     for mode in ("P", "LA"):
         await _view(server, _large(mode, "PNG"))
 
 
-@attack("N11", "a photograph of 49 million pixels in several scans, one to be turned, and one in CMYK", **_IMAGES)
+@_to_the_viewer("N11", "a photograph of 49 million pixels in several scans, one to be turned, and one in CMYK")
 async def image_in_scans(server: Attacked) -> None:
     turned = Image.Exif()
     turned[0x112] = 6

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def _writing(repository: Path, folder: Path) -> Iterator[Attacked]:
 
 
 SYSTEMS["writing"] = _writing
+_to_the_writer = partial(attack, system="writing", sends_mib=1)
 
 
 def _request(**options: Any) -> bytes:
@@ -64,7 +66,7 @@ def _form(schema: Any) -> bytes:
     return _request(json_schema=json.dumps(schema, ensure_ascii=False), max_new_tokens=8)
 
 
-@attack("N1", "forms of thousands of properties, each another one", system="writing", sends_mib=1, is_quick=True)
+@_to_the_writer("N1", "forms of thousands of properties, each another one", is_quick=True)
 async def forms_of_many_properties(server: Attacked) -> None:
     await _ask(server, *(_form({"properties": _names(8800)}) for _ in range(4)))
 
@@ -75,18 +77,12 @@ def _of_many(names: dict[str, Any]) -> Any:
 
 
 # A form that is compiled takes up to 15 MB.
-@attack(
-    "N1",
-    "forms of as many properties as are allowed, each another one",
-    system="writing",
-    sends_mib=1,
-    constant_mib=192,
-)
+@_to_the_writer("N1", "forms of as many properties as are allowed, each another one", constant_mib=192)
 async def forms_of_as_many_properties_as_are_allowed(server: Attacked) -> None:
     await _ask(server, *(_form(_of_many(_names(1990))) for _ in range(16)))
 
 
-@attack("N1", "forms and grammars whose cost is not in their size", system="writing", sends_mib=1)
+@_to_the_writer("N1", "forms and grammars whose cost is not in their size")
 async def forms_that_multiply(server: Attacked) -> None:
     some, few = _names(500), _names(30)
     patterns: dict[str, Any] = {"patternProperties": {f"^{name}": {} for name in some}}
@@ -97,13 +93,7 @@ async def forms_that_multiply(server: Attacked) -> None:
 
 
 # Kept grammars take up to 90 MiB.
-@attack(
-    "N1",
-    "regexes of a few characters that repeat a letter thousands of times",
-    system="writing",
-    sends_mib=1,
-    constant_mib=128,
-)
+@_to_the_writer("N1", "regexes of a few characters that repeat a letter thousands of times", constant_mib=128)
 async def regexes_that_repeat(server: Attacked) -> None:
     number = next(_NUMBERS)
     patterns = (f"a{{{9_000 + number}}}", f"(a{{300}}b){{300}}c{{{number}}}", f"(a|b{{{90_000 + number}}}){{1,9}}")
@@ -114,17 +104,17 @@ async def regexes_that_repeat(server: Attacked) -> None:
     await _ask(server, _request(max_new_tokens=8, grammar=f"start: /{patterns[0]}/"))
 
 
-@attack("N4", "four searches of 16 beams at a time", system="writing", sends_mib=1, is_quick=True)
+@_to_the_writer("N4", "four searches of 16 beams at a time", is_quick=True)
 async def wide_searches(server: Attacked) -> None:
     await _ask(server, *(_request(num_beams=16, max_new_tokens=_LONG) for _ in range(4)))
 
 
-@attack("N4", "64 searches of 16 beams with 16 texts each", system="writing", sends_mib=1)
+@_to_the_writer("N4", "64 searches of 16 beams with 16 texts each")
 async def many_wide_searches(server: Attacked) -> None:
     await _ask(server, *(_request(num_beams=16, num_return_sequences=16, max_new_tokens=_LONG) for _ in range(64)))
 
 
-@attack("N4", "600 streams of 16 texts each that stay unread", system="writing", sends_mib=1)
+@_to_the_writer("N4", "600 streams of 16 texts each that stay unread")
 async def streams_of_many_texts_that_nobody_reads(server: Attacked) -> None:
     async with grpc.aio.insecure_channel(server.target, _OPTIONS) as channel:
         generate: Any = channel.unary_stream(f"{_API}/Generate")

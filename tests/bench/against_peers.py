@@ -22,7 +22,6 @@ from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.bundles.repository import read_repository
 from tests.bench.load import GRPC, HTTP, PIPELINE, PIPELINE_BATCHES, LoadProcess, System
 from tests.bench.measurements import Measurement
-from tests.bench.models import of_dtype
 from tests.bench.peers.classifier import GRAPH_FILE
 from tests.bench.peers.embedders_alone import ONNX_CLASSIFIERS, ONNX_FILE
 from tests.bench.peers.environments import CACHE, ROOT
@@ -31,13 +30,13 @@ from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
 from tests.bench.systems import (
     ALL,
     DTYPES,
-    FOUR,
     SOURCE,
     computed_dtypes,
     find_repository,
     make_request,
+    of_dtype,
     serving_all,
-    serving_four,
+    serving_both,
     take_turns,
 )
 
@@ -187,10 +186,7 @@ def measure_like_for_like(
     for dtype in computed_dtypes():
         repository, graph = find_repository(dtype), export_graph(dtype)
         with ExitStack() as stack:
-            ours = [
-                stack.enter_context(serving_all(repository, of_dtype(ALL, dtype))),
-                stack.enter_context(serving_four(repository, of_dtype(FOUR, dtype))),
-            ]
+            ours = serving_both(stack, repository, dtype)
             loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
             for system in ours:
                 loop.measure(system, CALLERS[-1], seconds)

@@ -20,14 +20,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.measure.machine import resident_mb
 from neuronpipe.platform.process.worker import Worker
 from tests.bench.load import LoadProcess
 from tests.bench.measurements import ratios
 from tests.bench.peers.environments import ROOT
-from tests.bench.systems import DTYPES, make_texts, serving_all
+from tests.bench.systems import DTYPES, embedding_request, make_texts, serving_all
 
 _MODEL = "embedder"
 _CALLERS = 32
@@ -114,11 +112,6 @@ def _compile(source: Path, folder: Path, dtype: str) -> float:
     return time.monotonic() - began_s
 
 
-def _request(text: str) -> bytes:
-    input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
-    return InferRequest(model=_MODEL, input=input).SerializeToString()
-
-
 def _rows(name: str, texts: Sequence[str], rounds: int, seconds: float) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
@@ -129,7 +122,7 @@ def _rows(name: str, texts: Sequence[str], rounds: int, seconds: float) -> Itera
             Worker.started(_serve_reference, folder / "source", texts, name="sentence-transformers")
         )
         systems = {dtype: stack.enter_context(serving_all(folder / dtype)) for dtype in DTYPES}
-        loop = stack.enter_context(LoadProcess.started([_request(text) for text in texts]))
+        loop = stack.enter_context(LoadProcess.started([embedding_request(_MODEL, text) for text in texts]))
         # Of each system: texts a second, and p50.
         turns: dict[str, list[tuple[float, float]]] = {dtype: [] for dtype in ("", *DTYPES)}
         for _ in range(rounds):

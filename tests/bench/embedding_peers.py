@@ -17,25 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demo.model import find_minilm
-from neuronpipe.api.v1.inference_pb2 import InferRequest, InferResponse
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
+from neuronpipe.api.v1.inference_pb2 import InferResponse
 from tests.bench.against_peers import best_systems
 from tests.bench.load import HTTP, LoadProcess, System
 from tests.bench.measurements import Measurement
-from tests.bench.models import of_dtype
 from tests.bench.peers.embedders_alone import LIBRARIES, ONNX_FILE, ONNX_FILES
 from tests.bench.peers.environments import CACHE
 from tests.bench.peers.exports import ENVIRONMENT, export_onnx
 from tests.bench.peers.running import PeerProcess, PeerUnavailable, peer_python
-from tests.bench.systems import (
-    ALL,
-    FOUR,
-    computed_dtypes,
-    run_module,
-    serving_all,
-    serving_four,
-    take_turns,
-)
+from tests.bench.systems import computed_dtypes, embedding_request, of_dtype, run_module, serving_both, take_turns
 
 SECTION = "embeddings"
 TRIALS = f"{SECTION}, trials"
@@ -130,11 +120,8 @@ def measure_embeddings(
     for dtype in computed_dtypes():
         with ExitStack() as stack:
             repository = _find_embedder(dtype)
-            ours = [
-                stack.enter_context(serving_all(repository, of_dtype(ALL, dtype))),
-                stack.enter_context(serving_four(repository, of_dtype(FOUR, dtype))),
-            ]
-            loop = stack.enter_context(LoadProcess.started([_request(text) for text in texts]))
+            ours = serving_both(stack, repository, dtype)
+            loop = stack.enter_context(LoadProcess.started([embedding_request(MODEL, text) for text in texts]))
             for system in ours:
                 loop.measure(system, CALLERS[-1], seconds)
             expected = _vectors([_ours(answer) for answer in loop.answers(ours[0], 1, _CHECKED_TEXTS)])
@@ -269,11 +256,6 @@ def _vectors(vectors: Sequence[Sequence[float]]) -> Vectors:
     found: Vectors = np.array(vectors, np.float32)
     found /= np.linalg.norm(found, axis=-1, keepdims=True)
     return found
-
-
-def _request(text: str) -> bytes:
-    input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
-    return InferRequest(model=MODEL, input=input).SerializeToString()
 
 
 def _ours(answer: bytes) -> Sequence[float]:

@@ -20,9 +20,8 @@ from tests.bench.generation import ENGINE, beside_turns, of_model, run_turn, tex
 from tests.bench.generation_alone import VOCABULARY, running_alone, serve_engine
 from tests.bench.generation_peers import GENAI, LLAMA_CPP, start_peer
 from tests.bench.measurements import Measurement
-from tests.bench.models import of_dtype
 from tests.bench.peers.environments import CACHE, ROOT
-from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes
+from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes, of_dtype
 
 SECTION = "realistic"
 QWEN = "qwen2.5-0.5b"

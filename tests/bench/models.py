@@ -6,16 +6,7 @@ from contextlib import ExitStack
 from tests.bench.ceiling import running_ceiling
 from tests.bench.load import LoadProcess
 from tests.bench.measurements import Measurement
-from tests.bench.systems import (
-    ALL,
-    FOUR,
-    computed_dtypes,
-    find_repository,
-    make_request,
-    serving_all,
-    serving_four,
-    take_turns,
-)
+from tests.bench.systems import computed_dtypes, find_repository, make_request, of_dtype, serving_both, take_turns
 
 SECTION = "models"
 CALLERS = (1, 32)
@@ -32,13 +23,7 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
         ceilings = {
             dtype: stack.enter_context(running_ceiling(repository, texts)) for dtype, repository in repositories.items()
         }
-        systems = {
-            dtype: [
-                stack.enter_context(serving_all(repository, of_dtype(ALL, dtype))),
-                stack.enter_context(serving_four(repository, of_dtype(FOUR, dtype))),
-            ]
-            for dtype, repository in repositories.items()
-        }
+        systems = {dtype: serving_both(stack, repository, dtype) for dtype, repository in repositories.items()}
         loop = stack.enter_context(LoadProcess.started([make_request(text) for text in texts]))
         for round in range(rounds):
             for dtype, ceiling in ceilings.items():
@@ -52,8 +37,3 @@ def measure_models(texts: Sequence[str], rounds: int, seconds: float) -> Iterato
                 )
                 turns = [(callers, system) for callers in reversed(CALLERS) for system in systems[dtype]]
                 yield from take_turns(SECTION, loop, turns, [round], seconds)
-
-
-def of_dtype(system: str, dtype: str) -> str:
-    """The name of a system that computes in a dtype."""
-    return f"{system}, {dtype}"

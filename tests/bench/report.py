@@ -23,9 +23,9 @@ from tests.bench import (
 from tests.bench.against_peers import LIKE_FOR_LIKE, NOT_TO_BE_HAD, TRIALS
 from tests.bench.generation_peers import GENERATION_PEERS
 from tests.bench.measurements import Measurement, Measurements, Spread, Value, figure, latency, p50, throughput
-from tests.bench.models import CEILING, of_dtype
+from tests.bench.models import CEILING
 from tests.bench.startup import SERVICES, Start
-from tests.bench.systems import ALL, DTYPES, FOUR, OUR_ECHO
+from tests.bench.systems import ALL, DTYPES, FOUR, OUR_ECHO, of_dtype
 from tests.bench.targets import Target, best_peer, check_targets
 
 

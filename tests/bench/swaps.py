@@ -35,7 +35,7 @@ from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
 from tests.bench.load import Answer, send_all
 from tests.callers.requests import classify
-from tests.integration.registry.test_registry import serves_only
+from tests.systems.versions import serves_only
 
 _SIGNED = Signed("bench")
 _NAME = "swapped"

@@ -18,7 +18,7 @@ import uvloop
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.measure.load.inputs import builtin_texts
 from neuronpipe.platform.process.health import HealthBoard
@@ -63,6 +63,12 @@ def make_request(text: str) -> bytes:
     return InferRequest(model=MODEL, input=input).SerializeToString()
 
 
+def embedding_request(model: str, text: str) -> bytes:
+    """A request for a text's vector, as a client sends it."""
+    input = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
+    return InferRequest(model=model, input=input).SerializeToString()
+
+
 def find_repository(kind: str) -> Path:
     """The repository with the model in a dtype, or `fake`; compiled where it is not there yet."""
     repository = CACHE / f"repository-{kind}"
@@ -98,11 +104,9 @@ def computed_dtypes() -> tuple[str, ...]:
     """Those of DTYPES that this CPU computes in. Without instructions for bfloat16, OpenVINO takes float32, or, with
     AVX-512, emulates it: 20 to 50 times slower (2026.4, 2026-11-25).
     """
-    from neuronpipe.stages.neuron_executor.runtimes.openvino import (
-        has_bfloat16,  # processes of echo servers do without openvino
-    )
+    from neuronpipe.stages.neuron_executor.runtimes import openvino  # processes of echo servers do without it
 
-    return tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or has_bfloat16())
+    return tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or openvino.has_bfloat16())
 
 
 @contextmanager
@@ -126,6 +130,17 @@ def serving_four(
     options_of = {"tokenizer": options, **stage_options}
     with four_processes(repository, stage_options=options_of, environment=environment) as processes:
         yield System(name, processes["gateway"].target, pids=tuple(process.pid for process in processes.values()))
+
+
+def serving_both(stack: ExitStack, repository: Path, dtype: str) -> list[System]:
+    """ALL and FOUR with the models in a dtype, ready; ended with the stack."""
+    systems = (serving_all(repository, of_dtype(ALL, dtype)), serving_four(repository, of_dtype(FOUR, dtype)))
+    return [stack.enter_context(system) for system in systems]
+
+
+def of_dtype(system: str, dtype: str) -> str:
+    """The name of a system that computes in a dtype."""
+    return f"{system}, {dtype}"
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from tests.bench.against_peers import LIKE_FOR_LIKE
 from tests.bench.generation_alone import BART, LLAMA
 from tests.bench.generation_peers import CTRANSLATE2, GENAI
 from tests.bench.measurements import Measurements, Spread, Value, figure, p50, throughput
-from tests.bench.models import CEILING, of_dtype
-from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR, OUR_ECHO, with_tls
+from tests.bench.models import CEILING
+from tests.bench.systems import ALL, DTYPES, ECHO_SERVER, FOUR, OUR_ECHO, of_dtype, with_tls
 
 
 @dataclass(frozen=True)

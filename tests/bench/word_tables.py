@@ -17,11 +17,9 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, Truncation
 from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.load import LoadProcess
-from tests.bench.systems import make_texts, serving_all
+from tests.bench.systems import embedding_request, make_texts, serving_all
 from tests.models.tokenizers import word_piece
 
 _SEED = 20261128
@@ -42,11 +40,6 @@ _MODELS: Mapping[str, Callable[[Path], Path]] = {
 }
 
 
-def _request(text: str) -> bytes:
-    given = TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, truncation=Truncation.TRUNCATION_RIGHT))
-    return InferRequest(model=_NAME, input=given).SerializeToString()
-
-
 def _memory_mb(pid: int) -> tuple[float, float]:
     """The resident memory of a process, and the part of it that no file is behind."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -55,8 +48,8 @@ def _memory_mb(pid: int) -> tuple[float, float]:
 
 
 def _rows(name: str, dtypes: Sequence[str], texts: Sequence[str], seconds: float) -> Iterator[str]:
-    first = 0.0
-    with tempfile.TemporaryDirectory() as temporary, LoadProcess.started([_request(text) for text in texts]) as loop:
+    first, requests = 0.0, [embedding_request(_NAME, text) for text in texts]
+    with tempfile.TemporaryDirectory() as temporary, LoadProcess.started(requests) as loop:
         source = _MODELS[name](Path(temporary) / "source")
         for dtype in dtypes:
             request = CompileRequest(str(source), "sentence_embedding", Path(temporary) / dtype, _NAME, dtype=dtype)

@@ -122,6 +122,11 @@ class Workload:
         return [Container(self, content) for content in self.pod["containers"]]
 
     @property
+    def ports(self) -> dict[str, int]:
+        """The ports of its containers, by name."""
+        return {name: port for container in self.containers for name, port in container.ports.items()}
+
+    @property
     def checks(self) -> list[Container]:
         """The containers that run before the others."""
         return [Container(self, content) for content in self.pod.get("initContainers", [])]

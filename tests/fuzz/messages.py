@@ -17,13 +17,7 @@ _COUNTS = (0, 1, 1, 1, 2, 3, 8)
 _MANY = 300
 _LONG = 6000
 _TEXTS = (
-    "",
-    " ",
-    "a",
-    "A fine day.",
-    "Paris is the [MASK] of France.",
-    "\x00",
-    "{}",
+    *("", " ", "a", "A fine day.", "Paris is the [MASK] of France.", "\x00", "{}"),
     "ﬁ ß İ ǆ",
     "日本語",
     "👩‍👩‍👧‍👦",

@@ -58,13 +58,8 @@ WORDS: Mapping[str, Sequence[str]] = {
 }
 # The public API and the stages' services; those of gRPC come with them.
 _API: Sequence[FileDescriptor] = [
-    inference_pb2.DESCRIPTOR,
-    models_pb2.DESCRIPTOR,
-    traces_pb2.DESCRIPTOR,
-    open_inference_pb2.DESCRIPTOR,
-    tei_pb2.DESCRIPTOR,
-    health_pb2.DESCRIPTOR,
-    reflection_pb2.DESCRIPTOR,
+    *(module.DESCRIPTOR for module in (inference_pb2, models_pb2, traces_pb2)),
+    *(module.DESCRIPTOR for module in (open_inference_pb2, tei_pb2, health_pb2, reflection_pb2)),
 ]
 _STAGES = {
     "TokenizerService": "tokenizer",

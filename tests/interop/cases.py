@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
@@ -262,6 +263,14 @@ _NOT_FOUND = errors.ModelNotFound(_UNICODE)
 _INVALID = errors.InvalidInput("text", "is empty")
 _OVERLOADED = errors.Overloaded("full", 1.5)
 _RAW, _AT_ONCE, _CANCEL, _GZIP = (frozenset({feature}) for feature in ("raw", "at once", "cancel", "gzip"))
+_HEALTH = "/grpc.health.v1.Health"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def _case(name: str, *steps: tuple[Call, Check], **fields: Any) -> Case:
+    """Makes a case of calls, each with its check."""
+    calls, checks = zip(*steps, strict=True)
+    return Case(name, calls, checks, **fields)
 
 
 def _malformed(
@@ -272,185 +281,148 @@ def _malformed(
         assert trailing in ended.trailing or not trailing, ended.trailing
 
     raw = Call(f"/{SERVICE}/Echo", "unary", (body,), metadata, is_raw=True)
-    return Case(name, (raw, _echo("Echo", b"a")), (check, answers(b"a")), _RAW)
+    return _case(name, (raw, check), _ECHOED, needs=_RAW)
 
+
+def _health(method: str, kind: str = "unary", service: str = "", **fields: Any) -> Call:
+    return Call(f"{_HEALTH}/{method}", kind, (HealthCheckRequest(service=service).SerializeToString(),), **fields)
+
+
+def _beside_slow_calls(*metadata: tuple[str, str]) -> tuple[tuple[Call, Check], ...]:
+    """Slow calls, a call with large metadata while they run, and one afterwards."""
+    large = _echo("Echo", b"a", metadata=metadata, start_ms=300)
+    return (
+        (_told("Slow", {"seconds": 1}, repeat=20), ends(_OK, calls=20)),
+        (large, ends(3, _RESOURCE_EXHAUSTED, _INTERNAL)),
+        (_echo("Echo", b"a", start_ms=600), answers(b"a")),
+    )
+
+
+def _infers(method: str, kind: str, *requests: Message) -> Call:
+    return Call(f"{_INFERENCE}/{method}", kind, tuple(request.SerializeToString() for request in requests))
+
+
+_ECHOED = (_echo("Echo", b"a"), answers(b"a"))
+_TOO_LARGE = (_echo("Echo", _MAX_MESSAGE_BYTES + 1), ends(_RESOURCE_EXHAUSTED))
+_LISTED = Call(_REFLECTION, "bidi", (ServerReflectionRequest(list_services="*").SerializeToString(),))
+_LARGE = ("x-large", "a" * 12_000)
+# A step of streaming in each direction.
+_JOINED = (_echo("Join", *[1000] * 50), answers(_joined(*[1000] * 50)))
+_CHATTED = (_echo("Chat", *range(50)), answers(*range(50)))
+_IDS = [str(number) for number in range(20)]
 
 CASES = (
-    Case("unary", (_echo("Echo", b"a"),), (answers(b"a"),)),
-    Case("empty message", (_echo("Echo", b""),), (answers(b""),)),
-    Case("server streaming", (_told("Split", {"count": 50, "size": 1000}),), (answers(*[1000] * 50),)),
-    Case("server streaming without a response", (_told("Split", {"count": 0, "size": 0}),), (answers(),)),
-    Case("client streaming", (_echo("Join", *[1000] * 50),), (answers(_joined(*[1000] * 50)),)),
-    Case("client streaming without a request", (_echo("Join"),), (answers(_joined()),)),
-    Case("bidirectional streaming", (_echo("Chat", *range(50)),), (answers(*range(50)),)),
-    Case(
+    _case("unary", _ECHOED),
+    _case("empty message", (_echo("Echo", b""), answers(b""))),
+    _case("server streaming", (_told("Split", {"count": 50, "size": 1000}), answers(*[1000] * 50))),
+    _case("server streaming without a response", (_told("Split", {"count": 0, "size": 0}), answers())),
+    _case("client streaming", _JOINED),
+    _case("client streaming without a request", (_echo("Join"), answers(_joined()))),
+    _case("bidirectional streaming", _CHATTED),
+    _case(
         "30,000 messages of a byte",
-        (_echo("Join", *[1] * 30_000), _echo("Chat", *[1] * 30_000)),
-        (answers(_joined(*[1] * 30_000)), answers(*[1] * 30_000)),
+        (_echo("Join", *[1] * 30_000), answers(_joined(*[1] * 30_000))),
+        (_echo("Chat", *[1] * 30_000), answers(*[1] * 30_000)),
     ),
-    Case("metadata, binary too", (_echo("Metadata", b"", metadata=_PAIRS),), (_has(_PAIRS),)),
-    Case(
+    _case("metadata, binary too", (_echo("Metadata", b"", metadata=_PAIRS), _has(_PAIRS))),
+    _case(
         "errors with details",
-        (
-            _failing("Fail", _NOT_FOUND, _UNICODE),
-            _failing("Fail", _INVALID, "text", "is empty"),
-            _failing("Fail", _OVERLOADED, "full", 1.5),
-            _failing("Falter", _NOT_FOUND, _UNICODE),
-        ),
-        (fails_as(_NOT_FOUND), fails_as(_INVALID), fails_as(_OVERLOADED), fails_as(_NOT_FOUND, b"one", b"two")),
+        (_failing("Fail", _NOT_FOUND, _UNICODE), fails_as(_NOT_FOUND)),
+        (_failing("Fail", _INVALID, "text", "is empty"), fails_as(_INVALID)),
+        (_failing("Fail", _OVERLOADED, "full", 1.5), fails_as(_OVERLOADED)),
+        (_failing("Falter", _NOT_FOUND, _UNICODE), fails_as(_NOT_FOUND, b"one", b"two")),
     ),
-    Case("unknown method", (Call(f"/{SERVICE}/None", "unary"), Call("/none/None", "unary")), (ends(12), ends(12))),
-    Case("1 MiB", (_echo("Echo", _MIB),), (answers(_MIB),)),
-    Case("60 MiB", (_echo("Echo", 60 * _MIB),), (answers(60 * _MIB),)),
-    Case(
+    _case("unknown method", *((Call(f"/{service}/None", "unary"), ends(12)) for service in (SERVICE, "none"))),
+    _case("1 MiB", (_echo("Echo", _MIB), answers(_MIB))),
+    _case("60 MiB", (_echo("Echo", 60 * _MIB), answers(60 * _MIB))),
+    _case(
         "60 MiB in pieces",
-        (_told("Split", {"count": 60, "size": _MIB}), _echo("Join", *[_MIB] * 60)),
-        (answers(*[_MIB] * 60), answers(_joined(*[_MIB] * 60))),
+        (_told("Split", {"count": 60, "size": _MIB}), answers(*[_MIB] * 60)),
+        (_echo("Join", *[_MIB] * 60), answers(_joined(*[_MIB] * 60))),
         max_growth_mib=48,
     ),
-    Case(
-        "message beyond the limit",
-        (_echo("Echo", _MAX_MESSAGE_BYTES + 1), _echo("Echo", b"a")),
-        (ends(_RESOURCE_EXHAUSTED, distinct=1), answers(b"a")),
-    ),
+    _case("message beyond the limit", _TOO_LARGE, _ECHOED),
     # Of these, a busy server has seen the call before its end.
-    Case(
+    _case(
         "deadline",
-        (_told("Slow", {"seconds": 60}, timeout_ms=1500),),
-        (ends_after(_DEADLINE),),
+        (_told("Slow", {"seconds": 60}, timeout_ms=1500), ends_after(_DEADLINE)),
         seen={"slow cancelled": 1},
     ),
-    Case(
+    _case(
         "deadline of a stream",
-        (_told("Split", {"count": 600, "size": 10, "pause_s": 100}, timeout_ms=1500),),
-        (ends_after(_DEADLINE, 10),),
+        (_told("Split", {"count": 600, "size": 10, "pause_s": 100}, timeout_ms=1500), ends_after(_DEADLINE, 10)),
         seen={"split cancelled": 1},
     ),
-    Case("deadline that is kept", (_echo("Echo", b"a", timeout_ms=60_000),), (answers(b"a"),)),
-    Case(
+    _case("deadline that is kept", (_echo("Echo", b"a", timeout_ms=60_000), answers(b"a"))),
+    _case(
         "cancellation",
-        (_told("Slow", {"seconds": 60}, cancel_after_ms=1500),),
-        (ends_after(_CANCELLED),),
-        _CANCEL,
+        (_told("Slow", {"seconds": 60}, cancel_after_ms=1500), ends_after(_CANCELLED)),
+        needs=_CANCEL,
         seen={"slow cancelled": 1},
     ),
-    Case(
+    _case(
         "cancellation of a stream",
-        (_told("Split", {"count": 600, "size": 10, "pause_s": 0.02}, cancel_after=3),),
-        (ends(_CANCELLED),),
-        _CANCEL,
+        (_told("Split", {"count": 600, "size": 10, "pause_s": 0.02}, cancel_after=3), ends(_CANCELLED)),
+        needs=_CANCEL,
         seen={"split cancelled": 1},
     ),
-    Case(
+    _case(
         "answer before the request has ended",
-        (_echo("Early", *[1000] * 4000, send_pause_ms=10), _echo("Echo", b"a")),
-        (ends_after(_OK, 1000), answers(b"a")),
+        (_echo("Early", *[1000] * 4000, send_pause_ms=10), ends_after(_OK, 1000)),
+        _ECHOED,
     ),
-    Case("1,000 streams at once", (_told("Slow", {"seconds": 0.5}, repeat=1000),), (ends(_OK, calls=1000),), _AT_ONCE),
-    Case("200 connections", (_echo("Echo", 100, repeat=200),), (answers(100, calls=200),), _AT_ONCE, connections=200),
-    Case(
-        "gzip",
-        (_echo("Echo", _MIB), _echo("Join", *[1000] * 50), _echo("Chat", *range(50))),
-        (answers(_MIB), answers(_joined(*[1000] * 50)), answers(*range(50))),
-        _GZIP,
-        gzip=True,
+    _case(
+        "1,000 streams at once", (_told("Slow", {"seconds": 0.5}, repeat=1000), ends(_OK, calls=1000)), needs=_AT_ONCE
     ),
-    Case(
-        "gzip beyond the limit",
-        (_echo("Echo", _MAX_MESSAGE_BYTES + 1), _echo("Echo", b"a")),
-        (ends(_RESOURCE_EXHAUSTED), answers(b"a")),
-        _GZIP,
-        gzip=True,
+    _case(
+        "200 connections", (_echo("Echo", 100, repeat=200), answers(100, calls=200)), needs=_AT_ONCE, connections=200
     ),
-    Case(
+    _case("gzip", (_echo("Echo", _MIB), answers(_MIB)), _JOINED, _CHATTED, needs=_GZIP, gzip=True),
+    _case("gzip beyond the limit", _TOO_LARGE, _ECHOED, needs=_GZIP, gzip=True),
+    _case(
         "slow reader",
-        (_told("Split", {"count": 64, "size": _MIB}, read_pause_ms=20), _echo("Echo", b"a", start_ms=500)),
-        (answers(*[_MIB] * 64), answers(b"a")),
-        frozenset({"slow reader"}),
+        (_told("Split", {"count": 64, "size": _MIB}, read_pause_ms=20), answers(*[_MIB] * 64)),
+        (_echo("Echo", b"a", start_ms=500), answers(b"a")),
+        needs=frozenset({"slow reader"}),
         max_growth_mib=32,
     ),
-    Case(
+    _case(
         "health",
-        (
-            Call("/grpc.health.v1.Health/Check", "unary"),
-            Call("/grpc.health.v1.Health/Check", "unary", (HealthCheckRequest(service=SERVICE).SerializeToString(),)),
-            Call("/grpc.health.v1.Health/Check", "unary", (HealthCheckRequest(service="no").SerializeToString(),)),
-        ),
-        (answers(_SERVING), answers(_SERVING), ends(5)),
+        (Call(f"{_HEALTH}/Check", "unary"), answers(_SERVING)),
+        (_health("Check", service=SERVICE), answers(_SERVING)),
+        (_health("Check", service="no"), ends(5)),
     ),
-    Case(
-        "health watched",
-        (Call("/grpc.health.v1.Health/Watch", "server", cancel_after=1),),
-        (ends_after(_CANCELLED, _SERVING),),
-        _CANCEL,
+    _case(
+        "health watched", (_health("Watch", "server", cancel_after=1), ends_after(_CANCELLED, _SERVING)), needs=_CANCEL
     ),
-    Case(
-        "reflection",
-        (
-            Call(
-                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                "bidi",
-                (ServerReflectionRequest(list_services="*").SerializeToString(),),
-            ),
-        ),
-        (answers_that(_lists_services),),
+    _case("reflection", (_LISTED, answers_that(_lists_services))),
+    _case("12 KiB of metadata", (_echo("Metadata", b"", metadata=(_LARGE,)), _has([_LARGE]))),
+    _case(
+        "100 KiB of metadata",
+        *_beside_slow_calls(*((f"x-large-{number}", "a" * 10_000) for number in range(10))),
+        needs=_AT_ONCE,
     ),
-    Case(
-        "12 KiB of metadata",
-        (_echo("Metadata", b"", metadata=(("x-large", "a" * 12_000),)),),
-        (_has([("x-large", "a" * 12_000)]),),
-    ),
-    *(
-        Case(
-            name,
-            (
-                _told("Slow", {"seconds": 1}, repeat=20),
-                _echo("Echo", b"a", metadata=metadata, start_ms=300),
-                _echo("Echo", b"a", start_ms=600),
-            ),
-            (ends(_OK, calls=20), ends(3, _RESOURCE_EXHAUSTED, _INTERNAL), answers(b"a")),
-            _AT_ONCE,
-        )
-        for name, metadata in {
-            "100 KiB of metadata": tuple((f"x-large-{number}", "a" * 10_000) for number in range(10)),
-            "100 KiB of metadata in one value": (("x-large", "a" * 100_000),),
-        }.items()
-    ),
-    Case(
+    _case("100 KiB of metadata in one value", *_beside_slow_calls(("x-large", "a" * 100_000)), needs=_AT_ONCE),
+    _case(
         "keepalive pings",
-        (_told("Slow", {"seconds": 32}),),
-        (ends(_OK),),
-        frozenset({"keepalive"}),
+        (_told("Slow", {"seconds": 32}), ends(_OK)),
+        needs=frozenset({"keepalive"}),
         keepalive_ms=10_000,
         plain_only=True,
     ),
-    Case(
+    _case(
         "inference",
         (
-            Call(f"{_INFERENCE}/Infer", "unary", (classify("A fine day.").SerializeToString(),)),
-            Call(
-                f"{_INFERENCE}/InferBatch",
-                "unary",
-                (InferBatchRequest(requests=[classify("a"), classify("b")]).SerializeToString(),),
-            ),
-            Call(
-                f"{_INFERENCE}/InferStream",
-                "bidi",
-                tuple(
-                    InferStreamRequest(request=classify("a", request_id=str(number))).SerializeToString()
-                    for number in range(20)
-                ),
-            ),
+            _infers("Infer", "unary", classify("A fine day.")),
+            answers_that(lambda datas: InferResponse.FromString(datas[0]).HasField("result")),
         ),
         (
-            answers_that(lambda datas: InferResponse.FromString(datas[0]).HasField("result")),
+            _infers("InferBatch", "unary", InferBatchRequest(requests=[classify("a"), classify("b")])),
             answers_that(lambda datas: len(InferBatchResponse.FromString(datas[0]).outcomes) == 2),
-            answers_that(
-                lambda datas: (
-                    {InferStreamResponse.FromString(data).request_id for data in datas}
-                    == {str(number) for number in range(20)}
-                )
-            ),
+        ),
+        (
+            _infers("InferStream", "bidi", *(InferStreamRequest(request=classify("a", request_id=id)) for id in _IDS)),
+            answers_that(lambda datas: {InferStreamResponse.FromString(data).request_id for data in datas} == {*_IDS}),
         ),
         server="gateway",
     ),
@@ -482,4 +454,4 @@ def restart_case(lasts_s: float) -> Case:
         _told("Slow", {"seconds": 0.2}, repeat=8, for_ms=for_ms),
         _told("Split", {"count": 20, "size": 1000, "pause_s": 0.03}, repeat=4, for_ms=for_ms),
     )
-    return Case("restart", calls, tuple(ends(_OK) for _ in calls), _AT_ONCE, repeats=True)
+    return _case("restart", *((call, ends(_OK)) for call in calls), needs=_AT_ONCE, repeats=True)

@@ -10,8 +10,8 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -119,26 +119,20 @@ class Echo:
         """What came of calls so far, and which process this is."""
         return json.dumps(self._seen | {"pid": os.getpid()}).encode()
 
-    def _seeing(self, name: str) -> "_Seeing":
-        return _Seeing(self._seen, name)
+    @contextmanager
+    def _seeing(self, name: str) -> Iterator[None]:
+        """Counts a block as begun, and then as answered or cancelled."""
+        self._seen[f"{name} begun"] += 1
+        try:
+            yield
+        except BaseException:
+            self._seen[f"{name} cancelled"] += 1
+            raise
+        self._seen[f"{name} answered"] += 1
 
     def handlers(self) -> RpcHandlers:
         """Every method, with bytes as messages."""
         return [(rpc, getattr(self, rpc.path.rpartition("/")[2].lower())) for rpc in _rpcs()]
-
-
-class _Seeing:
-    """Counts a block as begun, and then as answered or cancelled."""
-
-    def __init__(self, seen: Counter[str], name: str) -> None:
-        self._seen = seen
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._seen[f"{self._name} begun"] += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._seen[f"{self._name} {'answered' if kind is None else 'cancelled'}"] += 1
 
 
 def pattern(size: int) -> bytes:
@@ -149,15 +143,8 @@ def pattern(size: int) -> bytes:
 
 def _rpcs() -> Sequence[Rpc]:
     return [
-        Rpc(
-            path=f"/{SERVICE}/{name}",
-            request_name="bytes",
-            decode=bytes,
-            encode=bytes,
-            client_streaming=client_streaming,
-            server_streaming=server_streaming,
-        )
-        for name, (client_streaming, server_streaming) in METHODS.items()
+        Rpc(f"/{SERVICE}/{name}", "bytes", bytes, bytes, client_streaming=of_client, server_streaming=of_server)
+        for name, (of_client, of_server) in METHODS.items()
     ]
 
 

@@ -28,6 +28,9 @@ _LAST_PING = b"the last"
 _SLOW, _SPLIT, _JOIN, _CHAT = (f"/{SERVICE}/{name}" for name in ("Slow", "Split", "Join", "Chat"))
 
 
+Frames = Callable[[], Iterable[bytes]]
+
+
 @dataclass(frozen=True, slots=True)
 class Flood:
     """`frames`: what is sent, one after the other, each of them what is counted. `settings`: the sender's, before.
@@ -36,7 +39,7 @@ class Flood:
     """
 
     name: str
-    frames: Callable[[], Iterable[bytes]]
+    frames: Frames
     settings: tuple[tuple[int, int], ...] = ()
     reads: bool = True
     connections: int = 1
@@ -119,64 +122,58 @@ def _dribble() -> Iterator[bytes]:
     yield from itertools.repeat(frames.window_update(1, 1), 20_000)
 
 
+def _each(frames_of: Callable[[int], bytes]) -> Frames:
+    """The frames of 10,000 streams."""
+    return lambda: map(frames_of, _streams(10_000))
+
+
+def _repeated(frame: bytes, count: int, first: bytes = b"") -> Frames:
+    """A frame again and again, behind another one."""
+    return lambda: itertools.chain([first] if first else [], itertools.repeat(frame, count))
+
+
+_UNREAD = ((frames.INITIAL_WINDOW_SIZE, 0),)
+_PING = frames.frame(frames.PING, payload=b"12345678")
+
 FLOODS = (
-    Flood(
-        "rapid reset",
-        lambda: (_open(stream, _SLOW) + frames.reset(stream) for stream in _streams(10_000)),
-        ends=True,
-        max_cpu_us=150,
-    ),
+    Flood("rapid reset", _each(lambda number: _open(number, _SLOW) + frames.reset(number)), ends=True, max_cpu_us=150),
     Flood(
         "rapid reset with a message",
-        lambda: (
-            _open(stream, _SLOW) + _data(stream, b'{"seconds": 60}') + frames.reset(stream)
-            for stream in _streams(10_000)
-        ),
+        _each(lambda number: _open(number, _SLOW) + _data(number, b'{"seconds": 60}') + frames.reset(number)),
         ends=True,
         max_cpu_us=200,
     ),
     Flood(
         "resets by the server",  # CVE-2025-8671: a WINDOW_UPDATE of 0 is an error of the stream (RFC 9113, 6.9)
-        lambda: (_open(stream, _SLOW) + frames.window_update(stream, 0) for stream in _streams(10_000)),
+        _each(lambda number: _open(number, _SLOW) + frames.window_update(number, 0)),
         ends=True,
         max_cpu_us=150,
     ),
     Flood(
         "rapid reset of calls that are refused",
-        lambda: (_open(stream, f"/{SERVICE}/Unknown") + frames.reset(stream) for stream in _streams(10_000)),
+        _each(lambda number: _open(number, f"/{SERVICE}/Unknown") + frames.reset(number)),
         ends=True,
         max_cpu_us=150,
     ),
     Flood("CONTINUATION", lambda: _endless_head(frames.block([(b"x-field", b"a" * 16_000)]), 2000), ends=True),
     Flood("empty CONTINUATION", lambda: _endless_head(b"", 100_000), ends=True),
-    Flood("SETTINGS", lambda: itertools.repeat(frames.settings([(1, 4096), (4, 65_535)]), 50_000), ends=True),
-    Flood("SETTINGS, unread", lambda: itertools.repeat(frames.settings([(1, 0)]), 50_000), reads=False, ends=True),
-    Flood("PING", lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000), ends=True),
-    Flood(
-        "PING, unread",
-        lambda: itertools.repeat(frames.frame(frames.PING, payload=b"12345678"), 50_000),
-        reads=False,
-        ends=True,
-    ),
-    Flood("PRIORITY", lambda: itertools.repeat(frames.frame(frames.PRIORITY, 0, 3, b"\0\0\0\1\0"), 50_000), ends=True),
-    Flood("WINDOW_UPDATE", lambda: itertools.repeat(frames.window_update(0, 1), 50_000), ends=True),
-    Flood("frames of no kind", lambda: itertools.repeat(frames.frame(200, 0, 0, b"a" * 100), 50_000), ends=True),
-    Flood(
-        "empty DATA",
-        lambda: itertools.chain([_open(1, _JOIN)], itertools.repeat(frames.frame(frames.DATA, 0, 1), 100_000)),
-        ends=True,
-    ),
+    Flood("SETTINGS", _repeated(frames.settings([(1, 4096), (4, 65_535)]), 50_000), ends=True),
+    Flood("SETTINGS, unread", _repeated(frames.settings([(1, 0)]), 50_000), reads=False, ends=True),
+    Flood("PING", _repeated(_PING, 50_000), ends=True),
+    Flood("PING, unread", _repeated(_PING, 50_000), reads=False, ends=True),
+    Flood("PRIORITY", _repeated(frames.frame(frames.PRIORITY, 0, 3, b"\0\0\0\1\0"), 50_000), ends=True),
+    Flood("WINDOW_UPDATE", _repeated(frames.window_update(0, 1), 50_000), ends=True),
+    Flood("frames of no kind", _repeated(frames.frame(200, 0, 0, b"a" * 100), 50_000), ends=True),
+    Flood("empty DATA", _repeated(frames.frame(frames.DATA, 0, 1), 100_000, _open(1, _JOIN)), ends=True),
     Flood(
         "empty messages",
-        lambda: itertools.chain(
-            [_open(1, _JOIN)], itertools.repeat(frames.frame(frames.DATA, 0, 1, frames.message(b"") * 100), 300)
-        ),
+        _repeated(frames.frame(frames.DATA, 0, 1, frames.message(b"") * 100), 300, _open(1, _JOIN)),
         max_cpu_us=15_000,
     ),
     Flood(
         "responses that are never read",
         lambda: _unread(200, b'{"count": 1000, "size": 65536}'),
-        settings=((frames.INITIAL_WINDOW_SIZE, 0),),
+        settings=_UNREAD,
         holds_s=2.0,
         max_cpu_us=3000,
         max_growth_mib=96,
@@ -184,17 +181,11 @@ FLOODS = (
     Flood(
         "requests that are never read",
         lambda: _unread_requests(400),
-        settings=((frames.INITIAL_WINDOW_SIZE, 0),),
+        settings=_UNREAD,
         max_cpu_us=1000,
         max_growth_mib=320,  # half of what all messages may take, and what they are parts of
     ),
-    Flood(
-        "responses that are read by the byte",
-        _dribble,
-        settings=((frames.INITIAL_WINDOW_SIZE, 0),),
-        ends=True,
-        max_cpu_us=200,
-    ),
+    Flood("responses that are read by the byte", _dribble, settings=_UNREAD, ends=True, max_cpu_us=200),
     Flood("header bomb", _header_bomb, ends=True, max_cpu_us=8000),
     Flood(
         "heads by the byte",
@@ -203,13 +194,7 @@ FLOODS = (
         pause_s=0.02,
         max_cpu_us=400,
     ),
-    Flood(
-        "connections",
-        lambda: [frames.frame(frames.PING, payload=b"12345678")],
-        connections=500,
-        holds_s=1.0,
-        max_cpu_us=4000,
-    ),
+    Flood("connections", lambda: [_PING], connections=500, holds_s=1.0, max_cpu_us=4000),
 )
 
 

@@ -21,14 +21,9 @@ _LOGGER = "neuronpipe"
 _MAX_FRAME_BYTES = 16_384
 _PATHS = (*(f"/{SERVICE}/{name}" for name in METHODS), "/grpc.health.v1.Health/Watch", "/none", "", "*")
 _METADATA = (
-    (b"grpc-timeout", b"1S"),
-    (b"grpc-timeout", b"0n"),
-    (b"grpc-timeout", b"123456789S"),
-    (b"grpc-timeout", b"-1S"),
-    (b"grpc-encoding", b"gzip"),
-    (b"grpc-encoding", b"lzw"),
-    (b"x-bytes-bin", b"AAEC"),
-    (b"x-bytes-bin", b"!"),
+    *((b"grpc-timeout", value) for value in (b"1S", b"0n", b"123456789S", b"-1S")),
+    *((b"grpc-encoding", value) for value in (b"gzip", b"lzw")),
+    *((b"x-bytes-bin", value) for value in (b"AAEC", b"!")),
     (b"X-Upper", b"a"),
     (b":path", b"/twice"),
     (b"connection", b"close"),
@@ -41,10 +36,7 @@ _METADATA = (
 )
 _BODIES = (
     b"",
-    frames.message(b""),
-    frames.message(b"a"),
-    frames.message(b'{"count": 3, "size": 70000}'),
-    frames.message(b'{"seconds": 0}'),
+    *map(frames.message, (b"", b"a", b'{"count": 3, "size": 70000}', b'{"seconds": 0}')),
     frames.message(b'{"error": "ModelNotFound", "arguments": ["no"]}'),
     frames.message(b"a") * 40,
     frames.message(b"cut short")[:-3],

@@ -73,33 +73,19 @@ def _python(module: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"tests.interop.clients.{module}")
 
 
+_CLASS_PATH = ":".join([str(_BUILT / "grpc-java"), *_JARS])
+_JAVA = ("java", f"-Djava.library.path={_BUILT / 'jni'}", "-cp", _CLASS_PATH, "Client")
 CLIENTS = (
     Client("grpcio", _python("grpcio_sync")),
     Client("grpcio aio", _python("grpcio_aio")),
     Client("frames", _python("raw"), frozenset({"raw"}), securities=(PLAIN,), only=frozenset({"raw"})),
     Client("grpc-js", ("env", f"NODE_PATH={_NODE_MODULES}", "node", f"{_FOLDER}/grpc_js/client.js")),
     Client("grpc-go", (str(_BUILT / "grpc-go"),), wants=str(_BUILT / "grpc-go")),
-    Client(
-        "grpc-java",
-        (
-            "java",
-            f"-Djava.library.path={_BUILT / 'jni'}",
-            "-cp",
-            ":".join([str(_BUILT / "grpc-java"), *_JARS]),
-            "Client",
-        ),
-        wants=str(_BUILT / "grpc-java" / "Client.class"),
-    ),
+    Client("grpc-java", _JAVA, wants=str(_BUILT / "grpc-java" / "Client.class")),
     Client("curl", _python("curl"), frozenset({"raw"}), "curl"),
     *(
-        Client(
-            f"grpcio, {proxy.name}",
-            _python("grpcio_sync"),
-            wants=proxy.command[0],
-            securities=(PLAIN,),
-            proxy=proxy.name,
-        )
-        for proxy in PROXIES.values()
+        Client(f"grpcio, {name}", _python("grpcio_sync"), wants=proxy.command[0], securities=(PLAIN,), proxy=name)
+        for name, proxy in PROXIES.items()
     ),
 )
 

@@ -21,20 +21,16 @@ from tests.models.images import (
     make_image_source,
     make_image_text_source,
 )
-from tests.models.repository import save
+from tests.models.repository import SIZES, named_labels, save
 from tests.models.tokenizers import byte_level_bpe, mbart, t5, unigram, unigram_pairs, word_piece
 
 MAX_TOKENS = 64
 
-_LABELS = {
-    "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
-    "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
-}
+_LABELS = named_labels(["contradiction", "neutral", "entailment"])
 _IDENTITY = "torch.nn.modules.linear.Identity"
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-_BERT = {**_SIZES, "max_position_embeddings": MAX_TOKENS}
+_BERT = {**SIZES, "max_position_embeddings": MAX_TOKENS}
 # Positions begin after the padding id 1.
-_ROBERTA = {**_SIZES, "max_position_embeddings": MAX_TOKENS + 2, "type_vocab_size": 1}
+_ROBERTA = {**SIZES, "max_position_embeddings": MAX_TOKENS + 2, "type_vocab_size": 1}
 
 # task → (the class of transformers that has its head, values of its configuration)
 _HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -110,16 +106,10 @@ def _project(folder: Path) -> None:
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "MultiVectorEncoder"}))
 
 
-_DEBERTA_3 = {
-    **_BERT,
-    "type_vocab_size": 0,
-    "relative_attention": True,
-    "position_buckets": 16,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_biased_input": False,
-}
+_DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_TOKENS}
+_NARROW = dict.fromkeys(("embedding_size", "intra_bottleneck_size", "true_hidden_size"), 16)
+_MOBILEBERT = {**_BERT, **_NARROW, "num_feedforward_networks": 2}
+_DEBERTA_3 = {**_BERT, **gliner.DEBERTA_3}
 
 _SCORES = ("text_classification", "rerank", "zero_shot_classification")
 _SCORES_AND_VECTORS = (*_SCORES, "sentence_embedding", "sentence_similarity")
@@ -164,31 +154,18 @@ DECODERS: dict[str, Architecture] = {
     ),
 }
 
+_make_jina_2_for_code = functools.partial(jina_bert.make_source, has_query_norms=True)
 ENCODERS: dict[str, Architecture] = {
     "BERT": Architecture("bert", word_piece, _BERT),
     "RoBERTa": Architecture("roberta", byte_level_bpe, _ROBERTA),
     "XLM-R": Architecture("xlm-roberta", unigram, _ROBERTA),
     "CamemBERT": Architecture("camembert", unigram, _ROBERTA),
-    "DistilBERT": Architecture(
-        "distilbert",
-        word_piece,
-        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": MAX_TOKENS},
-    ),
+    "DistilBERT": Architecture("distilbert", word_piece, _DISTILBERT),
     "ALBERT": Architecture("albert", unigram_pairs, {**_BERT, "embedding_size": 16}),
     "ELECTRA": Architecture("electra", word_piece, {**_BERT, "embedding_size": 16}),
     "MPNet": Architecture("mpnet", byte_level_bpe, _ROBERTA),
     "DeBERTa-v3": Architecture("deberta-v2", unigram_pairs, _DEBERTA_3),
-    "MobileBERT": Architecture(
-        "mobilebert",
-        word_piece,
-        {
-            **_BERT,
-            "embedding_size": 16,
-            "intra_bottleneck_size": 16,
-            "true_hidden_size": 16,
-            "num_feedforward_networks": 2,
-        },
-    ),
+    "MobileBERT": Architecture("mobilebert", word_piece, _MOBILEBERT),
     # A layer in three sees all tokens, the others those at most 8 away.
     "ModernBERT": Architecture("modernbert", word_piece, {**_BERT, "num_hidden_layers": 4, "local_attention": 16}),
     "BigBird": Architecture("big_bird", unigram_pairs, {**_BERT, "block_size": 16, "num_random_blocks": 1}),
@@ -198,12 +175,7 @@ ENCODERS: dict[str, Architecture] = {
     "Jina v3": Architecture("jina_embeddings_v3", unigram, _BERT, _SCORES_AND_VECTORS),
     "EuroBERT": Architecture("eurobert", byte_level_bpe, _BERT, _SCORES_AND_VECTORS),
     "Jina v2": Architecture("jina_bert", word_piece, tasks=_OF_JINA_2, publish=jina_bert.make_source),
-    "Jina v2, code": Architecture(
-        "jina_bert",
-        byte_level_bpe,
-        tasks=_OF_JINA_2,
-        publish=functools.partial(jina_bert.make_source, has_query_norms=True),
-    ),
+    "Jina v2, code": Architecture("jina_bert", byte_level_bpe, tasks=_OF_JINA_2, publish=_make_jina_2_for_code),
     "GLiNER": Architecture(
         "deberta-v2", unigram_pairs, tasks=("zero_shot_token_classification",), publish=gliner.make_source
     ),

@@ -14,104 +14,63 @@ from tests.models.tokenizers import byte_level_bpe
 _SCALE = 4.0
 _TOKENS = 192
 
-_LLAMA: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "max_position_embeddings": _TOKENS,
-}
+_ENDS = {"bos_token_id": 0, "eos_token_id": 2}
+_SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_GPT_NEOX = {**_SIZES, "intermediate_size": 128, "max_position_embeddings": _TOKENS}
+_LLAMA = {**_GPT_NEOX, "num_key_value_heads": 2}
 # Prompts of five windows and more have room.
 _WINDOW = 24
-_GEMMA: dict[str, Any] = {
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "bos_token_id": 0,
-    "sliding_window": _WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],
-    **_LLAMA,
-}
+_TWO_KINDS = ["sliding_attention", "full_attention"]
+_GLOBAL_AND_LOCAL = [[["global", "local"], 1]]
+_GEMMA = {**_LLAMA, **_ENDS, "pad_token_id": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WINDOW}
+_PHI_3 = {**_LLAMA, "pad_token_id": 1, "eos_token_id": 2}
+# As Llama 3.2.
+_LLAMA_3_FACTORS = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA_3 = {"rope_type": "llama3", **_LLAMA_3_FACTORS, "original_max_position_embeddings": 64}
+# As Phi-3.5: short and long texts have other factors for each of the eight pairs of a head.
+_LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+_LAYERS = {"num_layers": 2, "max_position_embeddings": _TOKENS}
 
-DECODERS: Mapping[str, Callable[[int], Any]] = {
-    "gpt2": lambda vocabulary: transformers.GPT2Config(
-        vocab_size=vocabulary, n_embd=64, n_layer=2, n_head=4, n_positions=_TOKENS, bos_token_id=0, eos_token_id=2
+# Name → the class of its configuration, and the values.
+DECODERS: Mapping[str, tuple[Callable[..., Any], Mapping[str, Any]]] = {
+    "gpt2": (transformers.GPT2Config, {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": _TOKENS, **_ENDS}),
+    "llama": (transformers.LlamaConfig, _LLAMA),
+    "llama-tied": (transformers.LlamaConfig, {**_LLAMA, "tie_word_embeddings": True, "rope_scaling": _LLAMA_3}),
+    "mistral": (transformers.MistralConfig, {**_LLAMA, "sliding_window": _WINDOW}),
+    "qwen2": (transformers.Qwen2Config, _LLAMA),
+    "qwen3": (transformers.Qwen3Config, {**_LLAMA, "head_dim": 16}),
+    "phi3": (transformers.Phi3Config, _PHI_3),
+    "phi3-longrope": (
+        transformers.Phi3Config,
+        {**_PHI_3, "original_max_position_embeddings": _TOKENS // 2, "rope_scaling": _LONGROPE},
     ),
-    "llama": lambda vocabulary: transformers.LlamaConfig(vocab_size=vocabulary, **_LLAMA),
-    # As Llama 3.2.
-    "llama-tied": lambda vocabulary: transformers.LlamaConfig(
-        vocab_size=vocabulary,
-        tie_word_embeddings=True,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        **_LLAMA,
-    ),
-    "mistral": lambda vocabulary: transformers.MistralConfig(vocab_size=vocabulary, sliding_window=_WINDOW, **_LLAMA),
-    "qwen2": lambda vocabulary: transformers.Qwen2Config(vocab_size=vocabulary, **_LLAMA),
-    "qwen3": lambda vocabulary: transformers.Qwen3Config(vocab_size=vocabulary, head_dim=16, **_LLAMA),
-    "phi3": lambda vocabulary: transformers.Phi3Config(vocab_size=vocabulary, pad_token_id=1, eos_token_id=2, **_LLAMA),
-    # As Phi-3.5: short and long texts have other factors for each of the eight pairs of a head.
-    "phi3-longrope": lambda vocabulary: transformers.Phi3Config(
-        vocab_size=vocabulary,
-        pad_token_id=1,
-        eos_token_id=2,
-        original_max_position_embeddings=_TOKENS // 2,
-        rope_scaling={"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
-        **_LLAMA,
-    ),
-    "phi": lambda vocabulary: transformers.PhiConfig(vocab_size=vocabulary, partial_rotary_factor=0.5, **_LLAMA),
-    "gemma3": lambda vocabulary: transformers.Gemma3TextConfig(vocab_size=vocabulary, **_GEMMA),
-    "gpt-neox": lambda vocabulary: transformers.GPTNeoXConfig(
-        vocab_size=vocabulary, **{name: value for name, value in _LLAMA.items() if name != "num_key_value_heads"}
-    ),
+    "phi": (transformers.PhiConfig, {**_LLAMA, "partial_rotary_factor": 0.5}),
+    "gemma3": (transformers.Gemma3TextConfig, {**_GEMMA, "layer_types": _TWO_KINDS}),
+    "gpt-neox": (transformers.GPTNeoXConfig, _GPT_NEOX),
     # A token goes through two of four experts.
-    "mixtral": lambda vocabulary: transformers.MixtralConfig(
-        vocab_size=vocabulary, num_local_experts=4, num_experts_per_tok=2, **_LLAMA
-    ),
-    "qwen3-moe": lambda vocabulary: transformers.Qwen3MoeConfig(
-        vocab_size=vocabulary, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, **_LLAMA
+    "mixtral": (transformers.MixtralConfig, {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        {**_LLAMA, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     ),
     # Layers with masks of their own, one of them of a window.
-    "gpt-neo": lambda vocabulary: transformers.GPTNeoConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=_WINDOW,
-        max_position_embeddings=_TOKENS,
-        bos_token_id=0,
-        eos_token_id=2,
+    "gpt-neo": (
+        transformers.GPTNeoConfig,
+        {"hidden_size": 64, **_LAYERS, "num_heads": 4, "attention_types": _GLOBAL_AND_LOCAL, "window_size": _WINDOW}
+        | _ENDS,
     ),
     # Positions of sines.
-    "xglm": lambda vocabulary: transformers.XGLMConfig(
-        vocab_size=vocabulary,
-        d_model=64,
-        num_layers=2,
-        attention_heads=4,
-        ffn_dim=128,
-        max_position_embeddings=_TOKENS,
-        pad_token_id=1,
+    "xglm": (
+        transformers.XGLMConfig,
+        {"d_model": 64, **_LAYERS, "attention_heads": 4, "ffn_dim": 128, "pad_token_id": 1},
     ),
     # Its decoder is a part of its base model.
-    "opt": lambda vocabulary: transformers.OPTConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        ffn_dim=128,
-        max_position_embeddings=_TOKENS,
-        word_embed_proj_dim=64,
+    "opt": (
+        transformers.OPTConfig,
+        {**_SIZES, "ffn_dim": 128, "max_position_embeddings": _TOKENS, "word_embed_proj_dim": 64},
     ),
     # OpenVINO's paged attention computes it wrongly.
-    "gemma2": lambda vocabulary: transformers.Gemma2Config(vocab_size=vocabulary, **_GEMMA),
+    "gemma2": (transformers.Gemma2Config, {**_GEMMA, "layer_types": _TWO_KINDS}),
 }
 
 
@@ -130,7 +89,9 @@ def save_decoder(name: str, folder: Path, *, chat_template: str = "", **generati
     if chat_template:
         tokenizer.chat_template = chat_template
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(DECODERS[name](len(tokenizer))).float().eval()
+    make_config, values = DECODERS[name]
+    config = make_config(vocab_size=len(tokenizer), **values)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

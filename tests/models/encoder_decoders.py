@@ -16,34 +16,14 @@ from tests.models.tokenizers import byte_level_bpe, marian, unigram
 _SCALE = 3.0
 TOKENS = 160
 
-_SIZES: dict[str, Any] = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "max_position_embeddings": TOKENS,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-}
-_T5: dict[str, Any] = {
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 128,
-    "num_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+_ENDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+_OF_BOTH = {"layers": 2, "attention_heads": 4, "ffn_dim": 128}
+_ENCODER_AND_DECODER = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in _OF_BOTH.items()}
+_STARTS = {**_ENDS, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+_SIZES: dict[str, Any] = {**_ENCODER_AND_DECODER, **_STARTS, "d_model": 64, "max_position_embeddings": TOKENS}
+_BUCKETS = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+_T5_SIZES = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
+_T5: dict[str, Any] = {**_T5_SIZES, **_BUCKETS, **_ENDS, "decoder_start_token_id": 1}
 
 
 def _t5(**settings: Any) -> Any:
@@ -104,7 +84,7 @@ def save_encoder_decoder(
             if parameter.dim() > 1 and parameter.requires_grad:
                 parameter.mul_(_SCALE)
     start = model.config.decoder_start_token_id
-    described = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": start, **generation}
+    described = {**_ENDS, "decoder_start_token_id": start, **generation}
     model.generation_config = transformers.GenerationConfig(**described)
     model.save_pretrained(folder)
     config = folder / "config.json"
@@ -112,12 +92,8 @@ def save_encoder_decoder(
     if name in ("t5-gated", "mt5"):
         # As published. Version 5 of transformers writes that they are tied, and version 4 then scales scores.
         described["tie_word_embeddings"] = False
-        head = torch.randn(model.lm_head.weight.shape) * _SCALE
-        save_file(
-            {**load_file(folder / "model.safetensors"), "lm_head.weight": head},
-            folder / "model.safetensors",
-            {"format": "pt"},
-        )
+        head, file = torch.randn(model.lm_head.weight.shape) * _SCALE, folder / "model.safetensors"
+        save_file({**load_file(file), "lm_head.weight": head}, file, {"format": "pt"})
     if task_specific_params:
         described["task_specific_params"] = task_specific_params
     config.write_text(json.dumps(described))

@@ -9,6 +9,18 @@ import transformers
 from safetensors.torch import save_file
 
 from neuronpipe.compiler.gliner import GlinerModel
+from tests.models.repository import SIZES
+
+# What its encoder has beyond the sizes.
+DEBERTA_3: dict[str, Any] = {
+    "type_vocab_size": 0,
+    "relative_attention": True,
+    "position_buckets": 16,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+}
 
 
 def make_source(folder: Path, task: str, tokenizer: Any) -> Path:
@@ -16,19 +28,10 @@ def make_source(folder: Path, task: str, tokenizer: Any) -> Path:
     tokenizer.add_tokens(["<<ENT>>", "<<SEP>>"], special_tokens=True)
     encoder = transformers.DebertaV2Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
         max_position_embeddings=tokenizer.model_max_length,
         pad_token_id=tokenizer.pad_token_id,
-        type_vocab_size=0,
-        relative_attention=True,
-        position_buckets=16,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["p2c", "c2p"],
-        position_biased_input=False,
+        **SIZES,
+        **DEBERTA_3,
     )
     described = {
         "model_type": "gliner_uni_encoder_span",

@@ -12,63 +12,34 @@ import numpy as np
 import transformers
 from PIL import Image
 
-from tests.models.repository import save, save_weights
+from tests.models.repository import SIZES, save, save_weights
 from tests.models.tokenizers import byte_level_bpe
 
 _SEED = 20261121
 _ORIENTATION = 0x112
-_SIZES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
-_STAGES = {"depths": [1, 1], "image_size": 32, "patch_size": 2}
+_WITH_PATCHES = {**SIZES, "image_size": 32, "patch_size": 8}
+_SWIN = {"depths": [1, 1], "image_size": 32, "patch_size": 2, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4}
+_CONVNEXT = {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}
+# It has learned the positions of larger images.
+_DINO_2 = {**_WITH_PATCHES, "image_size": 56, "mlp_ratio": 2}
 _SQUARE = {"height": 32, "width": 32}
 
 # family → (its model's name, its configuration's values, its image processor's name and options)
 _FAMILIES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "ViT": ("ViT", _SIZES, "ViT", {"size": _SQUARE}),
-    "DeiT": ("DeiT", _SIZES, "DeiT", {"size": {"height": 36, "width": 40}, "crop_size": _SQUARE}),
-    "BEiT": ("Beit", _SIZES, "Beit", {"size": _SQUARE}),
-    "Swin": (
-        "Swin",
-        {**_STAGES, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4},
-        "ViT",
-        {"size": _SQUARE, "resample": 3},
-    ),
-    "ConvNeXt": (
-        "ConvNext",
-        {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]},
-        "ConvNext",
-        {"size": {"shortest_edge": 32}},
-    ),
-    # It has learned the positions of larger images.
-    "DINOv2": (
-        "Dinov2",
-        {**_SIZES, "image_size": 56, "mlp_ratio": 2},
-        "Bit",
-        {"size": {"shortest_edge": 36}, "crop_size": _SQUARE},
-    ),
+    "ViT": ("ViT", _WITH_PATCHES, "ViT", {"size": _SQUARE}),
+    "DeiT": ("DeiT", _WITH_PATCHES, "DeiT", {"size": {"height": 36, "width": 40}, "crop_size": _SQUARE}),
+    "BEiT": ("Beit", _WITH_PATCHES, "Beit", {"size": _SQUARE}),
+    "Swin": ("Swin", _SWIN, "ViT", {"size": _SQUARE, "resample": 3}),
+    "ConvNeXt": ("ConvNext", _CONVNEXT, "ConvNext", {"size": {"shortest_edge": 32}}),
+    "DINOv2": ("Dinov2", _DINO_2, "Bit", {"size": {"shortest_edge": 36}, "crop_size": _SQUARE}),
 }
 IMAGE_FAMILIES = tuple(_FAMILIES)
-_TOWER = {
-    name: _SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-}
+_CROPPED = {"size": {"shortest_edge": 32}, "crop_size": _SQUARE}
 # family → (its model's name, values of its configuration, of its texts', of its images', its image processor's name and
 # options). The texts of CLIP end in a token of their own, those of SigLIP are always as long as can be.
 _IMAGE_TEXT_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
-    "CLIP": (
-        "CLIP",
-        {"projection_dim": 24},
-        _TOWER,
-        _SIZES,
-        "CLIP",
-        {"size": {"shortest_edge": 32}, "crop_size": _SQUARE},
-    ),
-    "SigLIP": ("Siglip", {}, _TOWER, _SIZES, "Siglip", {"size": _SQUARE}),
+    "CLIP": ("CLIP", {"projection_dim": 24}, SIZES, _WITH_PATCHES, "CLIP", _CROPPED),
+    "SigLIP": ("Siglip", {}, SIZES, _WITH_PATCHES, "Siglip", {"size": _SQUARE}),
 }
 IMAGE_TEXT_FAMILIES = tuple(_IMAGE_TEXT_FAMILIES)
 

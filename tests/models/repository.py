@@ -9,7 +9,7 @@ must serve.
 
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,23 @@ from tests.models.compiling import compile_model
 LABELS = ["calm", "busy", "lost", "found"]
 
 
+# Of most small models, in their configurations.
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
 def tokenizer() -> Any:
     """MiniLM's WordPiece tokenizer with 30,522 tokens, lower-casing."""
     return transformers.AutoTokenizer.from_pretrained(find_minilm(), model_max_length=512)
 
 
+def named_labels(labels: Sequence[str]) -> dict[str, Any]:
+    """The values of a configuration that name its labels."""
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
+
+
 def bert_config(**changes: Any) -> Any:
     """A BERT of two layers of width 32."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return transformers.BertConfig(vocab_size=30522, **sizes, **changes)
+    return transformers.BertConfig(vocab_size=30522, **SIZES, **changes)
 
 
 def save(model: Any, folder: Path, model_tokenizer: Any = None) -> Path:
@@ -58,19 +66,12 @@ def save_weights(model: Any, folder: Path) -> None:
 
 def classifier(folder: Path) -> Path:
     """Text classification with four labels, of which one is right (softmax)."""
-    config = bert_config(
-        id2label=dict(enumerate(LABELS)), label2id={label: index for index, label in enumerate(LABELS)}
-    )
-    return save(transformers.BertForSequenceClassification(config), folder)
+    return save(transformers.BertForSequenceClassification(bert_config(**named_labels(LABELS))), folder)
 
 
 def multi_label_classifier(folder: Path) -> Path:
     """Text classification with four labels, of which any may be right (sigmoid)."""
-    config = bert_config(
-        id2label=dict(enumerate(LABELS)),
-        label2id={label: index for index, label in enumerate(LABELS)},
-        problem_type="multi_label_classification",
-    )
+    config = bert_config(**named_labels(LABELS), problem_type="multi_label_classification")
     return save(transformers.BertForSequenceClassification(config), folder)
 
 
@@ -81,11 +82,8 @@ def answerer(folder: Path) -> Path:
 
 def tagger(folder: Path) -> Path:
     """Token classification with entities in the form of CoNLL-2003."""
-    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    config = bert_config(
-        id2label=dict(enumerate(labels)), label2id={label: index for index, label in enumerate(labels)}
-    )
-    return save(transformers.BertForTokenClassification(config), folder)
+    labels = named_labels(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"])
+    return save(transformers.BertForTokenClassification(bert_config(**labels)), folder)
 
 
 def filler(folder: Path) -> Path:

@@ -6,7 +6,7 @@ the test.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,19 @@ def row(record: Mapping[str, Any]) -> str:
     """The record's row of the table."""
     numbers = f"{record['cases']:6} {record['largest_difference']:12.2e} {len(record['mismatches']):11}"
     return f"{record['name']:34} {numbers}  {record['reference']}"
+
+
+def scored(labels: Iterable[Any]) -> list[dict[str, Any]]:
+    """Labels with their scores, as the pipelines of transformers have them."""
+    return [{"label": label.label, "score": label.score} for label in labels]
+
+
+def pipeline_of(task: str, source: Path) -> Any:
+    """A pipeline of transformers. As here, what looks like a special token in a text is text."""
+    import transformers  # takes seconds, which not every process of a run has
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+    return transformers.pipeline(task, model=str(source), tokenizer=tokenizer, device="cpu")
 
 
 def _in_order(

@@ -33,21 +33,22 @@ class Served:
         return outcomes
 
 
-def serving_slots(
+def serving_texts(
+    backend: str,
     folder: Path,
     sources: Mapping[str, tuple[str, Path]],
     bucket: str,
-    neuron_double: Mapping[str, str],
-    stage_options: Mapping[str, Sequence[str]],
+    executor: Sequence[str],
+    machine: Mapping[str, str],
 ) -> AbstractAsyncContextManager[Served]:
-    """Serves generating models as `serving` does, on the contract double of Neuron, with one core and one bucket."""
-    return serving(
-        folder / "repository",
-        sources,
-        stage_options={"neuron-executor": (*stage_options["neuron-executor"], "--cores", "1")},
-        environment={**neuron_double, "NEURON_DOUBLE_FOLDER": str(folder / "neuron")},
-        **for_neuron(folder, bucket),
-    )
+    """Serves generating models as `serving` does, of PyTorch, or on the contract double of Neuron with one core and one
+    bucket. `executor`: its options. `machine`: the environment.
+    """
+    if backend == "torch":
+        return serving(folder / "repository", sources, {"neuron-executor": executor}, backend, machine)
+    options = {"neuron-executor": (*executor, "--cores", "1")}
+    environment = {**machine, "NEURON_DOUBLE_FOLDER": str(folder / "neuron")}
+    return serving(folder / "repository", sources, options, environment=environment, **for_neuron(folder, bucket))
 
 
 @asynccontextmanager

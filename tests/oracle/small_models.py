@@ -6,10 +6,8 @@ from typing import Any
 
 import transformers
 
-from tests.models.repository import save
+from tests.models.repository import SIZES, save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
-
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 # family → (its tokenizer, its configuration's class, the positions before its first token)
 _FAMILIES: dict[str, tuple[Callable[..., Any], str, int]] = {
@@ -29,7 +27,7 @@ def make_source(folder: Path, family: str, head: str, *, max_tokens: int, **conf
         pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=max_tokens + offset,
         type_vocab_size=1 if offset else 2,
-        **_SIZES,
+        **SIZES,
         **config,
     )
     return save(getattr(transformers, f"{family}{head}")(config), folder, tokenizer)

@@ -13,7 +13,7 @@ import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
 from tests.models.architectures import ENCODER_DECODERS, ENCODERS, make_source
-from tests.oracle.comparison import Comparison
+from tests.oracle.comparison import Comparison, pipeline_of, scored
 from tests.oracle.serving import Served, serving
 from tests.oracle.texts import PICKED, generated
 from tests.suite.sampling import Sample
@@ -59,10 +59,7 @@ async def test_logits_equal_those_of_transformers(
     compared = comparison(
         f"architecture-{name}", f"TextClassificationPipeline, transformers {transformers.__version__}"
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(architecture_sources[name], split_special_tokens=True)
-    pipeline = transformers.pipeline(
-        "text-classification", model=str(architecture_sources[name]), tokenizer=tokenizer, device="cpu"
-    )
+    pipeline = pipeline_of("text-classification", architecture_sources[name])
     pairs = [(text, pair) for number, text in enumerate(_TEXTS) for pair in ("", _TEXTS[-number - 1])]
     cases = sample.draw(pairs, lambda case: [bool(case[1])], at_least=80)
     outcomes = await served.infer_all(_model(name), [_input(*case) for case in cases])
@@ -71,17 +68,12 @@ async def test_logits_equal_those_of_transformers(
         (expected,) = pipeline(
             [{"text": text, "text_pair": pair or None}], function_to_apply="none", top_k=None, truncation=True
         )
-        ours = [
-            {"label": label.label, "score": label.score} for label in outcome.response.result.text_classification.labels
-        ]
-        compared.compare_ranked((text, pair), ours, expected, tolerance=_TOLERANCE)
+        labels = outcome.response.result.text_classification.labels
+        compared.compare_ranked((text, pair), scored(labels), expected, tolerance=_TOLERANCE)
     compared.check(at_least=len(cases))
 
 
 def _input(text: str, pair: str) -> TaskInput:
     function, right = ScoreFunction.SCORE_FUNCTION_NONE, Truncation.TRUNCATION_RIGHT
-    return TaskInput(
-        text_classification=TextClassificationInput(
-            text=text, text_pair=pair, top_k=3, function=function, truncation=right
-        )
-    )
+    input = TextClassificationInput(text=text, text_pair=pair, top_k=3, function=function, truncation=right)
+    return TaskInput(text_classification=input)

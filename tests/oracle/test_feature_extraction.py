@@ -17,6 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     TaskInput,
     Truncation,
 )
+from tests.oracle.comparison import pipeline_of
 from tests.oracle.conftest import Suite
 from tests.oracle.serving import Served
 from tests.oracle.small_models import FAMILIES, make_source
@@ -55,9 +56,7 @@ def _options(case: tuple[str, str, str]) -> tuple[bool, str]:
 
 def _reference(source: Path) -> Callable[[str, str], Any]:
     """float32 [tokens, width] of a text or a pair."""
-    # As here, what looks like a special token in a text is text.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
-    pipeline = transformers.pipeline("feature-extraction", model=str(source), tokenizer=tokenizer, device="cpu")
+    pipeline = pipeline_of("feature-extraction", source)
 
     def state(text: str, pair: str) -> Any:
         second = {"text_pair": pair} if pair else {}

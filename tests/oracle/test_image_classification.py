@@ -12,6 +12,8 @@ from PIL import Image
 
 from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput
 from tests.models.images import IMAGE_FAMILIES, image_files, make_image_source
+from tests.models.repository import named_labels
+from tests.oracle.comparison import scored
 from tests.oracle.conftest import Suite
 
 _LABELS = ["cat", "dog", "train", "mountain", "bread", "ferry", "owl"]
@@ -33,15 +35,12 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("image-models")
-    labels: dict[str, Any] = {
-        "id2label": dict(enumerate(_LABELS)),
-        "label2id": {label: index for index, label in enumerate(_LABELS)},
-    }
+    labels = named_labels(_LABELS)
     made = {family: make_image_source(folder / family, family, **labels) for family in IMAGE_FAMILIES}
     multi_label = {**labels, "problem_type": "multi_label_classification"}
     return made | {
         "multi-label": make_image_source(folder / "multi-label", "ViT", **multi_label),
-        "one-label": make_image_source(folder / "one-label", "ViT", id2label={0: "cat"}, label2id={"cat": 0}),
+        "one-label": make_image_source(folder / "one-label", "ViT", **named_labels(["cat"])),
     }
 
 
@@ -63,8 +62,7 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
         model, cases, lambda case: case[2], lambda case: _input(case[1], **case[2]), at_least=100
     )
     for (description, data, options), answer in answers:
-        labels = answer.result.image_classification.labels
-        ours = [{"label": label.label, "score": label.score} for label in labels]
+        ours = scored(answer.result.image_classification.labels)
         given = {name: value for name, value in options.items() if value is not None}
         compared.compare_ranked((description, options), ours, pipeline(Image.open(io.BytesIO(data)), **given))
     compared.check(at_least=suite.drawn)

@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TextClassificationInput, Truncation
+from tests.oracle.comparison import pipeline_of, scored
 from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
@@ -54,24 +55,20 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
     compared = suite.comparison(
         f"text_classification-{model}", f"TextClassificationPipeline, transformers {transformers.__version__}"
     )
-    tokenizer = transformers.AutoTokenizer.from_pretrained(sources[model], split_special_tokens=True)
-    pipeline = transformers.pipeline(
-        "text-classification", model=str(sources[model]), tokenizer=tokenizer, device="cpu"
-    )
+    pipeline = pipeline_of("text-classification", sources[model])
     cases = _cases(_MODELS[model][1]["num_labels"])
     answers = await suite.answers(
         model, cases, lambda case: (bool(case[1]), *case[2:]), lambda case: _input(*case), at_least=180
     )
     for case, answer in answers:
         text, pair, function, top_k, side = case
-        tokenizer.truncation_side = side
+        pipeline.tokenizer.truncation_side = side
         (expected,) = pipeline(
             [{"text": text, "text_pair": pair}], function_to_apply=function, top_k=top_k, truncation=True
         )
         usage = answer.usage
-        assert usage.tokens + usage.truncated_tokens == len(tokenizer(text, pair)["input_ids"]), case
-        labels = answer.result.text_classification.labels
-        compared.compare_ranked(case, [{"label": label.label, "score": label.score} for label in labels], expected)
+        assert usage.tokens + usage.truncated_tokens == len(pipeline.tokenizer(text, pair)["input_ids"]), case
+        compared.compare_ranked(case, scored(answer.result.text_classification.labels), expected)
     compared.check(at_least=suite.drawn)
 
 

@@ -4,7 +4,7 @@ leave while others are generated.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 import transformers
 
 from neuronpipe.api.v1.inference_pb2 import GenerateResponse
-from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, Truncation
+from neuronpipe.api.v1.tasks_pb2 import Truncation
 from neuronpipe.client import AsyncClient
 from tests.models.decoders import save_decoder
 from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving, serving_slots
+from tests.oracle.generation import REFERENCE, Case, ended, options_of, read_a_chunk_and_leave, said
+from tests.oracle.serving import Served, serving, serving_texts
 from tests.oracle.texts import PICKED, generated
 from tests.suite.constants import constants
 from tests.suite.sampling import Sample, sample_of
@@ -29,15 +30,14 @@ _FAMILIES = ("gpt2", "llama")
 _OTHERS = ("qwen2", "qwen3", "mistral", "phi", "phi3", "gemma2", "gemma3", "llama-tied")
 # Prompts take several steps, and a cache of 24 to 48 blocks is less than 12 texts need, some with 4 beams: some are
 # preempted. Random models repeat themselves, so drafts are often right.
-_STAGE_OPTIONS = {
-    "neuron-executor": (
-        *("--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10)),
-        *("--prompt-lookup-tokens", "4"),
-    )
-}
+_LIMITS = ("--max-batch-size", "12", "--kv-cache-bytes", str(768 << 10), "--prompt-lookup-tokens", "4")
 _STEP_TOKENS = 24
-_SMALL: dict[str, Any] = {"stage_options": _STAGE_OPTIONS, "environment": constants(step_tokens=_STEP_TOKENS)}
+_SMALL: dict[str, Any] = {
+    "stage_options": {"neuron-executor": _LIMITS},
+    "environment": constants(step_tokens=_STEP_TOKENS),
+}
 _AT_ONCE = 24
+_LEFT = Truncation.TRUNCATION_LEFT
 # Sums of the logarithms of up to 60 probabilities, in float32.
 _SCORES = 1e-4
 
@@ -56,7 +56,7 @@ async def served(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFact
         yield running
 
 
-def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+def _cases() -> Iterator[Case]:
     """Prompts of up to 192 tokens, and options in turns."""
     chosen = random.Random(31)
     prompts = [*PICKED, *generated(32, 66, words=(1, 30)), *generated(33, 12, words=(60, 200))]
@@ -75,50 +75,37 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield prompt, options
 
 
-def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
-    return {name: "set" for name in case[1] if name != "max_new_tokens"}
-
-
 @pytest.mark.parametrize("family", [*_FAMILIES, *_OTHERS])
 async def test_texts_equal_those_of_generate(
     family: str, served: Served, sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
 ) -> None:
     if family not in sources:
         pytest.skip("not in the sample of this run")
-    compared = comparison(f"text_generation-{family}", f"generate, transformers {transformers.__version__}")
-    cases = sample.draw(_cases(), _options, at_least=40)
+    compared = comparison(f"text_generation-{family}", REFERENCE)
+    cases = sample.draw(_cases(), options_of, at_least=40)
     await _compare(family, served.client, _Reference(sources[family]), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("backend", ["torch", "neuronx"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-async def test_texts_of_pytorch_equal_those_of_generate(
-    family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
-) -> None:
-    compared = comparison(f"text_generation-{family}-torch", f"generate, transformers {transformers.__version__}")
-    cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
-    named = {family: ("text_generation", source)}
-    async with serving(tmp_path / "repository", named, backend="torch", **_SMALL) as served:
-        await _compare(family, served.client, _Reference(source), cases, compared)
-    compared.check(at_least=100 if sample.is_whole else len(cases))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-async def test_texts_of_neuron_slots_equal_those_of_generate(
+async def test_texts_of_other_back_ends_equal_those_of_generate(
     family: str,
+    backend: str,
+    request: pytest.FixtureRequest,
     sample: Sample,
     comparison: Callable[[str, str], Comparison],
-    neuron_double: Mapping[str, str],
     tmp_path: Path,
 ) -> None:
-    """On the contract double of Neuron. Six slots are less than twelve texts need, some with 4 beams."""
-    compared = comparison(f"text_generation-{family}-neuronx", f"generate, transformers {transformers.__version__}")
-    cases, source = sample.draw(_cases(), _options, at_least=40), save_decoder(family, tmp_path / "source")
+    """Neuron is its contract double. Six slots are less than twelve texts need, some with 4 beams."""
+    compared = comparison(f"text_generation-{family}-{backend}", REFERENCE)
+    cases, source = sample.draw(_cases(), options_of, at_least=40), save_decoder(family, tmp_path / "source")
     named = {family: ("text_generation", source)}
-    machine = constants(neuron_double, step_tokens=_STEP_TOKENS)
-    async with serving_slots(tmp_path, named, f"6x{_MAX_TOKENS}", machine, _STAGE_OPTIONS) as served:
+    machine = constants(
+        request.getfixturevalue("neuron_double") if backend == "neuronx" else {}, step_tokens=_STEP_TOKENS
+    )
+    async with serving_texts(backend, tmp_path, named, f"6x{_MAX_TOKENS}", _LIMITS, machine) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
@@ -127,7 +114,7 @@ async def _compare(
     family: str,
     client: AsyncClient,
     reference: "_Reference",
-    cases: Sequence[tuple[str, dict[str, Any]]],
+    cases: Sequence[Case],
     compared: Comparison,
 ) -> None:
     turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(34)
@@ -136,34 +123,18 @@ async def _compare(
         async with turns:
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
-                await _leave(client, family, prompt)
-            truncation = Truncation.TRUNCATION_LEFT
-            stream = client.generate(family, prompt, truncation=truncation, **options)
-            return [event async for event in stream]
+                await read_a_chunk_and_leave(client.generate(family, prompt, truncation=_LEFT, max_new_tokens=60))
+            return [event async for event in client.generate(family, prompt, truncation=_LEFT, **options)]
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
     for (prompt, options), events in zip(cases, found, strict=True):
         texts = events[-1].response.result.text_generation.sequences
         expected = reference.generate(prompt, **options)
-        compared.compare((prompt, options), [*map(_said, texts)], expected, tolerance=_SCORES)
+        compared.compare((prompt, options), [*map(said, texts)], expected, tolerance=_SCORES)
         for number, text in enumerate(texts):
             chunks = [event.chunk for event in events if event.HasField("chunk") and event.chunk.sequence == number]
             assert "".join(chunk.text for chunk in chunks) == text.text
             assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(text.token_ids)
-
-
-def _said(text: GeneratedText) -> dict[str, Any]:
-    said = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
-    return said | ({"score": text.score} if text.HasField("score") else {})
-
-
-async def _leave(client: AsyncClient, model: str, prompt: str) -> None:
-    """A caller who reads a chunk and leaves."""
-    events = client.generate(model, prompt, max_new_tokens=60, truncation=Truncation.TRUNCATION_LEFT)
-    async for event in events:
-        if event.HasField("chunk"):
-            break
-    await events.aclose()
 
 
 class _Reference:
@@ -198,13 +169,12 @@ class _Reference:
             **options,
         )
         texts = [self._ended(ids, row, ends, stop_strings) for row in found.sequences[:, len(ids) :].tolist()]
-        for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
-            said["score"] = float(score)
+        for sequence, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
+            sequence["score"] = float(score)
         return texts
 
     def _ended(self, ids: list[int], found: list[int], ends: list[int], stop_strings: Sequence[str]) -> dict[str, Any]:
-        # What follows the end of a text is padding.
-        found = found[: next((place for place, token_id in enumerate(found, 1) if token_id in ends), len(found))]
+        found = ended(found, ends)
         for count in range(1, len(found) + 1):
             text = self._text(ids, found[:count])
             if places := [place for stop in stop_strings if (place := text.find(stop)) >= 0]:

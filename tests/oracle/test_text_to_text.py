@@ -15,14 +15,15 @@ import torch
 import transformers
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason, GeneratedText, TaskInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, GeneratedText, Truncation
 from neuronpipe.client import AsyncClient
 from neuronpipe.client.task_call import generation_request
 from neuronpipe.core.errors import InvalidInput
 from tests.models.encoder_decoders import TOKENS, save_encoder_decoder
 from tests.models.tokenizers import marian, mbart, nllb
 from tests.oracle.comparison import Comparison
-from tests.oracle.serving import Served, serving, serving_slots
+from tests.oracle.generation import REFERENCE, Case, ended, options_of, read_a_chunk_and_leave, said
+from tests.oracle.serving import Served, serving, serving_texts
 from tests.oracle.texts import PICKED, generated
 from tests.oracle.transformers4 import ask
 from tests.suite.constants import constants
@@ -40,15 +41,19 @@ _TASKS = {
     "mt5": "summarization",
 }
 # A cache of about 20 blocks is less than the texts need together: some are preempted.
-_STAGE_OPTIONS = {"neuron-executor": ("--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))}
+_LIMITS = ("--max-batch-size", "12", "--kv-cache-bytes", str(700 << 10))
 _STEP_TOKENS = 48
-_SMALL: dict[str, Any] = {"stage_options": _STAGE_OPTIONS, "environment": constants(step_tokens=_STEP_TOKENS)}
+_SMALL: dict[str, Any] = {
+    "stage_options": {"neuron-executor": _LIMITS},
+    "environment": constants(step_tokens=_STEP_TOKENS),
+}
 _AT_ONCE = 24
 # Sums of the logarithms of up to 50 probabilities, in float32. With the random weights of gated T5s they are of large
 # logits.
 _SCORES = dict.fromkeys(_TASKS, 1e-4) | dict.fromkeys(("t5-gated", "mt5"), 1e-3)
 # Of float32, and how often weights are moved by it. Of 16, 6 and more decided otherwise where two beams were equal.
 _ROUNDING, _ROUNDED = 1e-7, 16
+_RIGHT = Truncation.TRUNCATION_RIGHT
 _EARLY, _NEVER = EarlyStopping.EARLY_STOPPING_TRUE, EarlyStopping.EARLY_STOPPING_NEVER
 _MEANINGS = {0: False, _EARLY: True, _NEVER: "never"}
 
@@ -68,7 +73,7 @@ async def served(
         yield running
 
 
-def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
+def _cases() -> Iterator[Case]:
     """Texts of up to 160 tokens and more, and options in turns."""
     chosen = random.Random(41)
     texts = [*PICKED, *generated(42, 70, words=(1, 40)), *generated(43, 20, words=(60, 200))]
@@ -106,46 +111,36 @@ def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield text, options
 
 
-def _options(case: tuple[str, dict[str, Any]]) -> Mapping[str, Any]:
-    return {name: "set" for name in case[1] if name != "max_new_tokens"}
-
-
 @pytest.mark.parametrize("family", _TASKS)
 async def test_texts_equal_those_of_generate(
     family: str, served: Served, sources: dict[str, Path], sample: Sample, comparison: Callable[[str, str], Comparison]
 ) -> None:
-    compared = comparison(f"{_TASKS[family]}-{family}", f"generate, transformers {transformers.__version__}")
-    cases = sample.draw(_cases(), _options, at_least=100)
+    compared = comparison(f"{_TASKS[family]}-{family}", REFERENCE)
+    cases = sample.draw(_cases(), options_of, at_least=100)
     await _compare(family, served.client, _Reference(sources[family]), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
 
-@pytest.mark.parametrize("family", ["bart", "t5"])
-async def test_texts_of_pytorch_equal_those_of_generate(
-    family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
-) -> None:
-    compared = comparison(f"{_TASKS[family]}-{family}-torch", f"generate, transformers {transformers.__version__}")
-    cases, source = sample.draw(_cases(), _options, at_least=40), save_encoder_decoder(family, tmp_path / "source")
-    named = {family: (_TASKS[family], source)}
-    async with serving(tmp_path / "repository", named, backend="torch", **_SMALL) as served:
-        await _compare(family, served.client, _Reference(source), cases, compared)
-    compared.check(at_least=100 if sample.is_whole else len(cases))
-
-
-@pytest.mark.parametrize("family", ["bart", "marian", "t5"])
-async def test_texts_of_neuron_slots_equal_those_of_generate(
+@pytest.mark.parametrize(
+    ("backend", "family"),
+    [("torch", "bart"), ("torch", "t5"), ("neuronx", "bart"), ("neuronx", "marian"), ("neuronx", "t5")],
+)
+async def test_texts_of_other_back_ends_equal_those_of_generate(
+    backend: str,
     family: str,
+    request: pytest.FixtureRequest,
     sample: Sample,
     comparison: Callable[[str, str], Comparison],
-    neuron_double: Mapping[str, str],
     tmp_path: Path,
 ) -> None:
-    """On the contract double of Neuron. Nine slots are less than the texts need, some with 5 beams and a source."""
-    compared = comparison(f"{_TASKS[family]}-{family}-neuronx", f"generate, transformers {transformers.__version__}")
-    cases, source = sample.draw(_cases(), _options, at_least=40), save_encoder_decoder(family, tmp_path / "source")
+    """Neuron is its contract double. Nine slots are less than the texts need, some with 5 beams and a source."""
+    compared = comparison(f"{_TASKS[family]}-{family}-{backend}", REFERENCE)
+    cases, source = sample.draw(_cases(), options_of, at_least=40), save_encoder_decoder(family, tmp_path / "source")
     named = {family: (_TASKS[family], source)}
-    machine = constants(neuron_double, step_tokens=_STEP_TOKENS)
-    async with serving_slots(tmp_path, named, f"9x{TOKENS}", machine, _STAGE_OPTIONS) as served:
+    machine = constants(
+        request.getfixturevalue("neuron_double") if backend == "neuronx" else {}, step_tokens=_STEP_TOKENS
+    )
+    async with serving_texts(backend, tmp_path, named, f"9x{TOKENS}", _LIMITS, machine) as served:
         await _compare(family, served.client, _Reference(source), cases, compared)
     compared.check(at_least=100 if sample.is_whole else len(cases))
 
@@ -156,7 +151,7 @@ async def test_the_language_of_a_translation_is_named_before_its_text(
     """As Marian's models of several languages have it, by the caller or by us."""
     tokenizer = marian(max_tokens=TOKENS, languages=("fra", "por_Latn"))
     source = save_encoder_decoder("marian", tmp_path / "source", tokenizer=tokenizer)
-    compared = comparison("translation-marian-languages", f"generate, transformers {transformers.__version__}")
+    compared = comparison("translation-marian-languages", REFERENCE)
     texts = sample.draw(generated(47, 60, words=(1, 30)), lambda text: {}, at_least=40)
     languages = dict(zip(texts, itertools.cycle(("fra", "por_Latn")), strict=False))
     async with serving(tmp_path / "repository", {"marian": ("translation", source)}) as served:
@@ -192,7 +187,7 @@ async def test_the_languages_of_a_translation_are_the_tokens_that_the_model_has_
     tmp_path: Path,
 ) -> None:
     source = save_encoder_decoder(family, tmp_path / "source", tokenizer=make_tokenizer(max_tokens=TOKENS))
-    compared = comparison(f"translation-{family}-languages", f"generate, transformers {transformers.__version__}")
+    compared = comparison(f"translation-{family}-languages", REFERENCE)
     texts = sample.draw(generated(48, 60, words=(1, 30)), lambda text: {}, at_least=40)
     pairs = itertools.cycle(((english, german), (french, german), (german, english)))
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
@@ -215,7 +210,7 @@ async def _compare(
     family: str,
     client: AsyncClient,
     reference: "_Reference",
-    cases: Sequence[tuple[str, dict[str, Any]]],
+    cases: Sequence[Case],
     compared: Comparison,
 ) -> None:
     turns, chance = asyncio.Semaphore(_AT_ONCE), random.Random(44)
@@ -224,15 +219,9 @@ async def _compare(
         async with turns:
             await asyncio.sleep(chance.random() / 50)
             if number % 4 == 0:
-                await _leave(client, family, text)
-            request = generation_request(
-                _TASKS[family],
-                family,
-                {"text": text},
-                {"num_beams": 1, **options},
-                truncation=Truncation.TRUNCATION_RIGHT,
-            )
-            sequences: Sequence[GeneratedText] = getattr((await client.infer(request)).result, _TASKS[family]).sequences
+                await read_a_chunk_and_leave(client.stream(_request(family, text, max_new_tokens=60)))
+            result = (await client.infer(_request(family, text, **options))).result
+            sequences: Sequence[GeneratedText] = getattr(result, _TASKS[family]).sequences
             return sequences
 
     found = await asyncio.gather(*(ask(number, *case) for number, case in enumerate(cases)))
@@ -242,18 +231,18 @@ async def _compare(
         power, scored = options.get("length_penalty", 1.0), [sequence for sequence in expected if "score" in sequence]
         sizes = [max(len(sequence["token_ids"]) ** -power, abs(sequence["score"])) for sequence in scored]
         compared.compare(
-            (text, options), [*map(_said, ours)], expected, tolerance=_SCORES[family] * max(1.0, *sizes, 0.0)
+            (text, options), [*map(said, ours)], expected, tolerance=_SCORES[family] * max(1.0, *sizes, 0.0)
         )
         assert all(len(sequence.logprobs) == ("top_logprobs" in options) * len(sequence.token_ids) for sequence in ours)
 
 
-def _said(text: GeneratedText) -> dict[str, Any]:
-    said = {"text": text.text, "token_ids": list(text.token_ids), "end": FinishReason.Name(text.finish_reason)}
-    return said | ({"score": text.score} if text.HasField("score") else {})
+def _request(family: str, text: str, **options: Any) -> InferRequest:
+    given = {"num_beams": 1, **options}
+    return generation_request(_TASKS[family], family, {"text": text}, given, truncation=_RIGHT)
 
 
 _T5_SETTINGS = {"num_beams": 4, "early_stopping": True, "max_length": 30, "min_length": 9, "no_repeat_ngram_size": 2}
-_T5_TASKS = {
+_T5_TASKS: dict[str, dict[str, Any]] = {
     "summarization": {**_T5_SETTINGS, "length_penalty": 2.0, "prefix": "summarize: "},
     "translation_en_to_de": {**_T5_SETTINGS, "prefix": "translate English to German: "},
     "translation_en_to_fr": {**_T5_SETTINGS, "prefix": "translate English to French: "},
@@ -265,35 +254,9 @@ async def test_texts_equal_those_of_the_pipeline_of_a_task(
     family: str, asked_for: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
 ) -> None:
     """T5's config.json has settings and a prefix for each task."""
-    source = save_encoder_decoder(family, tmp_path / "source", task_specific_params=_T5_TASKS, max_length=50)
-    given: list[dict[str, Any]] = [{}, {"num_beams": 1}, {"max_new_tokens": 20}]
-    every: list[dict[str, Any]] = [
-        {"text": text, "options": given[number % 3]} for number, text in enumerate(generated(46, 60, words=(5, 60)))
-    ]
-    cases = sample.draw(every, lambda case: case["options"], at_least=60)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    version, answers = ask({family: (source, tokenizer)}, cases, tmp_path, asked_for)
-    compared = comparison(f"{asked_for}-{family}-pipeline", f"pipeline({asked_for!r}), transformers {version}")
-    right, task = Truncation.TRUNCATION_RIGHT, asked_for.split("_", maxsplit=1)[0]
-    async with serving(tmp_path / "repository", {family: (task, source)}) as served:
-        client = served.client
-        found = await asyncio.gather(
-            *(
-                client.summarize(family, case["text"], truncation=right, **case["options"])
-                if task == "summarization"
-                else client.translate(family, case["text"], target_language="de", truncation=right, **case["options"])
-                for case in cases
-            )
-        )
-    said = _T5_TASKS[asked_for]
-    for case, text, ((expected,),) in zip(cases, found, ([answer] for answer in answers[family]), strict=True):
-        (wanted,) = expected.values()
-        settings = {name: value for name, value in said.items() if name != "prefix"} | case["options"]
-        whole = str(said["prefix"]) + case["text"]
-        if text.text != wanted and _are_as_good(source, whole, settings, text.text, wanted):
-            continue
-        compared.compare((case["text"], case["options"]), {"text": text.text}, {"text": wanted})
-    compared.check(at_least=len(cases) - len(cases) // 30)
+    save_encoder_decoder(family, tmp_path / "source", task_specific_params=_T5_TASKS, max_length=50)
+    cases = _turns(sample, generated(46, 60, words=(5, 60)), {}, {"num_beams": 1}, {"max_new_tokens": 20})
+    await _compare_with_pipeline(family, asked_for, cases, comparison, tmp_path, **_T5_TASKS[asked_for])
 
 
 @pytest.mark.parametrize("family", ["bart", "marian", "t5"])
@@ -301,34 +264,48 @@ async def test_texts_equal_those_of_the_pipeline_with_its_own_defaults(
     family: str, sample: Sample, comparison: Callable[[str, str], Comparison], tmp_path: Path
 ) -> None:
     """The pipelines of transformers 4: 4 beams where the model says nothing, and its lengths count the first token."""
-    task = _TASKS[family]
     own: dict[str, Any] = {"max_length": 36, "min_length": 12, "no_repeat_ngram_size": 3}
     if family == "bart":
         # The pipelines take 4 beams, whatever the model says; we take the model's, as generate does.
         own |= {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True}
-    source = save_encoder_decoder(family, tmp_path / "source", forced_bos_token_id=0, forced_eos_token_id=2, **own)
-    given: list[dict[str, Any]] = [
-        {},
-        {"num_beams": 1},
-        {"num_beams": 2, "length_penalty": 0.5},
-        {"max_new_tokens": 20},
-    ]
-    every: list[dict[str, Any]] = [
-        {"text": text, "options": given[number % 4]} for number, text in enumerate(generated(45, 60, words=(5, 90)))
-    ]
-    cases = sample.draw(every, lambda case: case["options"], at_least=60)
+    save_encoder_decoder(family, tmp_path / "source", forced_bos_token_id=0, forced_eos_token_id=2, **own)
+    two: dict[str, Any] = {"num_beams": 2, "length_penalty": 0.5}
+    cases = _turns(sample, generated(45, 60, words=(5, 90)), {}, {"num_beams": 1}, two, {"max_new_tokens": 20})
+    await _compare_with_pipeline(family, _TASKS[family], cases, comparison, tmp_path)
+
+
+def _turns(sample: Sample, texts: Sequence[str], *given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Draws of texts with options in turns."""
+    every = [{"text": text, "options": options} for text, options in zip(texts, itertools.cycle(given), strict=False)]
+    return sample.draw(every, lambda case: case["options"], at_least=60)
+
+
+async def _compare_with_pipeline(
+    family: str,
+    asked_for: str,
+    cases: Sequence[dict[str, Any]],
+    comparison: Callable[[str, str], Comparison],
+    folder: Path,
+    *,
+    prefix: str = "",
+    **settings: Any,
+) -> None:
+    """Compares texts of the model in `folder/source` with those of transformers' pipeline of a task, which has
+    settings and a prefix.
+    """
+    source, task = folder / "source", asked_for.split("_", maxsplit=1)[0]
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    version, answers = ask({family: (source, tokenizer)}, cases, tmp_path, task)
-    compared = comparison(f"{task}-{family}-pipeline", f"pipeline({task!r}), transformers {version}")
-    async with serving(tmp_path / "repository", {family: (task, source)}) as served:
-        method = served.client.summarize if task == "summarization" else served.client.translate
-        asked = (
-            method(family, case["text"], truncation=Truncation.TRUNCATION_RIGHT, **case["options"]) for case in cases
-        )
+    version, answers = ask({family: (source, tokenizer)}, cases, folder, asked_for)
+    compared = comparison(f"{asked_for}-{family}-pipeline", f"pipeline({asked_for!r}), transformers {version}")
+    async with serving(folder / "repository", {family: (task, source)}) as served:
+        method: Callable[..., Any] = served.client.summarize if task == "summarization" else served.client.translate
+        language = {"target_language": "de"} if asked_for == "translation_en_to_de" else {}
+        asked = (method(family, case["text"], truncation=_RIGHT, **language, **case["options"]) for case in cases)
         found = await asyncio.gather(*asked)
-    for case, text, ((expected,),) in zip(cases, found, ([answer] for answer in answers[family]), strict=True):
+    for case, text, (expected,) in zip(cases, found, answers[family], strict=True):
         (wanted,) = expected.values()
-        if text.text != wanted and _are_as_good(source, case["text"], case["options"], text.text, wanted):
+        options = settings | case["options"]
+        if text.text != wanted and _are_as_good(source, prefix + case["text"], options, text.text, wanted):
             continue
         compared.compare((case["text"], case["options"]), {"text": text.text}, {"text": wanted})
     compared.check(at_least=len(cases) - len(cases) // 30)
@@ -363,19 +340,6 @@ def _are_as_good(source: Path, text: str, options: Mapping[str, Any], ours: str,
     return any(search(seed)[0][0] == ours for seed in range(_ROUNDED))
 
 
-async def _leave(client: AsyncClient, model: str, text: str) -> None:
-    """A caller who reads a chunk and leaves."""
-    input = TaskInput()
-    given = getattr(input, _TASKS[model])
-    given.text, given.truncation, given.options.max_new_tokens = text, Truncation.TRUNCATION_RIGHT, 60
-    given.options.num_beams = 1
-    events = client.stream(InferRequest(model=model, input=input))
-    async for event in events:
-        if event.HasField("chunk"):
-            break
-    await events.aclose()
-
-
 class _Reference:
     """transformers, one text at a time."""
 
@@ -400,13 +364,12 @@ class _Reference:
             **{"num_beams": 1, **options, "early_stopping": _MEANINGS[options.get("early_stopping", 0)]},
         )
         texts = [self._said(row, ends) for row in found.sequences[:, 1:].tolist()]
-        for said, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
-            said["score"] = float(score)
+        for sequence, score in zip(texts, getattr(found, "sequences_scores", ()), strict=False):
+            sequence["score"] = float(score)
         return texts
 
     def _said(self, found: list[int], ends: list[int]) -> dict[str, Any]:
-        # What follows the end of a text is padding.
-        found = found[: next((place for place, token_id in enumerate(found, 1) if token_id in ends), len(found))]
+        found = ended(found, ends)
         return {
             "text": self.tokenizer.decode(found, skip_special_tokens=True),
             "token_ids": found,

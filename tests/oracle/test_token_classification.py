@@ -9,6 +9,8 @@ import pytest
 import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import Aggregation, TaskInput, TokenClassificationInput, Truncation
+from tests.models.repository import named_labels
+from tests.oracle.comparison import pipeline_of
 from tests.oracle.conftest import Suite
 from tests.oracle.small_models import FAMILIES, make_source
 from tests.oracle.texts import PICKED, generated
@@ -35,17 +37,11 @@ pytestmark = [pytest.mark.sampled, pytest.mark.filterwarnings("ignore:Tokenizer 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("taggers")
-    labels = {"id2label": dict(enumerate(_LABELS)), "label2id": {label: index for index, label in enumerate(_LABELS)}}
+    labels = named_labels(_LABELS)
     return {
         family: make_source(folder / family, family, "ForTokenClassification", max_tokens=_MAX_TOKENS, **labels)
         for family in FAMILIES
     }
-
-
-def _reference(source: Path) -> Any:
-    # As here, what looks like a special token in a text is text.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
-    return transformers.pipeline("token-classification", model=str(source), tokenizer=tokenizer, device="cpu")
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -67,32 +63,20 @@ async def test_entities_equal_those_of_transformers(family: str, suite: Suite, s
     compared = suite.comparison(
         f"token_classification-{family}", f"TokenClassificationPipeline, transformers {transformers.__version__}"
     )
-    pipeline = _reference(sources[family])
+    pipeline = pipeline_of("token-classification", sources[family])
     answers = await suite.answers(
         family, _cases(), lambda case: case[1], lambda case: _input(case[0], **case[1]), at_least=400
     )
     for (text, options), answer in answers:
         ours = [
-            {
-                "label": entity.label,
-                "score": entity.score,
-                "text": entity.text,
-                "start": entity.start,
-                "end": entity.end,
-            }
+            (entity.label, entity.score, entity.text, entity.start, entity.end)
             for entity in answer.result.token_classification.entities
         ]
         given = {name: value for name, value in options.items() if value is not None}
-        expected = [
-            {
-                "label": entity.get("entity") or entity["entity_group"],
-                "score": float(entity["score"]),
-                "text": text[entity["start"] : entity["end"]],
-                "start": entity["start"],
-                "end": entity["end"],
-            }
-            for entity in pipeline(text, **given)
-        ]
+        expected = []
+        for entity in pipeline(text, **given):
+            start, end, label = entity["start"], entity["end"], entity.get("entity") or entity["entity_group"]
+            expected.append((label, float(entity["score"]), text[start:end], start, end))
         compared.compare((text, options), ours, expected)
     compared.check(at_least=suite.drawn)
 

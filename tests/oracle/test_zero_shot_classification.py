@@ -9,14 +9,11 @@ import pytest
 import transformers
 from google.rpc import code_pb2
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    RerankInput,
-    TaskInput,
-    TextClassificationInput,
-    Truncation,
-    ZeroShotClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput, TextClassificationInput, Truncation
+from neuronpipe.api.v1.tasks_pb2 import ZeroShotClassificationInput as ZeroShotInput
 from tests.models import architectures
+from tests.models.repository import named_labels
+from tests.oracle.comparison import pipeline_of, scored
 from tests.oracle.conftest import Suite
 from tests.oracle.serving import Served
 from tests.oracle.small_models import make_source
@@ -31,18 +28,12 @@ _LABELS = {
 }
 # As bart-large-mnli.
 _FAMILIES = (*_LABELS, "BART")
+_LONG_LABEL = "a very long label of a good many words for so short a text"
 _CANDIDATES = (
     ["urgent"],
     ["urgent", "not urgent"],
     ["politics", "sport", "la météo", "天气", "الطقس", "☀️ weather"],
-    [
-        "one, two",
-        "  spaces  ",
-        "ALL CAPS",
-        "x",
-        "[SEP] as text",
-        "a very long label of a good many words for so short a text",
-    ],
+    ["one, two", "  spaces  ", "ALL CAPS", "x", "[SEP] as text", _LONG_LABEL],
     ["same", "same", "other"],
 )
 _TEMPLATES = (None, "It is about {}.", "{}", "这个文本是关于{}的。", "👍 {} ! 100 % [SEP]")
@@ -61,17 +52,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             family,
             "ForSequenceClassification",
             max_tokens=_MAX_TOKENS,
-            id2label=dict(enumerate(labels)),
-            label2id={label: index for index, label in enumerate(labels)},
+            **named_labels(labels),
         )
         for family, labels in _LABELS.items()
     } | {"BART": architectures.make_source(folder / "BART", "BART", "zero_shot_classification")}
-
-
-def _reference(source: Path) -> Any:
-    # As here, what looks like a special token in a text is text.
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, split_special_tokens=True)
-    return transformers.pipeline("zero-shot-classification", model=str(source), tokenizer=tokenizer, device="cpu")
 
 
 def _cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -93,17 +77,15 @@ async def test_labels_equal_those_of_transformers(family: str, suite: Suite, sou
     compared = suite.comparison(
         f"zero_shot_classification-{family}", f"ZeroShotClassificationPipeline, transformers {transformers.__version__}"
     )
-    pipeline = _reference(sources[family])
+    pipeline = pipeline_of("zero-shot-classification", sources[family])
     answers = await suite.answers(
         family, _cases(), lambda case: case[1], lambda case: _input(case[0], **case[1]), at_least=200
     )
     for (text, options), answer in answers:
-        ours = [{"label": label.label, "score": label.score} for label in answer.result.zero_shot_classification.labels]
         result = pipeline(text, **{name: value for name, value in options.items() if value is not None})
-        expected = [
-            {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
-        ]
-        compared.compare_ranked((text, options), ours, expected)
+        pairs = zip(result["labels"], result["scores"], strict=True)
+        expected = [{"label": label, "score": score} for label, score in pairs]
+        compared.compare_ranked((text, options), scored(answer.result.zero_shot_classification.labels), expected)
     compared.check(at_least=suite.drawn)
 
 
@@ -115,15 +97,11 @@ async def test_every_token_of_the_pairs_was_used_or_dropped(
         sources[family], split_special_tokens=True, model_max_length=10_000
     )
     texts = [*_SHORT[:4], *_LONG]
-    options: dict[str, Any] = {
-        "candidate_labels": ["urgent", "not so urgent"],
-        "hypothesis_template": "It is {}.",
-        "multi_label": False,
-    }
-    outcomes = await served.infer_all(family, [_input(text, **options) for text in texts])
+    labels, template = ["urgent", "not so urgent"], "It is {}."
+    outcomes = await served.infer_all(family, [_input(text, labels, template, multi_label=False) for text in texts])
     for text, outcome in zip(texts, outcomes, strict=True):
         usage = outcome.response.usage
-        whole = sum(len(tokenizer(text, f"It is {label}.")["input_ids"]) for label in options["candidate_labels"])
+        whole = sum(len(tokenizer(text, template.format(label))["input_ids"]) for label in labels)
         assert usage.tokens + usage.truncated_tokens == whole
         assert (usage.truncated_tokens > 0) == (text in _LONG)
 
@@ -136,19 +114,14 @@ async def test_the_same_bundle_answers_text_classification_of_pairs(
         f"text_classification-of-pairs-{family}", f"TextClassificationPipeline, transformers {transformers.__version__}"
     )
     pairs = list(zip(PICKED, reversed(PICKED), strict=True))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(sources[family], split_special_tokens=True)
-    pipeline = transformers.pipeline(
-        "text-classification", model=str(sources[family]), tokenizer=tokenizer, device="cpu"
-    )
+    pipeline = pipeline_of("text-classification", sources[family])
     inputs = [
         TextClassificationInput(text=text, text_pair=pair, top_k=len(labels), truncation=Truncation.TRUNCATION_RIGHT)
         for text, pair in pairs
     ]
     outcomes = await suite.served.infer_all(family, [TaskInput(text_classification=input) for input in inputs])
     for (text, pair), outcome in zip(pairs, outcomes, strict=True):
-        ours = [
-            {"label": label.label, "score": label.score} for label in outcome.response.result.text_classification.labels
-        ]
+        ours = scored(outcome.response.result.text_classification.labels)
         expected = pipeline({"text": text, "text_pair": pair}, top_k=None, truncation=True)
         compared.compare_ranked((family, text, pair), ours, expected)
     compared.check(at_least=len(pairs))
@@ -163,12 +136,7 @@ async def test_a_task_that_the_labels_do_not_allow_is_refused(family: str, serve
     )
 
 
-def _input(text: str, *, candidate_labels: list[str], hypothesis_template: str | None, multi_label: bool) -> TaskInput:
-    input = ZeroShotClassificationInput(
-        text=text,
-        candidate_labels=candidate_labels,
-        hypothesis_template=hypothesis_template or "",
-        multi_label=multi_label,
-        truncation=Truncation.TRUNCATION_RIGHT,
-    )
+def _input(text: str, candidate_labels: list[str], hypothesis_template: str | None, *, multi_label: bool) -> TaskInput:
+    input = ZeroShotInput(text=text, candidate_labels=candidate_labels, multi_label=multi_label)
+    input.hypothesis_template, input.truncation = hypothesis_template or "", Truncation.TRUNCATION_RIGHT
     return TaskInput(zero_shot_classification=input)

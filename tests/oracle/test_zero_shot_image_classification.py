@@ -22,6 +22,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     ZeroShotImageClassificationInput,
 )
 from tests.models.images import IMAGE_TEXT_FAMILIES, image_files, make_image_text_source
+from tests.oracle.comparison import scored
 from tests.oracle.conftest import Suite
 from tests.oracle.serving import Served
 
@@ -64,8 +65,7 @@ async def test_labels_equal_those_of_transformers(model: str, suite: Suite, sour
     for (description, data, labels, template), answer in answers:
         given = {"hypothesis_template": template} if template else {}
         expected = pipeline(Image.open(io.BytesIO(data)), candidate_labels=labels, **given)
-        found = answer.result.zero_shot_image_classification.labels
-        ours = [{"label": label.label, "score": label.score} for label in found]
+        ours = scored(answer.result.zero_shot_image_classification.labels)
         compared.compare_ranked((description, labels, template), ours, expected)
     compared.check(at_least=suite.drawn)
 

@@ -56,6 +56,15 @@ def make_files(folder: Path, tenants: str = _TENANTS) -> Files:
     return Files(folder, issuer, create_key(keys, "search", "ann"), create_key(keys, "labels", "bob"))
 
 
+def registry_callers(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Makes tenants with and without the right to change the registry. Returns their keys and the options of files."""
+    tenants = ("[tenants.ops]", "manages_registry = true", "[tenants.app]")
+    another = ("[tenants.other]", "models = ['another']", "manages_registry = true")
+    (folder / "tenants.toml").write_text("\n".join((*tenants, *another)))
+    keys = {name: create_key(folder / "keys", name, "ann") for name in ("ops", "app", "other")}
+    return keys, ["--api-keys", str(folder / "keys"), "--tenants", str(folder / "tenants.toml")]
+
+
 @dataclass(frozen=True)
 class Guarded:
     """A process with both doors, and its files."""

@@ -115,13 +115,5 @@ class Connection:
 
 def post(path: str, body: bytes, *fields: str, version: str = "1.1", media_type: str = "application/json") -> bytes:
     """Writes a request."""
-    lines = [
-        f"POST {path} HTTP/{version}",
-        "host: localhost",
-        f"content-type: {media_type}",
-        f"content-length: {len(body)}",
-        *fields,
-        "",
-        "",
-    ]
-    return "\r\n".join(lines).encode() + body
+    head = (f"POST {path} HTTP/{version}", "host: localhost", f"content-type: {media_type}")
+    return "\r\n".join((*head, f"content-length: {len(body)}", *fields, "", "")).encode() + body

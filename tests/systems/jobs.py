@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.processes import ServiceProcess
-from neuronpipe.api.v1.inference_pb2 import InferRequest
 from tests.servers.redis import RedisServer, redis_server
 
 
@@ -42,10 +41,3 @@ def job_system(repository: Path, *options: str, redis_options: Sequence[str] = (
         where = ("--repository", str(repository), "--jobs-redis-url", redis.url)
         with ServiceProcess("all", *where, *options) as gateway:
             yield JobSystem(repository, redis, gateway.wait_until_ready())
-
-
-def text_request(text: str, model: str = "classifier") -> InferRequest:
-    """Makes a classification."""
-    request = InferRequest(model=model)
-    request.input.text_classification.text = text
-    return request

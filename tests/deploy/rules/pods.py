@@ -78,13 +78,8 @@ def _probe_faults(container: Container, kind: str, probe: Mapping[str, Any]) -> 
     if port not in container.ports.values():
         yield f"port {port} is none of the container's"
     of_gateway = container.target == "gateway" and kind == "readinessProbe"
-    if (
-        (service in (None, INFERENCE))
-        if of_gateway and "exec" in probe
-        else service == (INFERENCE if of_gateway else "")
-    ):
-        pass
-    else:
+    expected = (INFERENCE, None) if of_gateway and "exec" in probe else (INFERENCE,) if of_gateway else ("",)
+    if service not in expected:
         yield f"asks for {service!r}"
     has_tls = bool(container.setting("tls_certificate"))
     if has_tls != ("exec" in probe):

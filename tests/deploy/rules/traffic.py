@@ -22,15 +22,8 @@ def services_select_pods(objects: Objects) -> Iterator[str]:
             yield f"Service {name}: selects no pods"
         for port in service["spec"]["ports"]:
             for workload in selected:
-                found = next(
-                    (
-                        container.ports[port["targetPort"]]
-                        for container in workload.containers
-                        if port["targetPort"] in container.ports
-                    ),
-                    0,
-                )
-                if not found:
+                found = workload.ports.get(port["targetPort"])
+                if found is None:
                     yield f"Service {name}: {workload} has no port {port['targetPort']}"
                 elif found != port["port"]:
                     yield f"Service {name}: port {port['port']} is {found} at {workload}"
@@ -67,9 +60,7 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
     }
     callers: list[Workload | str] = [*workloads, _ANYWHERE]
     for callee in workloads:
-        for port_name, port in (
-            (name, number) for container in callee.containers for name, number in container.ports.items()
-        ):
+        for port_name, port in callee.ports.items():
             for caller in callers:
                 is_open = _may_enter(objects, caller, callee, port_name, port) and (
                     isinstance(caller, str) or _may_leave(objects, caller, callee, port)
@@ -89,7 +80,7 @@ def the_network_lets_through_what_is_needed(objects: Objects) -> Iterator[str]:
     }
     outside = buckets | {"worker"}
     for workload in workloads:
-        may_leave = _leaves(objects, workload, 443)
+        may_leave = _may_leave(objects, workload, _ANYWHERE, 443)
         if may_leave and workload.name not in outside:
             yield f"network: {workload.name} may call anybody, which it does not need"
         if workload.name in outside and not may_leave:
@@ -122,17 +113,10 @@ def _may_enter(objects: Objects, caller: Workload | str, callee: Workload, port_
     )
 
 
-def _may_leave(objects: Objects, caller: Workload, callee: Workload, port: int) -> bool:
+def _may_leave(objects: Objects, caller: Workload, callee: Workload | str, port: int) -> bool:
     policies = _policies(objects, caller, "Egress")
     rules = [rule for policy in policies for rule in policy.get("egress", [])]
     return not policies or any(_admits(rule.get("to"), callee, rule.get("ports"), (port,)) for rule in rules)
-
-
-def _leaves(objects: Objects, workload: Workload, port: int) -> bool:
-    """Whether it may call anything at that port."""
-    policies = _policies(objects, workload, "Egress")
-    rules = [rule for policy in policies for rule in policy.get("egress", [])]
-    return not policies or any(_admits(rule.get("to"), _ANYWHERE, rule.get("ports"), (port,)) for rule in rules)
 
 
 def _admits(

@@ -22,12 +22,13 @@ from neuronpipe.core.names import Attributes, Spans
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
 from tests.callers.metrics import metric, series_of
+from tests.callers.requests import classify
 from tests.models.repository import link_models
 from tests.servers.collector import grpc_collector
 from tests.servers.redis import redis_server
 from tests.suite.waiting import until
 from tests.systems.guarded_gateway import make_files
-from tests.systems.jobs import JobSystem, job_system, text_request
+from tests.systems.jobs import JobSystem, job_system
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -112,7 +113,7 @@ def test_a_receiver_gets_a_signed_cloud_event_again_until_it_accepts(
     receiver.statuses = [500, 307, 204]
     networks = ("--notification-networks", "127.0.0.0/8,::1/128")
     with jobs.worker("--notification-secret", str(secret), *networks), Client(jobs.gateway.target) as client:
-        job = client.submit([text_request("a")], notification_url=receiver.url, request_id="told")
+        job = client.submit([classify("a")], notification_url=receiver.url, request_id="told")
         job.wait(30)
         until(lambda: len(receiver.received) == 3, "three attempts")
         until(lambda: not jobs.redis.ask("ZCARD", "neuronpipe-jobs:notify"), "nobody is left to be told")
@@ -136,7 +137,7 @@ def test_a_receiver_gets_a_signed_cloud_event_again_until_it_accepts(
 
 def test_a_workers_metrics_say_what_waits_and_what_came_of_jobs(jobs: JobSystem) -> None:
     with jobs.worker("--metrics-listen", "127.0.0.1:0") as worker, Client(jobs.gateway.target) as client:
-        client.submit([text_request("a")]).wait(30)
+        client.submit([classify("a")]).wait(30)
         until(lambda: metric(worker, "neuronpipe_jobs_ended_total", "succeeded") > 0, "the end is counted")
         waiting = 'neuronpipe_jobs_waiting{neuronpipe_job_priority="normal"}'
         until(lambda: series_of(worker).get(waiting) == 0, "none waits")
@@ -152,11 +153,11 @@ def test_jobs_are_their_tenants_and_run_by_its_rights(models: Path, tmp_path: Pa
         Client(jobs.gateway.target, api_key=files.search) as search,
         Client(jobs.gateway.target, api_key=files.labels) as labels,
     ):
-        first, second = (search.submit([text_request(text)], request_id=text) for text in "ab")
+        first, second = (search.submit([classify(text)], request_id=text) for text in "ab")
         with pytest.raises(Overloaded, match="2 jobs of tenant 'search' wait or run, the limit"):
-            search.submit([text_request("c")])
+            search.submit([classify("c")])
         with pytest.raises(ModelNotFound):
-            labels.submit([text_request("a")])
+            labels.submit([classify("a")])
         with pytest.raises(JobNotFound):
             labels.job(first.name).status()
         with pytest.raises(JobNotFound):
@@ -198,9 +199,7 @@ def test_a_jobs_trace_is_linked_to_its_submitters(models: Path) -> None:
                 stub: Any = JobServiceStub(channel)
                 trace_id, span_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
                 parent = ("traceparent", f"00-{trace_id}-{span_id}-01")
-                operation = stub.SubmitInference(
-                    SubmitInferenceRequest(requests=[text_request("a")]), metadata=[parent]
-                )
+                operation = stub.SubmitInference(SubmitInferenceRequest(requests=[classify("a")]), metadata=[parent])
                 collector.wait_until(
                     lambda seen: {Spans.JOB, Spans.INFER} <= {span.name for span in seen.spans}, timeout_s=60
                 )

@@ -14,10 +14,11 @@ import redis
 
 from demo.processes import ServiceProcess
 from neuronpipe.client import Client, Job, Overloaded, Unavailable
+from tests.callers.requests import classify
 from tests.models.repository import link_models
 from tests.suite.commands import output
 from tests.suite.waiting import until
-from tests.systems.jobs import JobSystem, job_system, text_request
+from tests.systems.jobs import JobSystem, job_system
 from tests.systems.pipelines import make_slow
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -80,7 +81,7 @@ def _submit(client: Client, count: int, name: str) -> list[Job]:
         while True:
             with contextlib.suppress(Unavailable):
                 request_id = f"{name}-{number}"
-                submitted.append(client.submit([text_request(f"text {number}")], request_id=request_id))
+                submitted.append(client.submit([classify(f"text {number}")], request_id=request_id))
                 break
     return submitted
 
@@ -101,7 +102,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another_and_answered_once(slow_j
                 slow_jobs.gateway.signal(signal.SIGSTOP)
                 job_id = _submit_behind(slow_jobs)
             else:
-                job_id = client.submit([text_request("a")]).name
+                job_id = client.submit([classify("a")]).name
             until(lambda: slow_jobs.state(job_id) == "running", "a worker takes it")
             if phase == "while the end is stored":
                 slow_jobs.redis.ask("CLIENT", "PAUSE", 60_000, "WRITE")
@@ -121,13 +122,13 @@ def _submit_behind(jobs: JobSystem) -> str:
     """A job, as another gateway would store it: the one that workers call is stopped."""
     where = ("--repository", str(jobs.repository), "--jobs-redis-url", jobs.redis.url)
     with ServiceProcess("all", *where) as gateway, Client(gateway.wait_until_ready().target) as client:
-        return client.submit([text_request("a")]).name
+        return client.submit([classify("a")]).name
 
 
 def test_a_job_that_kills_workers_is_set_aside_and_may_be_retried(slow_jobs: JobSystem) -> None:
     limits = (*_QUICK, "--max-attempts", "2")
     with Client(slow_jobs.gateway.target) as client:
-        job = client.submit([text_request("a")])
+        job = client.submit([classify("a")])
         for attempt in (b"1", b"2"):
             with slow_jobs.worker(*limits) as worker:
                 until(lambda: slow_jobs.fields(job.name).get("attempts") == attempt, f"attempt {attempt!r}")  # noqa: B023
@@ -165,7 +166,7 @@ def test_a_worker_that_drains_gives_back_what_it_cannot_finish(slow_jobs: JobSys
 @_long_only
 def test_a_worker_ends_while_redis_hangs_and_another_takes_its_jobs(slow_jobs: JobSystem) -> None:
     with Client(slow_jobs.gateway.target) as client:
-        job = client.submit([text_request("a")])
+        job = client.submit([classify("a")])
         with slow_jobs.worker(*_QUICK, "--grace-s", "0.3") as worker:
             until(lambda: slow_jobs.state(job.name) == "running", "it runs")
             slow_jobs.redis.send(signal.SIGSTOP)
@@ -181,7 +182,7 @@ def test_a_worker_that_hangs_longer_than_its_lease_leaves_its_job_to_another(slo
     with Client(slow_jobs.gateway.target) as client:
         endings = Endings(slow_jobs)
         with slow_jobs.worker(*_QUICK) as hung:
-            job = client.submit([text_request(f"text {number}") for number in range(40)])
+            job = client.submit([classify(f"text {number}") for number in range(40)])
             until(lambda: slow_jobs.fields(job.name).get("completed", b"0") != b"0", "some inputs are done")
             hung.signal(signal.SIGSTOP)
             with slow_jobs.worker(*_QUICK) as second:
@@ -202,10 +203,10 @@ def _held(jobs: JobSystem, worker: ServiceProcess) -> int:
 @_long_only
 def test_a_running_job_that_is_cancelled_stops(slow_jobs: JobSystem) -> None:
     with Client(slow_jobs.gateway.target) as client, slow_jobs.worker(*_QUICK) as worker:
-        job = client.submit([text_request(f"text {number}") for number in range(300)])
+        job = client.submit([classify(f"text {number}") for number in range(300)])
         until(lambda: slow_jobs.state(job.name) == "running", "a worker takes it")
         job.cancel()
-        next_job = client.submit([text_request("other")])
+        next_job = client.submit([classify("other")])
         next_job.wait(60)
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
@@ -218,7 +219,7 @@ def test_redis_is_killed_and_started_again_with_its_file(quick_jobs: JobSystem) 
         submitted = _submit(client, 30, "before")
         jobs.redis.stop()
         with pytest.raises(Unavailable):
-            client.submit([text_request("while it is down")])
+            client.submit([classify("while it is down")])
         jobs.redis.start()
         submitted += _submit(client, 30, "after")
         for job in submitted:
@@ -231,7 +232,7 @@ def test_a_full_redis_refuses_jobs_and_those_that_it_has_still_end(quick_jobs: J
         used = int(jobs.redis.ask("INFO", "memory")["used_memory"])
         jobs.redis.ask("CONFIG", "SET", "maxmemory", used + (2 << 20))
         text = "word " * 20_000
-        request = text_request("a")
+        request = classify("a")
         request.input.text_classification.text_pair = text
         submitted: list[Job] = []
         with pytest.raises(Overloaded, match="Redis of jobs is full"):
@@ -240,7 +241,7 @@ def test_a_full_redis_refuses_jobs_and_those_that_it_has_still_end(quick_jobs: J
         with jobs.worker():
             for job in submitted:
                 job.wait(60)
-            client.submit([text_request("there is room again")]).wait(60)
+            client.submit([classify("there is room again")]).wait(60)
         jobs.redis.ask("CONFIG", "SET", "maxmemory", 0)
 
 
@@ -252,7 +253,7 @@ def test_no_job_is_lost_and_none_is_answered_twice(quick_jobs: JobSystem) -> Non
         with jobs.worker(*_QUICK) as killed, jobs.worker(*_QUICK) as drained, jobs.worker(*_QUICK):
             names = []
             for number in range(_JOBS):
-                names.append(client.submit([text_request(f"text {number}")]).name)
+                names.append(client.submit([classify(f"text {number}")]).name)
                 if number == _JOBS // 3:
                     killed.signal(signal.SIGKILL)
                 if number == 2 * _JOBS // 3:

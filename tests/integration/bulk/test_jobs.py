@@ -2,13 +2,12 @@
 
 import concurrent.futures
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
@@ -16,10 +15,11 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.client import AlreadyExists, AsyncClient, Client, InvalidInput, JobNotFound, ModelNotFound, WrongTask
+from tests.callers.requests import classify
 from tests.models.repository import link_models
 from tests.suite.commands import run
 from tests.suite.waiting import until
-from tests.systems.jobs import JobSystem, job_system, text_request
+from tests.systems.jobs import JobSystem, job_system
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -60,15 +60,12 @@ def client(jobs: JobSystem) -> Iterator[Client]:
 
 @pytest.mark.usefixtures("worker")
 def test_outcomes_are_in_the_order_of_the_inputs_and_an_input_fails_alone(client: Client) -> None:
-    too_long = InferRequest(model="classifier")
-    too_long.input.text_classification.text = "word " * 600
-    job = client.submit([text_request("first"), too_long, text_request("third")])
+    job = client.submit([classify("first"), classify("word " * 600), classify("third")])
     outcomes = job.wait(30)
     assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "response"]
-    assert [outcomes[0].response.request_id, outcomes[2].response.request_id] == [
-        f"{job.name.removeprefix('jobs/')}/{number}" for number in (0, 2)
-    ]
-    assert outcomes[0].response.result == client.infer(text_request("first")).result
+    for number in (0, 2):
+        assert outcomes[number].response.request_id == f"{job.name.removeprefix('jobs/')}/{number}"
+    assert outcomes[0].response.result == client.infer(classify("first")).result
     known = job.status()
     assert known.result
     assert (known.result.succeeded, known.result.failed) == (2, 1)
@@ -78,7 +75,7 @@ def test_outcomes_are_in_the_order_of_the_inputs_and_an_input_fails_alone(client
 @pytest.mark.usefixtures("worker")
 async def test_the_asynchronous_client_submits_and_waits(jobs: JobSystem) -> None:
     async with AsyncClient(jobs.gateway.target) as client:
-        job = await client.submit([text_request("a")])
+        job = await client.submit([classify("a")])
         (outcome,) = await job.wait(30)
         assert outcome.HasField("response")
         assert (await client.job(job.name).status()).is_done
@@ -88,29 +85,28 @@ async def test_the_asynchronous_client_submits_and_waits(jobs: JobSystem) -> Non
 @pytest.mark.usefixtures("worker")
 def test_submits_of_one_request_id_at_once_are_one_job(jobs: JobSystem, client: Client) -> None:
     with concurrent.futures.ThreadPoolExecutor(16) as threads:
-        submitted = list(threads.map(lambda _: client.submit([text_request("same")], request_id="once"), range(32)))
+        submitted = list(threads.map(lambda _: client.submit([classify("same")], request_id="once"), range(32)))
     assert len({job.name for job in submitted}) == 1
     submitted[0].wait(30)
-    assert client.submit([text_request("same")], request_id="once").name == submitted[0].name
+    assert client.submit([classify("same")], request_id="once").name == submitted[0].name
     assert submitted[0].status().metadata.attempts == 1
     with pytest.raises(AlreadyExists, match="request_id"):
-        client.submit([text_request("other")], request_id="once")
+        client.submit([classify("other")], request_id="once")
 
 
 def test_jobs_are_listed_in_pages_the_newest_first(jobs: JobSystem, client: Client) -> None:
-    submitted = [client.submit([text_request("a")], request_id=f"page-{number}") for number in range(5)]
+    submitted = [client.submit([classify("a")], request_id=f"page-{number}") for number in range(5)]
     with grpc.insecure_channel(jobs.gateway.target) as channel:
         stub: Any = operations_pb2_grpc.OperationsStub(channel)
         first = stub.ListOperations(operations_pb2.ListOperationsRequest(page_size=3))
-        second = stub.ListOperations(
-            operations_pb2.ListOperationsRequest(page_size=2, page_token=first.next_page_token)
-        )
+        rest = operations_pb2.ListOperationsRequest(page_size=2, page_token=first.next_page_token)
+        second = stub.ListOperations(rest)
     listed = [operation.name for operation in (*first.operations, *second.operations)]
     assert listed == [job.name for job in reversed(submitted)]
 
 
 def test_large_results_make_a_page_of_jobs_shorter(jobs: JobSystem, client: Client) -> None:
-    submitted = [client.submit([text_request("a")], request_id=f"large-{number}") for number in range(5)]
+    submitted = [client.submit([classify("a")], request_id=f"large-{number}") for number in range(5)]
     outcome = InferOutcome(response=InferResponse(request_id="a" * (1 << 20)))
     result = b"r" + JobResult(outcomes=[outcome], succeeded=1).SerializeToString()
     for job in submitted:
@@ -120,8 +116,7 @@ def test_large_results_make_a_page_of_jobs_shorter(jobs: JobSystem, client: Clie
     with grpc.insecure_channel(jobs.gateway.target) as channel:
         stub: Any = operations_pb2_grpc.OperationsStub(channel)
         while sum(map(len, pages)) < len(submitted):
-            request = operations_pb2.ListOperationsRequest(page_size=5, page_token=token)
-            page = stub.ListOperations(request)
+            page = stub.ListOperations(operations_pb2.ListOperationsRequest(page_size=5, page_token=token))
             token = page.next_page_token
             pages.append([operation.name for operation in page.operations])
     assert [len(page) for page in pages[:2]] == [2, 2]
@@ -134,15 +129,15 @@ def test_large_results_make_a_page_of_jobs_shorter(jobs: JobSystem, client: Clie
     ("request_", "kind", "problem"),
     [
         ({}, InvalidInput, "one of requests and input_uri"),
-        ({"requests": [text_request("a", "none")]}, ModelNotFound, "none"),
+        ({"requests": [classify("a", model="none")]}, ModelNotFound, "none"),
         ({"requests": [InferRequest(model="classifier")]}, InvalidInput, r"requests\[0\].input"),
-        ({"requests": [text_request("a")], "work_limit_s": 3601}, InvalidInput, "3601, the limit is 3600"),
-        ({"requests": [text_request("a")], "time_to_live_s": 10**6}, InvalidInput, "the limit is 604800"),
-        ({"requests": [text_request("a")] * 1001}, InvalidInput, "1001 inputs, the limit is 1000"),
-        ({"requests": [text_request("a" * 10**6)] * 2}, InvalidInput, "as an input_uri"),
+        ({"requests": [classify("a")], "work_limit_s": 3601}, InvalidInput, "3601, the limit is 3600"),
+        ({"requests": [classify("a")], "time_to_live_s": 10**6}, InvalidInput, "the limit is 604800"),
+        ({"requests": [classify("a")] * 1001}, InvalidInput, "1001 inputs, the limit is 1000"),
+        ({"requests": [classify("a" * 10**6)] * 2}, InvalidInput, "as an input_uri"),
         ({"input_uri": "file:///etc/passwd"}, InvalidInput, "must be below file://"),
         ({"input_uri": "http://169.254.169.254/"}, InvalidInput, "must begin with s3://"),
-        ({"requests": [text_request("a")], "notification_url": "http://x/"}, InvalidInput, "jobs_notification_hosts"),
+        ({"requests": [classify("a")], "notification_url": "http://x/"}, InvalidInput, "jobs_notification_hosts"),
     ],
 )
 def test_a_job_that_must_fail_is_refused(
@@ -191,29 +186,21 @@ def test_a_job_whose_object_is_missing_fails(client: Client, folder: Path) -> No
         job.wait(30)
 
 
-def _post(url: str, body: bytes, **headers: str) -> tuple[int, dict[str, str], Any]:
-    request = urllib.request.Request(url, body, {"content-type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return response.status, {name.lower(): value for name, value in response.headers.items()}, json.load(response)
-
-
 @pytest.mark.usefixtures("worker")
 def test_jobs_over_http(http: str) -> None:
-    body = {"requests": [{"model": "classifier", "input": {"text_classification": {"text": "a"}}}]}
-    status, headers, operation = _post(f"{http}/v1/jobs", json.dumps(body).encode())
-    assert (status, headers["location"]) == (202, f"/v1/{operation['name']}")
-    with urllib.request.urlopen(f"{http}{headers['location']}?wait_s=30", timeout=60) as response:
-        ended = json.load(response)
-    assert ended["done"] is True
-    assert ended["metadata"]["state"] == "JOB_STATE_SUCCEEDED"
-    (outcome,) = ended["response"]["outcomes"]
-    assert outcome["response"]["result"]["text_classification"]["labels"]
-    with urllib.request.urlopen(f"{http}/v1/jobs?page_size=1", timeout=60) as response:
-        assert [listed["name"] for listed in json.load(response)["operations"]] == [operation["name"]]
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"{http}/v1/jobs/none", timeout=30)
-    assert caught.value.code == 404
-    caught.value.close()
+    with httpx.Client(base_url=http, timeout=60) as caller:
+        body = {"requests": [{"model": "classifier", "input": {"text_classification": {"text": "a"}}}]}
+        submitted = caller.post("/v1/jobs", json=body)
+        name, location = submitted.json()["name"], submitted.headers["location"]
+        assert (submitted.status_code, location) == (202, f"/v1/{name}")
+        ended = caller.get(location, params={"wait_s": 30}).json()
+        assert ended["done"] is True
+        assert ended["metadata"]["state"] == "JOB_STATE_SUCCEEDED"
+        (outcome,) = ended["response"]["outcomes"]
+        assert outcome["response"]["result"]["text_classification"]["labels"]
+        listed = caller.get("/v1/jobs", params={"page_size": 1}).json()["operations"]
+        assert [operation["name"] for operation in listed] == [name]
+        assert caller.get("/v1/jobs/none").status_code == 404
 
 
 @pytest.mark.usefixtures("worker")
@@ -221,25 +208,22 @@ def test_sagemakers_asynchronous_invocations(http: str, folder: Path) -> None:
     (folder / "body.json").write_text('{"inputs": "a fine day"}')
     (folder / "broken.json").write_text('{"inputs": ')
 
+    endpoint, json_type = f"{http}/endpoints/classifier", {"content-type": "application/json"}
+
     def invoke(name: str, id: str) -> tuple[Path, Path]:
-        status, headers, answer = _post(
-            f"{http}/endpoints/classifier/async-invocations",
-            b"",
-            **{
-                "X-Amzn-SageMaker-InputLocation": f"file://{folder}/{name}",
-                "X-Amzn-SageMaker-InferenceId": id,
-                "X-Amzn-SageMaker-RequestTTLSeconds": "60",
-            },
-        )
-        assert (status, answer) == (202, {"InferenceId": id})
-        places = [headers[f"x-amzn-sagemaker-{kind}location"] for kind in ("output", "failure")]
+        given = {"InputLocation": f"file://{folder}/{name}", "InferenceId": id, "RequestTTLSeconds": "60"}
+        headers = {f"X-Amzn-SageMaker-{field}": value for field, value in given.items()}
+        answer = httpx.post(f"{endpoint}/async-invocations", headers=json_type | headers, timeout=30)
+        assert (answer.status_code, answer.json()) == (202, {"InferenceId": id})
+        places = [answer.headers[f"x-amzn-sagemaker-{kind}location"] for kind in ("output", "failure")]
         output, failure = (Path(place.removeprefix("file://")) for place in places)
         return output, failure
 
     output, failure = invoke("body.json", "one")
     until(output.exists, "the output")
-    _, _, answer = _post(f"{http}/endpoints/classifier/invocations", (folder / "body.json").read_bytes())
-    assert json.loads(output.read_text()) == answer
+    body = (folder / "body.json").read_bytes()
+    answer = httpx.post(f"{endpoint}/invocations", content=body, headers=json_type, timeout=30)
+    assert json.loads(output.read_text()) == answer.json()
     assert not failure.exists()
     output, failure = invoke("broken.json", "two")
     until(failure.exists, "the failure")

@@ -12,10 +12,11 @@ from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.api.keda.v1.external_scaler_pb2_grpc import ExternalScalerStub
 from neuronpipe.api.v1.jobs_pb2 import JobPriority, JobState
 from neuronpipe.client import Cancelled, Client, DeadlineExceeded, JobNotFound, NotConfigured
+from tests.callers.requests import classify
 from tests.models.repository import link_models
 from tests.servers.redis import redis_server
 from tests.suite.commands import run
-from tests.systems.jobs import JobSystem, job_system, text_request
+from tests.systems.jobs import JobSystem, job_system
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
@@ -36,7 +37,7 @@ def client(jobs: JobSystem) -> Iterator[Client]:
 
 def test_jobs_of_a_higher_priority_begin_first(jobs: JobSystem, client: Client) -> None:
     submitted = [
-        client.submit([text_request("a")], priority=priority)
+        client.submit([classify("a")], priority=priority)
         for priority in (
             JobPriority.JOB_PRIORITY_LOW,
             JobPriority.JOB_PRIORITY_NORMAL,
@@ -52,13 +53,13 @@ def test_jobs_of_a_higher_priority_begin_first(jobs: JobSystem, client: Client) 
 
 
 def test_a_job_that_nobody_takes_expires(client: Client) -> None:
-    job = client.submit([text_request("a")], time_to_live_s=1)
+    job = client.submit([classify("a")], time_to_live_s=1)
     with pytest.raises(DeadlineExceeded, match="time to live"):
         job.wait(30)
 
 
 def test_a_waiting_job_is_cancelled_and_never_run(jobs: JobSystem, client: Client) -> None:
-    job = client.submit([text_request("a")])
+    job = client.submit([classify("a")])
     job.cancel()
     with pytest.raises(Cancelled):
         job.wait(30)
@@ -67,7 +68,7 @@ def test_a_waiting_job_is_cancelled_and_never_run(jobs: JobSystem, client: Clien
 
 
 def test_a_waiter_is_told_that_the_time_is_over_and_the_job_stays(client: Client) -> None:
-    job = client.submit([text_request("a")])
+    job = client.submit([classify("a")])
     with pytest.raises(DeadlineExceeded, match=r"has not ended within 0\.2 s"):
         job.wait(0.2)
     assert job.status().metadata.state == JobState.JOB_STATE_QUEUED
@@ -82,7 +83,7 @@ def test_keda_learns_of_jobs_where_there_is_no_worker(jobs: JobSystem, client: C
         reference = keda.ScaledObjectRef(scalerMetadata={"jobsPerWorker": "2.5"})
         changes = stub.StreamIsActive(reference)
         assert next(changes).result is False
-        submitted = [client.submit([text_request("a")]) for _ in range(3)]
+        submitted = [client.submit([classify("a")]) for _ in range(3)]
         assert next(changes).result is True
         assert stub.IsActive(reference).result is True
         (spec,) = stub.GetMetricSpec(reference).metricSpecs
@@ -100,9 +101,9 @@ def test_a_gateway_without_redis_says_what_turns_jobs_on(fake_repository: Path, 
     with (
         ServiceProcess("all", "--repository", str(models)) as gateway,
         Client(gateway.wait_until_ready().target) as client,
-        pytest.raises(NotConfigured, match="jobs_redis_url"),
+        pytest.raises(NotConfigured, match="set --jobs-redis-url"),
     ):
-        client.submit([text_request("a")])
+        client.submit([classify("a")])
 
 
 @pytest.mark.parametrize(

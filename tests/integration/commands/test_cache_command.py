@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -31,31 +32,35 @@ def redis(monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
         yield server
 
 
-def _warm(repository: Path, file: Path, *, model: str = "classifier", option: str = "--texts") -> None:
-    main(["cache", "warm", "--repository", str(repository), "--model", model, option, str(file)])
+class Warm(Protocol):
+    def __call__(self, *lines: str, model: str = ..., option: str = ...) -> None: ...
 
 
-def _written(folder: Path, *lines: str) -> Path:
-    file = folder / "lines.txt"
-    file.write_text("\n".join(lines))
-    return file
+@pytest.fixture
+def warm(fake_repository: Path, redis: RedisServer, tmp_path: Path) -> Warm:
+    """Fills the cache with the lines of a file."""
+
+    def warm(*lines: str, model: str = "classifier", option: str = "--texts") -> None:
+        (tmp_path / "lines.txt").write_text("\n".join(lines))
+        where = ("--repository", str(fake_repository), "--model", model)
+        main(["cache", "warm", *where, option, str(tmp_path / "lines.txt")])
+
+    return warm
 
 
 def test_texts_are_tokenized_and_stored_once(
-    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    warm: Warm, redis: RedisServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = _written(tmp_path, "one", "two", "", "one", *(f"number {number}" for number in range(600)))
-    _warm(fake_repository, file)
+    lines = ("one", "two", "", "one", *(f"number {number}" for number in range(600)))
+    warm(*lines)
     assert capsys.readouterr().out == "603 inputs: 602 stored, 1 there already or given twice, 0 refused\n"
     assert len(redis.stored_keys()) == 602
-    _warm(fake_repository, file)
+    warm(*lines)
     assert capsys.readouterr().out == "603 inputs: 0 stored, 603 there already or given twice, 0 refused\n"
 
 
-async def test_a_tokenizer_finds_what_was_stored_ahead(
-    fake_repository: Path, redis: RedisServer, tmp_path: Path
-) -> None:
-    await asyncio.to_thread(_warm, fake_repository, _written(tmp_path, "a text that is known"))
+async def test_a_tokenizer_finds_what_was_stored_ahead(warm: Warm, fake_repository: Path, redis: RedisServer) -> None:
+    await asyncio.to_thread(warm, "a text that is known")
     settings = EncodingSettings(token_cache_redis="always", token_cache_bytes=0)
     shared = with_constants(RedisSettings, redis_url=redis.url, redis_timeout_ms=1000)
     running = running_tokenizer(read_repository(fake_repository), settings, Telemetry(), redis=shared)
@@ -69,53 +74,36 @@ async def test_a_tokenizer_finds_what_was_stored_ahead(
     assert outcome == CacheOutcome.CACHE_OUTCOME_HIT_REDIS
 
 
-def test_inputs_with_options_are_given_as_json(
-    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inputs_with_options_are_given_as_json(warm: Warm, capsys: pytest.CaptureFixture[str]) -> None:
     question = json.dumps({"question_answering": {"question": "Who?", "context": "It was me."}})
-    _warm(fake_repository, _written(tmp_path, question), model="answerer", option="--inputs")
+    warm(question, model="answerer", option="--inputs")
     assert capsys.readouterr().out.startswith("1 inputs: 1 stored")
 
 
-def test_an_input_that_would_be_refused_is_named_and_left_out(
-    fake_repository: Path, redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _warm(fake_repository, _written(tmp_path, "fine", "long " * 2000, "fine too"))
+def test_an_input_that_would_be_refused_is_named_and_left_out(warm: Warm, capsys: pytest.CaptureFixture[str]) -> None:
+    warm("fine", "long " * 2000, "fine too")
     captured = capsys.readouterr()
     assert captured.out == "3 inputs: 2 stored, 0 there already or given twice, 1 refused\n"
     assert "line 2: text: 2002 tokens, the model takes 512" in captured.err
+
+
+_NO_INPUT = "is not an input of this model"
+_GOOD = '{"text_classification": {"text": "a"}}'
 
 
 @pytest.mark.parametrize(
     ("lines", "model", "option", "problem"),
     [
         (["a"], "answerer", "--texts", "line 1: the model's task takes more than a text; use --inputs"),
-        (
-            ["{}"],
-            "classifier",
-            "--inputs",
-            "line 1: is not an input of this model: it is not for the task text-classification",
-        ),
-        (
-            ['{"text_classification": {"text": "a"}}', "{"],
-            "classifier",
-            "--inputs",
-            "line 2: is not an input of this model",
-        ),
+        (["{}"], "classifier", "--inputs", f"line 1: {_NO_INPUT}: it is not for the task text-classification"),
+        ([_GOOD, "{"], "classifier", "--inputs", f"line 2: {_NO_INPUT}"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(
-    fake_repository: Path,
-    redis: RedisServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    lines: list[str],
-    model: str,
-    option: str,
-    problem: str,
+    warm: Warm, capsys: pytest.CaptureFixture[str], lines: list[str], model: str, option: str, problem: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        _warm(fake_repository, _written(tmp_path, *lines), model=model, option=option)
+        warm(*lines, model=model, option=option)
     assert ended.value.code == 2
     assert problem in capsys.readouterr().err
 
@@ -128,15 +116,10 @@ def test_values_are_counted_by_kind_and_deleted_by_kind(redis: RedisServer, caps
     counts = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:]}
     assert (counts["tokens"][0], counts["pixels"][0], counts["results"][0]) == ("2", "1", "1")
     assert 2000 < int(counts["tokens"][1].replace(",", "")) < 4000
-
     main(["cache", "clear", "--kind", "tokens"])
     assert capsys.readouterr().out == "2 values deleted\n"
-    assert sorted(redis.stored_keys()) == [
-        b"neuronpipe-2:tokens:a",
-        b"neuronpipe:pixels:a",
-        b"neuronpipe:results:a",
-        b"other",
-    ]
+    others = [b"neuronpipe-2:tokens:a", b"neuronpipe:pixels:a", b"neuronpipe:results:a", b"other"]
+    assert sorted(redis.stored_keys()) == others
     main(["cache", "clear"])
     assert sorted(redis.stored_keys()) == [b"neuronpipe-2:tokens:a", b"other"]
 

@@ -90,36 +90,14 @@ def test_log_probabilities_are_a_table(target: str, client: Client) -> None:
 
 
 def test_a_text_of_a_beam_search_is_printed_as_a_whole(target: str, client: Client) -> None:
-    options = [
-        "--num-beams",
-        "3",
-        "--length-penalty",
-        "0.5",
-        "--early-stopping",
-        "never",
-        "--no-repeat-ngram-size",
-        "2",
-        "--forced-bos-token-id",
-        "40",
-        "--forced-eos-token-id",
-        "41",
-    ]
+    own: dict[str, Any] = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5}
+    own |= {"no_repeat_ngram_size": 2, "forced_bos_token_id": 40, "forced_eos_token_id": 41}
+    options = [word for name, value in own.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     first = _text(client, max_new_tokens=8).token_ids
     words = ["--bad-words-ids", str(first[0]), str(first[1]), "--bad-words-ids", str(first[2])]
-    done = _run(target, "--prompt", _PROMPT, "--max-new-tokens", "8", *options, *words, "--num-return-sequences", "2")
-    *_, last = client.generate(
-        "writer",
-        _PROMPT,
-        max_new_tokens=8,
-        num_beams=3,
-        length_penalty=0.5,
-        early_stopping=EarlyStopping.EARLY_STOPPING_NEVER,
-        no_repeat_ngram_size=2,
-        forced_bos_token_id=40,
-        forced_eos_token_id=41,
-        bad_words_ids=[first[:2], [first[2]]],
-        num_return_sequences=2,
-    )
+    done = _run(target, "--prompt", _PROMPT, *options, *words, "--early-stopping", "never")
+    never, bad = EarlyStopping.EARLY_STOPPING_NEVER, [first[:2], [first[2]]]
+    *_, last = client.generate("writer", _PROMPT, early_stopping=never, bad_words_ids=bad, **own)
     texts = last.response.result.text_generation.sequences
     assert (done.returncode, done.stdout) == (0, "\n---\n".join(_printable(text.text) for text in texts) + "\n")
     assert f"; score: {texts[0].score:.4f}, {texts[1].score:.4f}\n" in done.stderr

@@ -39,7 +39,6 @@ def test_closed_loop_measures_every_figure(target: str) -> None:
     result = run_load(
         LoadRequest(target=target, model="classifier", concurrency=2, duration_s=0.6, warm_up_s=0.5), lines.append
     )
-
     _check_that_nothing_is_lost(result)
     assert (result.errors, result.is_broken_off) == ({}, False)
     assert result.throughput_per_s == result.goodput_per_s > 0
@@ -57,7 +56,6 @@ def test_closed_loop_measures_every_figure(target: str) -> None:
 @pytest.mark.parametrize("model", ["minilm", "answerer", "tagger", "filler"])
 def test_the_input_is_made_for_the_task_of_the_model(target: str, model: str) -> None:
     result = run_load(LoadRequest(target=target, model=model, duration_s=0.1, warm_up_s=0.0))
-
     _check_that_nothing_is_lost(result)
     assert result.errors == {}
 
@@ -67,7 +65,6 @@ def test_open_loop_of_two_processes_offers_its_rate_with_a_deadline_and_a_priori
         target=target, model="classifier", rate_per_s=200.0, duration_s=0.5, warm_up_s=0.0, processes=2, priority="bulk"
     )
     result = run_load(dataclasses.replace(request, deadline_ms=20_000.0))
-
     _check_that_nothing_is_lost(result)
     assert result.errors == {}
     # 100 are expected, with a standard deviation of 10.
@@ -83,21 +80,8 @@ def test_unknown_model_is_said(target: str) -> None:
 
 
 def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -> None:
-    options = [
-        "--target",
-        target,
-        "--model",
-        "classifier",
-        "--duration",
-        "3600",
-        "--warm-up",
-        "0",
-        "--json",
-        "-",
-        "--processes",
-        "2",
-    ]
-    command = [sys.executable, "-m", "neuronpipe", "load", *options, "--concurrency", "2"]
+    load = ("load", "--target", target, "--model", "classifier", "--processes", "2", "--concurrency", "2")
+    command = [sys.executable, "-m", "neuronpipe", *load, "--duration", "3600", "--warm-up", "0", "--json", "-"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -106,7 +90,6 @@ def test_ctrl_c_ends_the_run_with_the_report_of_what_was_measured(target: str) -
         # To all of its processes, as a terminal does it.
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=30)
-
     figures = json.loads(output)
     assert process.returncode == 130
     assert figures["is_broken_off"]
@@ -165,7 +148,6 @@ def test_the_command_prints_the_times_of_tokens_and_writes_them(writer: str, tmp
     options = ["--duration", "1", "--prompt-tokens", "lognormal:20,40", "--output-tokens", "uniform:4,8"]
     options += ["--ttft-ms", "20000", "--itl-ms", "20000", "--json", str(tmp_path / "figures.json")]
     said = output(*command, *options)
-
     assert "goodput counts answers with the first token within 20000 ms and the time per token within 20000 ms" in said
     for name in ("first token (TTFT)", "between parts (ITL)", "per token (TPOT)", "longest gap", "new tokens"):
         assert f"\n{name} " in said

@@ -31,11 +31,9 @@ TEXTS = [
 ]
 
 
-# Loaded once for all systems and texts.
-
-
 @cache
 def _pipeline(source: Path) -> Any:
+    """Loads it once for all systems and texts."""
     return transformers.pipeline("text-classification", model=str(source))
 
 
@@ -46,19 +44,12 @@ def _sentence_transformer(source: Path) -> Any:
     return SentenceTransformer(str(source), device="cpu")
 
 
-@cache
-def _tokenizer(source: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(source)
-
-
 @pytest.mark.parametrize("text", TEXTS)
 async def test_classification_equals_the_transformers_pipeline(
     system: System, sources: dict[str, Path], text: str
 ) -> None:
     expected = _pipeline(sources["classifier"])(text, top_k=4)
-
     response = await system.infer(classify(text, top_k=4))
-
     labels = response.result.text_classification.labels
     assert [label.label for label in labels] == [entry["label"] for entry in expected]
     # float32 through two layers: the sums run in another order.
@@ -68,9 +59,7 @@ async def test_classification_equals_the_transformers_pipeline(
 @pytest.mark.parametrize("text", TEXTS)
 async def test_embedding_equals_sentence_transformers(system: System, sources: dict[str, Path], text: str) -> None:
     expected = _sentence_transformer(sources["minilm"]).encode(text, normalize_embeddings=True)
-
     response = await system.infer(embed(text))
-
     # float32 through six layers; vectors have length one.
     np.testing.assert_allclose(response.result.sentence_embedding.embedding, expected, atol=2e-6)
 
@@ -79,18 +68,15 @@ async def test_embedding_equals_sentence_transformers(system: System, sources: d
 async def test_tokens_are_those_of_transformers_and_as_an_input_give_the_texts_vector(
     system: System, sources: dict[str, Path], text: str
 ) -> None:
-    tokenizer = _tokenizer(sources["minilm"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(sources["minilm"])
     expected = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
-
     response = await system.infer(_input("minilm", tokenization={"text": text}))
-
     tokens = response.result.tokenization.tokens
     assert [token.token_id for token in tokens] == expected["input_ids"]
     assert [token.is_special for token in tokens] == [bool(mask) for mask in expected["special_tokens_mask"]]
     assert [(token.start, token.end) for token in tokens] == expected["offset_mapping"]
     assert all(token.text == text[token.start : token.end] for token in tokens if not token.is_special)
     assert (response.usage.tokens, response.timings.predict_compute_ns) == (0, 0)
-
     ids = [token.token_id for token in tokens]
     by_ids = await system.infer(_input("minilm", sentence_embedding={"token_ids": ids}))
     by_text = await system.infer(embed(text))
@@ -98,7 +84,6 @@ async def test_tokens_are_those_of_transformers_and_as_an_input_give_the_texts_v
         by_ids.result.sentence_embedding.embedding, by_text.result.sentence_embedding.embedding, atol=2e-6
     )
     assert by_ids.usage.tokens == by_text.usage.tokens == len(ids)
-
     joined = await system.infer(_input("minilm", detokenization={"token_ids": ids, "skip_special_tokens": True}))
     assert joined.result.detokenization.text == tokenizer.decode(
         ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -107,9 +92,7 @@ async def test_tokens_are_those_of_transformers_and_as_an_input_give_the_texts_v
 
 async def test_answers_are_passages_of_the_context_by_code_points(system: System) -> None:
     context = "🐈 Kätzchen schlafen gern. In der Küche steht ein Napf. " * 60
-
     response = await system.infer(answer("Where is the bowl?", context, top_k=5))
-
     answers = response.result.question_answering.answers
     assert len(answers) == 5
     assert [context[found.start : found.end] for found in answers] == [found.text for found in answers]
@@ -119,9 +102,7 @@ async def test_answers_are_passages_of_the_context_by_code_points(system: System
 
 async def test_entities_are_passages_of_the_text_by_code_points(system: System) -> None:
     text = "🐈 Kätzchen schlafen gern. In der Küche steht ein Napf. " * 60
-
     response = await system.infer(tag(text, aggregation=Aggregation.AGGREGATION_FIRST, window_stride_tokens=50))
-
     entities = response.result.token_classification.entities
     assert len(entities) > 60
     assert [text[entity.start : entity.end] for entity in entities] == [entity.text for entity in entities]
@@ -131,9 +112,7 @@ async def test_entities_are_passages_of_the_text_by_code_points(system: System) 
 
 async def test_every_mask_is_filled_where_it_stands(system: System) -> None:
     text = "🐈 [MASK] on the [MASK]."
-
     response = await system.infer(fill(text, top_k=3, targets=["sat", "mat", "dog", "##s"]))
-
     masks = response.result.fill_mask.masks
     assert [text[mask.start : mask.end] for mask in masks] == ["[MASK]", "[MASK]"]
     assert all(
@@ -153,7 +132,6 @@ async def test_a_blank_text_has_an_empty_result(system: System) -> None:
 
 async def test_timings_add_up_and_usage_tells_what_ran(system: System) -> None:
     response = await system.infer(classify("The cat sat on the mat."))
-
     timings = response.timings
     stages_ns = timings.preprocess_ns + timings.predict_ns + timings.postprocess_ns
     assert 0 < stages_ns <= timings.total_ns
@@ -167,27 +145,21 @@ async def test_timings_add_up_and_usage_tells_what_ran(system: System) -> None:
 
 async def test_response_names_model_version_and_request(system: System) -> None:
     response = await system.infer(classify("a", request_id="the-first"))
-
     assert (response.model, response.version, response.request_id) == ("classifier", "1", "the-first")
 
 
 async def test_request_without_an_id_gets_one(system: System) -> None:
     first, second = await system.infer(classify("a")), await system.infer(classify("a"))
-
     assert first.request_id
     assert first.request_id != second.request_id
 
 
 async def test_truncation_is_counted(system: System) -> None:
     text = "word " * 600
-
     response = await system.infer(classify(text, truncation=Truncation.TRUNCATION_RIGHT))
-
     # 600 words and two special tokens, of which 512 fit.
     assert (response.usage.tokens, response.usage.truncated_tokens) == (512, 90)
 
-
-ONE_MEBIBYTE = 1 << 20
 
 BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "empty text": (classify(""), InvalidInput, "text: is empty"),
@@ -198,11 +170,7 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
         InvalidInput,
         "text and text_pair: 603 tokens, the model takes 512",
     ),
-    "10 MB of text": (
-        classify("x" * 10_000_000),
-        InvalidInput,
-        rf"input: 100000\d\d bytes, the limit is {ONE_MEBIBYTE}",
-    ),
+    "10 MB of text": (classify("x" * 10_000_000), InvalidInput, r"input: 100000\d\d bytes, the limit is 1048576"),
     "no model": (classify("a", model=""), InvalidInput, "model: is empty"),
     "unknown model": (
         classify("a", model="nobody"),
@@ -239,18 +207,14 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 async def test_bad_input_gets_an_error_that_names_the_thing_and_the_limit(system: System, name: str) -> None:
     request, error, message = BAD_REQUESTS[name]
-
     with pytest.raises(error) as caught:
         await system.infer(request)
-
     assert re.match(message, caught.value.message), caught.value.message
 
 
 async def test_bad_item_of_a_batch_fails_alone(system: System) -> None:
-    outcomes = await system.infer_batch(
-        [classify("good"), classify(""), classify("a", model="nobody"), classify("good")]
-    )
-
+    requests = [classify("good"), classify(""), classify("a", model="nobody"), classify("good")]
+    outcomes = await system.infer_batch(requests)
     assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["response", "error", "error", "response"]
     assert [outcomes[1].error.code, outcomes[2].error.code] == [code_pb2.INVALID_ARGUMENT, code_pb2.NOT_FOUND]
     assert outcomes[0].response.result == outcomes[3].response.result
@@ -258,9 +222,7 @@ async def test_bad_item_of_a_batch_fails_alone(system: System) -> None:
 
 async def test_batch_answers_in_the_order_of_its_requests(system: System) -> None:
     requests = [classify("word " * length, request_id=str(length)) for length in (300, 1, 40, 5, 200)]
-
     outcomes = await system.infer_batch(requests)
-
     assert [outcome.response.request_id for outcome in outcomes] == ["300", "1", "40", "5", "200"]
     assert [outcome.response.usage.tokens for outcome in outcomes] == [302, 3, 42, 7, 202]
 
@@ -274,30 +236,21 @@ async def test_batch_size_is_limited(system: System, count: int) -> None:
 async def test_stream_answers_every_request_by_its_id(system: System) -> None:
     requests = [classify("word " * (1 + index % 7), request_id=f"r{index}") for index in range(200)]
     requests[13] = classify("", request_id="r13")
-
     answers = {response.request_id: response.outcome async for response in system.infer_stream(requests)}
-
     assert answers.keys() == {f"r{index}" for index in range(200)}
     assert answers.pop("r13").error.code == code_pb2.INVALID_ARGUMENT
     assert {outcome.WhichOneof("outcome") for outcome in answers.values()} == {"response"}
     assert answers["r6"].response.usage.tokens == 9
 
 
-async def test_deadline_that_cannot_be_met_is_exceeded(system: System) -> None:
+async def test_deadline_that_cannot_be_met_is_exceeded_and_the_system_answers_afterwards(system: System) -> None:
     with pytest.raises(DeadlineExceeded):
         await system.infer(answer("Where?", "A long context. " * 5000), timeout_s=0.02)
-
-
-async def test_system_answers_after_a_deadline_was_exceeded(system: System) -> None:
-    with pytest.raises(DeadlineExceeded):
-        await system.infer(answer("Where?", "A long context. " * 5000), timeout_s=0.02)
-
     assert (await system.infer(classify("a"))).result.text_classification.labels
 
 
 async def test_models_are_listed_with_what_they_take(system: System) -> None:
     models = {model.name: model for model in await system.list_models()}
-
     classifier, minilm = models["classifier"], models["minilm"]
     assert (classifier.task, list(classifier.labels)) == ("text_classification", ["calm", "busy", "lost", "found"])
     assert (classifier.version, classifier.is_default, classifier.max_tokens) == ("1", True, 512)
@@ -309,7 +262,6 @@ async def test_models_are_listed_with_what_they_take(system: System) -> None:
 async def test_one_model_is_described_as_in_the_list(system: System) -> None:
     alone = await system.get_model("minilm", "1")
     listed = next(model for model in await system.list_models() if model.name == "minilm")
-
     assert alone.shapes_ready <= listed.shapes_ready <= listed.shapes  # shapes are compiled between the two calls, too
     alone.ClearField("shapes_ready")
     listed.ClearField("shapes_ready")

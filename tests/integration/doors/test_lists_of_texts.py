@@ -1,10 +1,9 @@
 """Lists of texts as one input of sentence-embedding: over gRPC and HTTP, for static embeddings and for an encoder."""
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from model2vec import StaticModel
@@ -69,10 +68,9 @@ def test_a_list_for_static_embeddings_has_the_vectors_of_model2vec(source: Path,
 def test_a_list_over_http_has_the_vectors_and_tokens_of_its_texts(source: Path, served: ServiceProcess) -> None:
     expected = StaticModel.from_pretrained(source).encode(_TEXTS)
     address = served.wait_for("listening for HTTP")["address"]
-    body = json.dumps({"model": "static", "input": _TEXTS}).encode()
-    request = urllib.request.Request(f"http://{address}/v1/embeddings", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        content = json.load(answer)
+    content = httpx.post(
+        f"http://{address}/v1/embeddings", json={"model": "static", "input": _TEXTS}, timeout=30
+    ).json()
     assert [one["index"] for one in content["data"]] == list(range(len(_TEXTS)))
     vectors = np.array([one["embedding"] for one in content["data"]])
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=_TOLERANCE)

@@ -25,16 +25,8 @@ _TEXTS = ["Ann lives in a house in Paris.", "A fine day."]
 # float32 as decimals, and what a batch of another shape changes.
 _TOLERANCE = 1e-6
 _WAYS = (
-    "grpc",
-    "grpc, gzip",
-    "grpc.aio",
-    "grpc, async_infer",
-    "grpc, stream",
-    "http",
-    "http, gzip",
-    "http, deflate",
-    "http, JSON",
-    "http.aio",
+    *("grpc", "grpc, gzip", "grpc.aio", "grpc, async_infer", "grpc, stream"),
+    *("http", "http, gzip", "http, deflate", "http, JSON", "http.aio"),
 )
 _MANY_ROWS = 64  # with vectors of 384 numbers more than 64 KiB, from which on answers are compressed
 

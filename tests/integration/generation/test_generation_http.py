@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,13 +50,12 @@ async def theirs(server: HttpServer) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-async def test_a_chat_is_answered_as_our_own_client_has_it(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_a_chat_is_answered_as_our_own_client_has_it(theirs: Any, ours: Client) -> None:
     answer = await theirs.chat.completions.create(model="writer", messages=_CHAT, max_tokens=12, user="somebody")
     expected = [*ours.generate("writer", messages=_CHAT, max_new_tokens=12)][-1].response
     (choice,) = answer.choices
     assert choice.message.content == expected.result.text_generation.sequences[0].text
     assert (choice.message.role, choice.finish_reason, choice.index) == ("assistant", "length", 0)
-    assert answer.usage
     assert answer.usage.prompt_tokens == expected.usage.tokens
     assert answer.usage.completion_tokens == expected.usage.generated_tokens == 12
     assert answer.usage.total_tokens == expected.usage.tokens + 12
@@ -107,7 +104,7 @@ async def test_a_chat_is_answered_as_our_own_client_has_it(theirs: openai.AsyncO
     ids=str,
 )
 async def test_a_stream_has_the_text_of_the_whole_answer(
-    theirs: openai.AsyncOpenAI, ours: Client, options: dict[str, Any], own: dict[str, Any]
+    theirs: Any, ours: Client, options: dict[str, Any], own: dict[str, Any]
 ) -> None:
     stream = await theirs.chat.completions.create(
         model="writer",
@@ -125,29 +122,26 @@ async def test_a_stream_has_the_text_of_the_whole_answer(
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * len(chunks)
     assert end.choices[0].finish_reason in ("length", "stop")
     assert last.choices == []
-    assert last.usage
     assert last.usage.completion_tokens == expected.usage.generated_tokens
     assert {chunk.usage for chunk in (first, *chunks, end)} == {None}
     assert len({chunk.id for chunk in (first, *chunks, end, last)}) == 1
 
 
-async def test_completions_continue_texts(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_completions_continue_texts(theirs: Any, ours: Client) -> None:
     answer = await theirs.completions.create(model="writer", prompt=[_PROMPT, "A class"], max_tokens=8)
     texts = [ours.generate_text("writer", prompt, max_new_tokens=8) for prompt in (_PROMPT, "A class")]
     assert [choice.text for choice in answer.choices] == [text.text for text in texts]
     assert [choice.index for choice in answer.choices] == [0, 1]
-    assert answer.usage
     assert answer.usage.completion_tokens == sum(len(text.token_ids) for text in texts)
     stream = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=8, stream=True)
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == texts[0].text
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "length"]
     short = await theirs.completions.create(model="writer", prompt=_PROMPT)
-    assert short.usage
     assert short.usage.completion_tokens <= 16
 
 
-async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_n_texts_are_choices(theirs: Any, ours: Client) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "n": 2, "seed": 3, "temperature": 1.2}
     own: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "temperature": 1.2}
     *_, last = ours.generate("writer", messages=_CHAT, seed=3, num_return_sequences=2, **own)
@@ -169,9 +163,7 @@ async def test_n_texts_are_choices(theirs: openai.AsyncOpenAI, ours: Client) -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_several_prompts_in_one_stream_are_choices_in_their_order(
-    theirs: openai.AsyncOpenAI, ours: Client, n: int
-) -> None:
+async def test_several_prompts_in_one_stream_are_choices_in_their_order(theirs: Any, ours: Client, n: int) -> None:
     # So long that a reader who is late for the first parts is not late for all.
     prompts, long = [_PROMPT, "A class", "The tower"], {"max_tokens": 100, "extra_body": {"min_tokens": 100}}
     options: dict[str, Any] = {"seed": 3, "temperature": 1.2, "n": n, **long}
@@ -194,10 +186,10 @@ async def test_several_prompts_in_one_stream_are_choices_in_their_order(
     assert read == expected
     assert ends == dict.fromkeys(range(len(expected)), "length")
     assert order != sorted(order), "texts did not come side by side"
-    assert (last.choices, last.usage and last.usage.completion_tokens) == ([], 100 * len(expected))
+    assert (last.choices, last.usage.completion_tokens) == ([], 100 * len(expected))
 
 
-async def test_echo_puts_the_prompt_before_each_text(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_echo_puts_the_prompt_before_each_text(theirs: Any, ours: Client) -> None:
     prompts = [_PROMPT, "A class"]
     expected = [prompt + ours.generate_text("writer", prompt, max_new_tokens=6).text for prompt in prompts]
     options: dict[str, Any] = {"model": "writer", "prompt": prompts, "max_tokens": 6, "echo": True, "best_of": 1}
@@ -209,7 +201,7 @@ async def test_echo_puts_the_prompt_before_each_text(theirs: openai.AsyncOpenAI,
     assert read == expected
 
 
-async def test_the_text_of_a_beam_search_comes_as_one_part(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_the_text_of_a_beam_search_comes_as_one_part(theirs: Any, ours: Client) -> None:
     events = [*ours.generate("writer", _PROMPT, max_new_tokens=8, num_beams=3, length_penalty=2.0)]
     expected = events[-1].response.result.text_generation.sequences[0]
     extra = {"num_beams": 3, "length_penalty": 2.0}
@@ -220,13 +212,6 @@ async def test_the_text_of_a_beam_search_comes_as_one_part(theirs: openai.AsyncO
     assert "".join([chunk.choices[0].text async for chunk in stream]) == expected.text
 
 
-async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenAI) -> None:
-    for is_stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as refused:
-            await theirs.completions.create(model="writer", prompt=[_PROMPT, ""], max_tokens=8, stream=is_stream)
-        assert refused.value.param == "prompt[1]"
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(
     ("options", "param"),
@@ -234,6 +219,7 @@ async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenA
         ({"prompt": [1, 100_000]}, "prompt"),
         ({"prompt": [[1, 2], [-3]]}, "prompt[1][0]"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": [_PROMPT, ""]}, "prompt[1]"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": [1, 2], "echo": True}, "echo"),
         ({"echo": True, "logprobs": 1, "stop": "a"}, "echo"),
@@ -247,7 +233,7 @@ async def test_of_several_prompts_a_wrong_one_is_named(theirs: openai.AsyncOpenA
     ids=str,
 )
 async def test_completions_name_what_they_refuse(
-    theirs: openai.AsyncOpenAI, options: dict[str, Any], param: str, is_stream: bool
+    theirs: Any, options: dict[str, Any], param: str, is_stream: bool
 ) -> None:
     given: dict[str, Any] = {"model": "writer", "prompt": _PROMPT} | options
     with pytest.raises(openai.BadRequestError) as refused:
@@ -276,32 +262,29 @@ def test_sagemakers_path_streams_where_the_body_asks_for_it(
     assert last in events[-1]
 
 
-async def test_ids_of_tokens_come_with_whole_texts_and_with_their_parts(
-    theirs: openai.AsyncOpenAI, ours: Client
-) -> None:
+async def test_ids_of_tokens_come_with_whole_texts_and_with_their_parts(theirs: Any, ours: Client) -> None:
     options: dict[str, Any] = {"max_tokens": 6, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
     chat: dict[str, Any] = {"model": "writer", "messages": _CHAT}
-    whole = (await theirs.chat.completions.create(**chat, **options)).choices[0].model_extra or {}
+    whole = (await theirs.chat.completions.create(**chat, **options)).choices[0].model_extra
     assert len(whole["token_ids"]) == 6
     expected = [*ours.generate("writer", messages=_CHAT, max_new_tokens=6, min_new_tokens=6)][-1].response
     assert whole["token_ids"] == [*expected.result.text_generation.sequences[0].token_ids]
     stream = await theirs.chat.completions.create(stream=True, **chat, **options)
-    parts = [(chunk.choices[0].model_extra or {}).get("token_ids", []) async for chunk in stream if chunk.choices]
+    parts = [chunk.choices[0].model_extra.get("token_ids", []) async for chunk in stream if chunk.choices]
     assert [token_id for part in parts for token_id in part] == whole["token_ids"]
-    asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT}
-    completion = (await theirs.completions.create(**asked, **options)).choices[0].model_extra or {}
-    assert len(completion["token_ids"]) == 6
+    completion = await theirs.completions.create(model="writer", prompt=_PROMPT, **options)
+    assert len(completion.choices[0].token_ids) == 6
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
 async def test_special_tokens_are_in_the_text_and_its_parts_where_a_caller_wants_them(
-    theirs: openai.AsyncOpenAI, ours: Client, source: Path, is_chat: bool
+    theirs: Any, ours: Client, source: Path, is_chat: bool
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     special = next(id for id in tokenizer.all_special_ids if id != tokenizer.eos_token_id)
     options: dict[str, Any] = {"model": "writer", "max_tokens": 3, "logit_bias": {str(special): 100}, "temperature": 0}
     given = {"messages": _CHAT} if is_chat else {"prompt": _PROMPT}
-    door: Any = theirs.chat.completions if is_chat else theirs.completions
+    door = theirs.chat.completions if is_chat else theirs.completions
     for skips in (True, False):
         asked = {**options, **given, "extra_body": {"skip_special_tokens": skips, "return_token_ids": True}}
         (choice,) = (await door.create(**asked)).choices
@@ -315,13 +298,12 @@ async def test_special_tokens_are_in_the_text_and_its_parts_where_a_caller_wants
     assert tokenizer.decode([special]) in text.text
 
 
-async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_log_probabilities_have_openais_forms(theirs: Any, ours: Client) -> None:
     expected = ours.generate("writer", messages=_CHAT, max_new_tokens=6, top_logprobs=2)
     tokens = [*expected][-1].response.result.text_generation.sequences[0].logprobs
     options: dict[str, Any] = {"model": "writer", "messages": _CHAT, "max_tokens": 6, "logprobs": True}
     answer = await theirs.chat.completions.create(top_logprobs=2, **options)
-    assert answer.choices[0].logprobs
-    found = answer.choices[0].logprobs.content or []
+    found = answer.choices[0].logprobs.content
     assert [(entry.bytes, entry.logprob) for entry in found] == [
         ([*token.utf8], pytest.approx(token.logprob)) for token in tokens
     ]
@@ -330,47 +312,40 @@ async def test_log_probabilities_have_openais_forms(theirs: openai.AsyncOpenAI, 
     ]
     stream = await theirs.chat.completions.create(top_logprobs=2, stream=True, **options)
     parts = [chunk.choices[0].logprobs async for chunk in stream]
-    assert [entry for part in parts if part for entry in part.content or ()] == found
+    assert [entry for part in parts if part for entry in part.content] == found
     completion = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=6, logprobs=2)
     lists = completion.choices[0].logprobs
-    assert lists
-    assert len(lists.tokens or ()) == len(lists.token_logprobs or ()) == len(lists.top_logprobs or ()) == 6
-    assert (lists.text_offset or [None])[0] == 0
+    assert len(lists.tokens) == len(lists.token_logprobs) == len(lists.top_logprobs) == 6
+    assert lists.text_offset[0] == 0
 
 
-async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs: openai.AsyncOpenAI) -> None:
+async def test_bytes_and_offsets_of_tokens_are_those_of_the_running_text(theirs: Any) -> None:
     asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 60, "temperature": 2.0, "top_p": 1}
     has_parts_of_characters = False
     for seed in range(6):
         choice = (await theirs.completions.create(logprobs=20, seed=seed, **asked)).choices[0]
         lists = choice.logprobs
-        assert lists
-        assert lists.tokens
-        assert lists.text_offset
-        for drawn, top in zip(lists.token_logprobs or (), lists.top_logprobs or (), strict=True):
+        for drawn, top in zip(lists.token_logprobs, lists.top_logprobs, strict=True):
             best = sorted(top.values(), reverse=True)[:20]
             assert len(best) == 20, "two tokens have one entry"
             assert len(top) == 20 + (drawn < best[-1]), "the drawn token is there in any case, and no other"
         spelled = b"".join(map(_bytes_of, lists.tokens))
         assert spelled.decode(errors="replace") == choice.text
         for place, offset in enumerate(lists.text_offset):
-            before = getincrementaldecoder("utf-8")(errors="replace").decode(
-                b"".join(map(_bytes_of, lists.tokens[:place]))
-            )
-            assert offset == len(before)
+            before = b"".join(map(_bytes_of, lists.tokens[:place]))
+            assert offset == len(getincrementaldecoder("utf-8")(errors="replace").decode(before))
         has_parts_of_characters |= any(token.startswith("bytes:") for token in lists.tokens)
         stream = await theirs.completions.create(logprobs=20, seed=seed, stream=True, **asked)
         parts = [chunk.choices[0].logprobs async for chunk in stream]
-        assert [offset for part in parts if part for offset in part.text_offset or ()] == lists.text_offset
+        assert [offset for part in parts if part for offset in part.text_offset] == lists.text_offset
     assert has_parts_of_characters
     chat = await theirs.chat.completions.create(
         model="writer", messages=_CHAT, max_tokens=60, temperature=2.0, seed=3, logprobs=True, top_logprobs=20
     )
-    assert chat.choices[0].logprobs
-    tokens = chat.choices[0].logprobs.content or []
-    said = b"".join(bytes(token.bytes or ()) for token in tokens)
+    tokens = chat.choices[0].logprobs.content
+    said = b"".join(bytes(token.bytes) for token in tokens)
     assert said.decode(errors="replace") == chat.choices[0].message.content
-    assert all(bytes(token.bytes or ()) == _bytes_of(token.token) for token in tokens)
+    assert all(bytes(token.bytes) == _bytes_of(token.token) for token in tokens)
 
 
 def _bytes_of(token: str) -> bytes:
@@ -378,7 +353,7 @@ def _bytes_of(token: str) -> bytes:
 
 
 async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_the_prompt(
-    theirs: openai.AsyncOpenAI, source: Path
+    theirs: Any, source: Path
 ) -> None:
     """As lm-evaluation-harness asks for them: its loglikelihood is the sum of those behind the context."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
@@ -388,9 +363,6 @@ async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_th
     answer = await theirs.completions.create(prompt=prompts, **asked)
     for prompt, choice in zip(prompts, answer.choices, strict=True):
         lists = choice.logprobs
-        assert lists
-        assert lists.token_logprobs
-        assert lists.top_logprobs
         assert (lists.token_logprobs[0], lists.top_logprobs[0]) == (None, None)
         with torch.inference_mode():
             expected = model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
@@ -403,18 +375,13 @@ async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_th
             assert others == ([] if own in best else [own])
         assert choice.text.startswith(tokenizer.decode(prompt, skip_special_tokens=True))
     scored = await theirs.completions.create(prompt=prompts, **asked | {"max_tokens": 0})
-    assert scored.usage
     assert scored.usage.completion_tokens == 0
     for prompt, choice, whole in zip(prompts, scored.choices, answer.choices, strict=True):
-        assert choice.logprobs
-        assert whole.logprobs
-        assert whole.logprobs.token_logprobs
         assert choice.logprobs.token_logprobs == whole.logprobs.token_logprobs[:-1]
         assert (choice.text, choice.finish_reason) == (tokenizer.decode(prompt, skip_special_tokens=True), "length")
     plain = await theirs.completions.create(model="writer", prompt=prompts, max_tokens=9)
     texts = await theirs.completions.create(model="writer", prompt=[_PROMPT], max_tokens=9)
     assert plain.choices[0].text == texts.choices[0].text
-    assert plain.usage
     assert plain.usage.prompt_tokens == sum(map(len, prompts))
 
 
@@ -422,13 +389,13 @@ async def test_token_ids_are_prompts_and_an_echo_has_the_log_probabilities_of_th
     "options", [{"temperature": 0.001}, {"temperature": 1e-8}, {"top_p": 0}, {"stop": ""}, {"stop": ["", ""]}], ids=str
 )
 async def test_options_at_their_ends_give_the_most_probable_text(
-    theirs: openai.AsyncOpenAI, ours: Client, options: dict[str, Any]
+    theirs: Any, ours: Client, options: dict[str, Any]
 ) -> None:
     answer = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=12, **options)
     assert answer.choices[0].text == ours.generate_text("writer", _PROMPT, max_new_tokens=12).text
 
 
-async def test_biases_and_penalties_change_the_text(theirs: openai.AsyncOpenAI, source: Path) -> None:
+async def test_biases_and_penalties_change_the_text(theirs: Any, source: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     (token,) = tokenizer("e", add_special_tokens=False)["input_ids"]
     asked: dict[str, Any] = {"model": "writer", "prompt": _PROMPT, "max_tokens": 12}
@@ -439,16 +406,15 @@ async def test_biases_and_penalties_change_the_text(theirs: openai.AsyncOpenAI, 
     )
     assert penalized.choices[0].text == "e" * 12, "100 is more than 12 * 2 + 2"
     free = await theirs.completions.create(frequency_penalty=2, presence_penalty=2, logprobs=0, **asked)
-    assert free.choices[0].logprobs
-    assert len(set(free.choices[0].logprobs.tokens or ())) == 12
+    assert len(set(free.choices[0].logprobs.tokens)) == 12
 
 
-async def test_a_message_is_continued_and_the_template_gets_variables(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_a_message_is_continued_and_the_template_gets_variables(theirs: Any, ours: Client) -> None:
     begun = [*_CHAT, {"role": "assistant", "content": "A module"}]
 
     async def text(messages: list[Any], **further: Any) -> str:
         options: dict[str, Any] = {"model": "writer", "messages": messages, "max_tokens": 8, "extra_body": further}
-        return (await theirs.chat.completions.create(**options)).choices[0].message.content or ""
+        return str((await theirs.chat.completions.create(**options)).choices[0].message.content)
 
     # By the template of tests/models/decoders.py.
     request = InferRequest(model="writer")
@@ -464,8 +430,8 @@ async def test_a_message_is_continued_and_the_template_gets_variables(theirs: op
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int) -> None:
-    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+async def test_chunks_tell_the_tokens_so_far(theirs: Any, n: int) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
     stream = await theirs.chat.completions.create(
         model="writer", messages=_CHAT, max_tokens=8, n=n, seed=1, stream=True, stream_options=options
     )
@@ -479,12 +445,11 @@ async def test_chunks_tell_the_tokens_so_far(theirs: openai.AsyncOpenAI, n: int)
         of_texts = [counts[number] for number, chunk in enumerate(own) if chunk.choices[0].delta.content]
         assert len(set(of_texts)) >= len(of_texts) - 1
         assert of_texts[0]
-        assert {use.prompt_tokens for use in used[1:] if use} == {chunks[-1].usage and chunks[-1].usage.prompt_tokens}
-    assert chunks[-1].usage
+        assert {use.prompt_tokens for use in used[1:] if use} == {chunks[-1].usage.prompt_tokens}
     assert chunks[-1].usage.completion_tokens == 8 * n
 
 
-async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_a_stop_string_ends_both_forms(theirs: Any, ours: Client) -> None:
     whole = ours.generate_text("writer", _PROMPT, max_new_tokens=24).text
     stop = whole[len(whole) // 2 :][:3]
     answer = await theirs.completions.create(model="writer", prompt=_PROMPT, max_tokens=24, stop=stop)
@@ -527,7 +492,7 @@ async def test_a_stop_string_ends_both_forms(theirs: openai.AsyncOpenAI, ours: C
     ids=str,
 )
 async def test_what_is_refused_has_openais_form(
-    theirs: openai.AsyncOpenAI, options: dict[str, Any], param: str, is_stream: bool
+    theirs: Any, options: dict[str, Any], param: str, is_stream: bool
 ) -> None:
     given: dict[str, Any] = {"model": "writer", "messages": _CHAT} | options
     with pytest.raises(openai.BadRequestError) as refused:
@@ -537,14 +502,11 @@ async def test_what_is_refused_has_openais_form(
 
 
 def test_events_are_as_the_standard_has_them(server: HttpServer) -> None:
-    body = json.dumps({"model": "writer", "prompt": _PROMPT, "max_tokens": 4, "stream": True}).encode()
-    request = urllib.request.Request(
-        f"{server.url}/v1/completions", body, {"content-type": "application/json", "x-request-id": "mine"}
-    )
-    with urllib.request.urlopen(request) as answer:
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert answer.headers["cache-control"] == "no-cache"
-        events = answer.read().decode().split("\n\n")
+    body = {"model": "writer", "prompt": _PROMPT, "max_tokens": 4, "stream": True}
+    answer = requests.post(f"{server.url}/v1/completions", json=body, headers={"x-request-id": "mine"}, timeout=60)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     assert {chunk["id"] for chunk in chunks} == {"cmpl-mine"}
@@ -607,11 +569,9 @@ def test_hugging_faces_client_chats_with_the_address_of_a_model(server: HttpServ
 
 
 def _events(server: HttpServer, path: str, body: dict[str, Any]) -> list[Any]:
-    request = urllib.request.Request(
-        f"{server.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return [json.loads(event.removeprefix("data: ")) for event in answer.read().decode().split("\n\n")[:-1]]
+    answer = requests.post(f"{server.url}{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
 
 
 def test_what_tgi_refuses_has_its_form(server: HttpServer) -> None:
@@ -646,11 +606,8 @@ def test_tritons_client_gets_several_texts_and_log_probabilities(server: HttpSer
 
 
 def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Client) -> None:
-    def read(parameters: dict[str, Any]) -> Any:
-        return _read_by_triton(server, parameters)
-
     parameters = {"stream": True, "max_new_tokens": 150, "do_sample": True, "temperature": 0.9, "seed": 11}
-    answer = read(parameters)
+    answer = _read_by_triton(server, parameters)
     expected = ours.generate_text("writer", _PROMPT, max_new_tokens=150, do_sample=True, temperature=0.9, seed=11)
     *parts, last = answer["responses"]
     assert answer["is_decoupled"]
@@ -660,40 +617,20 @@ def test_tritons_client_reads_a_text_as_it_comes(server: HttpServer, ours: Clien
     assert {part["reason"] for part in parts} == {0}
     assert last.pop("tensors") == {"text": [[""]], "logprobs": [[[]]], "top_token_ids": [[[]]]}
     assert last == {"id": "mine", "text": "", "token_ids": [], "reason": FinishReason.FINISH_REASON_LENGTH}
-    (whole,) = read(parameters | {"stream": False})["responses"]
+    (whole,) = _read_by_triton(server, parameters | {"stream": False})["responses"]
     assert (whole["text"], whole["token_ids"]) == (expected.text, list(expected.token_ids))
-    (refused,) = read({"stream": True, "temperature": -1.0, "do_sample": True})["responses"]
+    (refused,) = _read_by_triton(server, {"stream": True, "temperature": -1.0, "do_sample": True})["responses"]
     assert "temperature" in refused["error"]
-
-
-def _post(server: HttpServer, body: dict[str, Any]) -> tuple[int, str]:
-    request = urllib.request.Request(
-        f"{server.url}/v1/generate", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def test_the_messages_of_generate_are_events(server: HttpServer, ours: Client) -> None:
     options = {"max_new_tokens": 12, "do_sample": True, "seed": "7", "top_logprobs": 1}
     input = {"text_generation": {"prompt": _PROMPT, "options": options}}
-    status, text = _post(server, {"model": "writer", "input": input, "request_id": "mine"})
-    assert status == 200
-    events = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-1]]
-    start, *chunks, last = events
-    response = [*ours.generate("writer", _PROMPT, max_new_tokens=12, do_sample=True, seed=7, top_logprobs=1)][
-        -1
-    ].response
-    expected = response.result.text_generation.sequences[0]
-    assert start["start"] | {"prompt_tokens": 0} == {
-        "model": "writer",
-        "version": "1",
-        "request_id": "mine",
-        "prompt_tokens": 0,
-    }
+    start, *chunks, last = _events(server, "/v1/generate", {"model": "writer", "input": input, "request_id": "mine"})
+    *_, end = ours.generate("writer", _PROMPT, max_new_tokens=12, do_sample=True, seed=7, top_logprobs=1)
+    expected = end.response.result.text_generation.sequences[0]
+    assert start["start"].pop("prompt_tokens")
+    assert start["start"] == {"model": "writer", "version": "1", "request_id": "mine"}
     assert "".join(chunk["chunk"]["text"] for chunk in chunks) == expected.text
     assert [token for chunk in chunks for token in chunk["chunk"]["token_ids"]] == list(expected.token_ids)
     assert sum(len(chunk["chunk"]["logprobs"]) for chunk in chunks) == 12
@@ -702,13 +639,12 @@ def test_the_messages_of_generate_are_events(server: HttpServer, ours: Client) -
     assert last["response"]["usage"]["generated_tokens"] == 12
 
 
-async def test_a_response_is_read_by_openais_client(theirs: openai.AsyncOpenAI, ours: Client) -> None:
+async def test_a_response_is_read_by_openais_client(theirs: Any, ours: Client) -> None:
     expected = [*ours.generate("writer", messages=_CHAT, max_new_tokens=12)][-1].response
     text = expected.result.text_generation.sequences[0].text
     asked: dict[str, Any] = {"input": _CHAT[1]["content"], "instructions": "Be brief.", "max_output_tokens": 12}
     answer = await theirs.responses.create(model="writer", **asked)
     assert (answer.output_text, answer.status) == (text, "incomplete")
-    assert answer.usage
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.tokens, 12)
     said = {name: asked[name] for name in ("input", "instructions")}
     counted = await theirs.responses.input_tokens.count(model="writer", **said)

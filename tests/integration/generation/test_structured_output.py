@@ -25,12 +25,10 @@ pytestmark = pytest.mark.local_only
 
 _PROMPT = "A module is a file"
 _HTTP = ("--http-listen", "127.0.0.1:0")
+_SIZE = {"type": "integer", "minimum": 0, "maximum": 99}
 _SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "size": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
+    "properties": {"name": {"type": "string", "maxLength": 6}, "size": _SIZE},
     "required": ["name", "size"],
     "additionalProperties": False,
 }
@@ -39,6 +37,8 @@ _GRAMMAR = 'start: ("go " | "turn ") /[0-9]{2}/ " " ("left" | "right")'
 # `make soak` takes 10,000.
 _SCHEMAS = int(os.environ.get("NEURONPIPE_SCHEMAS", "300"))
 _DRAWN: dict[str, Any] = {"do_sample": True, "top_k": 0}
+_WRITER = {"model": "writer"}
+_SAY_IT = [{"role": "user", "content": "Say it."}]
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +116,10 @@ async def test_a_stop_string_and_the_most_tokens_cut_a_form(ours: AsyncClient) -
     ],
     ids=str,
 )
-async def test_openais_and_vllms_names_of_forms(theirs: openai.AsyncOpenAI, asked: dict[str, Any], form: str) -> None:
-    messages: list[Any] = [{"role": "user", "content": "Say it."}]
-    options: dict[str, Any] = {"model": "writer", "max_tokens": 120, **asked}
-    answer = await theirs.chat.completions.create(messages=messages, **options)
-    text, reason = answer.choices[0].message.content or "", answer.choices[0].finish_reason
-    completion = await theirs.completions.create(
-        model="writer", prompt=_PROMPT, max_tokens=120, extra_body=_body(asked)
-    )
+async def test_openais_and_vllms_names_of_forms(theirs: Any, asked: dict[str, Any], form: str) -> None:
+    (choice,) = (await theirs.chat.completions.create(messages=_SAY_IT, max_tokens=120, **_WRITER, **asked)).choices
+    text, reason = choice.message.content or "", choice.finish_reason
+    completion = await theirs.completions.create(prompt=_PROMPT, max_tokens=120, extra_body=_body(asked), **_WRITER)
     assert completion.choices[0].finish_reason in ("stop", "length")
     if form == "object":
         assert text.startswith("{")
@@ -150,11 +146,9 @@ class Thing(pydantic.BaseModel):
     sizes: list[Annotated[int, pydantic.Field(ge=0, le=99)]] = pydantic.Field(max_length=2)
 
 
-async def test_openais_client_parses_answers(theirs: openai.AsyncOpenAI) -> None:
-    messages: list[Any] = [{"role": "user", "content": "Say it."}]
-    answer = await theirs.chat.completions.parse(
-        model="writer", messages=messages, response_format=Thing, max_tokens=150, temperature=1.5, seed=4
-    )
+async def test_openais_client_parses_answers(theirs: Any) -> None:
+    options: dict[str, Any] = {"response_format": Thing, "max_tokens": 150, "temperature": 1.5, "seed": 4}
+    answer = await theirs.chat.completions.parse(messages=_SAY_IT, **_WRITER, **options)
     assert isinstance(answer.choices[0].message.parsed, Thing)
 
 
@@ -166,9 +160,8 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
         tokens = await client.text_generation(_PROMPT, grammar=regex, max_new_tokens=40, stream=True)
         assert re.fullmatch(_REGEX, "".join([token async for token in tokens]))
         wrong: Any = {"type": "json", "value": {"not": {}}}
-        with pytest.raises(
-            huggingface_hub.errors.TextGenerationError, match=r"parameters\.grammar\.value: cannot be followed"
-        ):
+        refused = huggingface_hub.errors.TextGenerationError
+        with pytest.raises(refused, match=r"parameters\.grammar\.value: cannot be followed"):
             await client.text_generation(_PROMPT, grammar=wrong, max_new_tokens=4)
 
 
@@ -188,7 +181,7 @@ async def test_huggingfaces_client_and_tgis_names_of_forms(gateway: ServiceProce
     ids=str,
 )
 async def test_forms_that_are_refused_are_named_as_their_callers_do(
-    theirs: openai.AsyncOpenAI, asked: dict[str, Any], param: str
+    theirs: Any, asked: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await theirs.completions.create(model="writer", prompt=_PROMPT, extra_body=_body(asked))
@@ -203,6 +196,7 @@ _TOOLS: list[Any] = [
     },
 ]
 _CHOSEN: Any = {"type": "function", "function": {"name": "look"}}
+_WRONG = {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}
 _ASKED: list[Any] = [{"role": "user", "content": "Look."}]
 
 
@@ -213,7 +207,7 @@ def _check_calls(calls: list[tuple[str, str]]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"parallel_tool_calls": False}, {"tool_choice": _CHOSEN}], ids=str)
-async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncOpenAI, options: dict[str, Any]) -> None:
+async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: Any, options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"tool_choice": "required", "max_tokens": 120, "seed": 6, **options}
     asked: dict[str, Any] = {"model": "writer", "messages": _ASKED, "tools": _TOOLS, **given}
     (choice,) = (await theirs.chat.completions.create(**asked)).choices
@@ -228,7 +222,7 @@ async def test_a_forced_call_of_a_tool_has_valid_arguments(theirs: openai.AsyncO
     assert (again, streamed.finish_reason) == (calls, choice.finish_reason)
 
 
-async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
+async def test_calls_of_a_free_choice_are_streamed_as_openais_client_assembles_them(theirs: Any) -> None:
     name = " ".join(map(str, range(24)))
     calls = [("look", f'{{"name": "{name}", "size": 41}}'), ("wait", '{"s": 1}')]
     # The text is given, so that the model writes what one with tools would.
@@ -262,9 +256,7 @@ _FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in _TOOLS]
 @pytest.mark.parametrize(
     "options", [{"parallel_tool_calls": False}, {"tool_choice": {"type": "function", "name": "look"}}], ids=str
 )
-async def test_a_forced_call_of_a_response_has_valid_arguments(
-    theirs: openai.AsyncOpenAI, options: dict[str, Any]
-) -> None:
+async def test_a_forced_call_of_a_response_has_valid_arguments(theirs: Any, options: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"model": "writer", "input": "Look.", "tools": _FLAT, "tool_choice": "required", **options}
     answer = await theirs.responses.create(**asked, temperature=0, max_output_tokens=120)
     calls = [(item.name, item.arguments) for item in answer.output if item.type == "function_call"]
@@ -273,12 +265,10 @@ async def test_a_forced_call_of_a_response_has_valid_arguments(
     given: list[Any] = [{"role": "user", "content": "Look."}, *answer.output]
     given += [{"type": "function_call_output", "call_id": item.call_id, "output": "dark"} for item in answer.output]
     again = await theirs.responses.create(**asked | {"input": given, "tool_choice": "none"}, max_output_tokens=4)
-    assert again.usage
-    assert answer.usage
     assert again.usage.input_tokens > answer.usage.input_tokens
 
 
-async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them(theirs: openai.AsyncOpenAI) -> None:
+async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them(theirs: Any) -> None:
     arguments = {"look": {"name": " ".join(map(str, range(8))), "size": 41}, "wait": {"s": 1}}
     tools = [tool | {"parameters": {"type": "object", "const": arguments[tool["name"]]}} for tool in _FLAT]
     asked: dict[str, Any] = {"model": "writer", "input": "Look.", "tools": tools, "max_output_tokens": 160}
@@ -306,12 +296,11 @@ async def test_calls_of_a_response_are_streamed_as_openais_client_assembles_them
         assert own[-1].item.model_dump() == item.model_dump(exclude={"parsed_arguments"})
 
 
-async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(theirs: openai.AsyncOpenAI) -> None:
+async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(theirs: Any) -> None:
     async def used(messages: list[Any], **options: Any) -> int:
         answer = await theirs.chat.completions.create(model="writer", messages=messages, max_tokens=4, **options)
         assert answer.choices[0].message.content
         assert not answer.choices[0].message.tool_calls
-        assert answer.usage
         return int(answer.usage.prompt_tokens)
 
     call = {"id": "call_1", "type": "function", "function": {"name": "wait", "arguments": '{"s": 1}'}}
@@ -330,30 +319,15 @@ async def test_tools_of_a_free_choice_and_of_the_history_are_in_the_prompt(their
     ("asked", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        (
-            {"tools": _TOOLS[:1], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice.function.name",
-        ),
+        ({"tools": _TOOLS[1:], "tool_choice": _CHOSEN}, "tool_choice.function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": _TOOLS, "tool_choice": "required", "extra_body": {"guided_regex": "a"}}, "tool_choice"),
-        (
-            {
-                "tools": [{"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
-                "tool_choice": "required",
-            },
-            "tools[0].function.parameters",
-        ),
-        (
-            {
-                "tools": [*_TOOLS, {"type": "function", "function": {"name": "x", "parameters": {"not": {}}}}],
-                "tool_choice": "required",
-            },
-            "tools",
-        ),
+        ({"tools": [_WRONG], "tool_choice": "required"}, "tools[0].function.parameters"),
+        ({"tools": [*_TOOLS, _WRONG], "tool_choice": "required"}, "tools"),
     ],
     ids=str,
 )
-async def test_wrong_tools_are_refused_by_name(theirs: openai.AsyncOpenAI, asked: dict[str, Any], param: str) -> None:
+async def test_wrong_tools_are_refused_by_name(theirs: Any, asked: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await theirs.chat.completions.create(model="writer", messages=_ASKED, **asked)
     assert refused.value.param == param

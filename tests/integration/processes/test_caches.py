@@ -81,21 +81,12 @@ async def test_two_tokenizer_processes_share_what_either_tokenized(fake_reposito
 
 @pytest.mark.parametrize("fault", ["killed", "hung", "flushed"])
 async def test_no_request_fails_when_redis_does(fake_repository: Path, redis: RedisServer, fault: str) -> None:
-    options = (
-        "--repository",
-        str(fake_repository),
-        "--redis-url",
-        redis.url,
-        "--result-cache-models",
-        "*",
-        *_ONLY_REDIS,
-    )
-    with ServiceProcess("all", *options, environment=_PATIENT) as process:
+    options = ("--repository", str(fake_repository), "--redis-url", redis.url, "--result-cache-models", "*")
+    with ServiceProcess("all", *options, *_ONLY_REDIS, environment=_PATIENT) as process:
         async with AsyncClient(process.wait_until_ready().target) as client:
             texts = [f"text number {number}" for number in range(40)]
             expected = {text: (await client.infer(_uncached(text))).result for text in texts}
             await _until(client, _uncached("connect"), "token_cache", _REDIS)
-
             outcomes: Counter[CacheOutcome.ValueType] = Counter()
             done = asyncio.Event()
 

@@ -16,14 +16,11 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.client import AsyncClient
 from tests.callers.requests import classify
+from tests.integration.processes.test_lifecycle import OPTIONS
+from tests.models.repository import link_models
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 
-_STAGES = {
-    "tokenizer": "--tokenizer-target",
-    "neuron-executor": "--executor-target",
-    "postprocessor": "--postprocessor-target",
-}
 # Texts of different lengths and words, whose labels have different scores.
 _TEXTS = [" ".join(["one", "two", "three", "four", "five"][number % 5 :] * (1 + number)) for number in range(20)]
 _REQUESTS = 300
@@ -82,26 +79,23 @@ class _Doubled:
 
 @pytest_asyncio.fixture
 async def doubled(fake_repository: Path, tmp_path: Path) -> AsyncIterator[_Doubled]:
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "repository" / "classifier").symlink_to(fake_repository / "classifier")
-    repository = ("--repository", str(tmp_path / "repository"))
+    repository = ("--repository", str(link_models(tmp_path / "repository", fake_repository, "classifier")))
     async with AsyncExitStack() as stack:
         stages = {
-            stage: [stack.enter_context(ServiceProcess(stage, *repository)) for _ in range(2)] for stage in _STAGES
+            stage: [stack.enter_context(ServiceProcess(stage, *repository)) for _ in range(2)] for stage in OPTIONS
         }
         targets = [
-            f"{option}={','.join(process.target for process in stages[stage])}" for stage, option in _STAGES.items()
+            f"{option}={','.join(process.wait_until_ready().target for process in stages[stage])}"
+            for stage, option in OPTIONS.items()
         ]
-        for process in (process for processes in stages.values() for process in processes):
-            process.wait_until_ready()
-        gateway = stack.enter_context(ServiceProcess("gateway", *repository, *targets)).wait_until_ready()
+        gateway = stack.enter_context(ServiceProcess("gateway", *repository, *targets))
         gateway.wait_until_ready().wait_for("all stages reached")
-        gateway.wait_for("a stage's stream is open", times=2 * len(_STAGES))
+        gateway.wait_for("a stage's stream is open", times=2 * len(OPTIONS))
         client = await stack.enter_async_context(AsyncClient(gateway.target, retries=False))
         yield _Doubled(stages, gateway, client)
 
 
-@pytest.mark.parametrize("stage", _STAGES)
+@pytest.mark.parametrize("stage", OPTIONS)
 @pytest.mark.parametrize("frozen", [0, 1], ids=["first", "second"])
 async def test_every_process_of_a_stage_has_a_part_of_the_work(doubled: _Doubled, stage: str, frozen: int) -> None:
     expected = await doubled.undisturbed()
@@ -111,7 +105,7 @@ async def test_every_process_of_a_stage_has_a_part_of_the_work(doubled: _Doubled
     assert await asyncio.gather(*asked) == expected
 
 
-@pytest.mark.parametrize("stage", _STAGES)
+@pytest.mark.parametrize("stage", OPTIONS)
 async def test_what_a_process_dies_with_is_answered_by_another(doubled: _Doubled, stage: str) -> None:
     expected = await doubled.undisturbed()
     asked = await doubled.ask_with_one_frozen(doubled.stages[stage][0])

@@ -15,9 +15,9 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest, InferStreamRequest
 from neuronpipe.api.v1.inference_pb2_grpc import InferenceServiceStub
-from neuronpipe.api.v1.tasks_pb2 import QuestionAnsweringInput, SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.names import Attributes, Events, Spans
 from neuronpipe.rpc.client import open_channel
+from tests.callers.requests import answer, classify, embed
 from tests.callers.traced import PARENTS, TREE, Answered, ask_sampled
 from tests.servers.collector import Collector, Received, grpc_collector
 
@@ -60,15 +60,9 @@ def exporting(fake_repository: Path) -> Iterator[Observed]:
         yield system
 
 
-def _embedding(text: str) -> InferRequest:
-    return InferRequest(model="minilm", input=TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text)))
-
-
 def _question(windows: int) -> InferRequest:
     """A context of so many windows, which are a sequence each."""
-    context = "the cat sat on the mat and looked at the dog " * (25 * windows)
-    input = QuestionAnsweringInput(question="who sat on the mat?", context=context)
-    return InferRequest(model="answerer", input=TaskInput(question_answering=input))
+    return answer("who sat on the mat?", "the cat sat on the mat and looked at the dog " * (25 * windows))
 
 
 def _wait_for_traces(collector: Collector, answered: Sequence[Answered], count: int = _SPANS_OF_A_REQUEST) -> None:
@@ -87,7 +81,7 @@ def _by_name(spans: Sequence[Received]) -> dict[str, Received]:
 
 
 async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(exporting: Observed) -> None:
-    answered = await ask_sampled(exporting.target, [_embedding(f"text {number}") for number in range(64)])
+    answered = await ask_sampled(exporting.target, [embed(f"text {number}") for number in range(64)])
     _wait_for_traces(exporting.collector, answered)
     for call in answered:
         spans = exporting.collector.trace(call.trace_id)
@@ -104,7 +98,7 @@ async def test_every_sampled_request_has_all_its_spans_with_the_right_parents(ex
 
 async def test_batches_and_their_members_link_to_each_other(exporting: Observed) -> None:
     texts = ["word " * (1 + number % 7) for number in range(64)]
-    answered = await ask_sampled(exporting.target, [_embedding(text) for text in texts])
+    answered = await ask_sampled(exporting.target, [embed(text) for text in texts])
     _wait_for_traces(exporting.collector, answered)
     by_key = {span.key: span for span in exporting.collector.spans}
     computes = [_by_name(exporting.collector.trace(call.trace_id))[Spans.COMPUTE] for call in answered]
@@ -143,7 +137,7 @@ async def test_the_timings_of_a_response_are_the_durations_of_its_spans(exportin
 
 async def _shares_of_stages(exporting: Observed, number: int) -> list[float]:
     """The parts of the time of some requests that stages have, whose spans are compared with the responses."""
-    requests = [*(_embedding(f"text {number} {index}") for index in range(20)), _question(windows=3)]
+    requests = [*(embed(f"text {number} {index}") for index in range(20)), _question(windows=3)]
     answered = await ask_sampled(exporting.target, requests)
     _wait_for_traces(exporting.collector, answered)
     covered = []
@@ -172,7 +166,7 @@ def _covered_ns(spans: Sequence[Received]) -> int:
 
 
 async def test_spans_tell_what_was_used(exporting: Observed) -> None:
-    (call,) = await ask_sampled(exporting.target, [_embedding("a fine day")])
+    (call,) = await ask_sampled(exporting.target, [embed("a fine day")])
     _wait_for_traces(exporting.collector, [call])
     by_name = _by_name(exporting.collector.trace(call.trace_id))
     usage, root = call.response.usage, by_name[Spans.INFER]
@@ -199,13 +193,9 @@ async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
     trace_id = f"{random.getrandbits(128):032x}"
     async with open_channel(exporting.target) as channel:
         metadata = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
-        requests = [
-            InferRequest(model="minilm", request_id=str(number), input=_embedding("x").input) for number in range(3)
-        ]
-        call = InferenceServiceStub(channel).InferStream(
-            (InferStreamRequest(request=request) for request in requests), timeout=30, metadata=metadata
-        )
-        assert len([answer async for answer in call]) == 3
+        requests = [InferStreamRequest(request=classify("x", request_id=str(number))) for number in range(3)]
+        call = InferenceServiceStub(channel).InferStream(iter(requests), timeout=30, metadata=metadata)
+        assert len([response async for response in call]) == 3
     exporting.collector.wait_until(lambda found: len(found.trace(trace_id)) >= 3 * _SPANS_OF_A_REQUEST)
     roots = [span for span in exporting.collector.trace(trace_id) if span.name == Spans.INFER_STREAM]
     assert sorted(str(root.attributes[Attributes.REQUEST_ID]) for root in roots) == ["0", "1", "2"]
@@ -214,10 +204,8 @@ async def test_every_request_of_a_stream_is_a_span(exporting: Observed) -> None:
 async def test_an_expired_request_is_an_error_with_an_event_where_it_expired(slow_repository: Path) -> None:
     with grpc_collector() as collector, observed(slow_repository, collector, OTEL_TRACES_SAMPLER="always_on") as system:
         async with open_channel(system.target) as channel:
-            request = InferRequest(model="classifier")
-            request.input.text_classification.text = "too slow"
             with pytest.raises(grpc.aio.AioRpcError):
-                await InferenceServiceStub(channel).Infer(request, timeout=0.5)
+                await InferenceServiceStub(channel).Infer(classify("too slow"), timeout=0.5)
         collector.wait_until(
             lambda found: {Spans.INFER, Spans.PREDICT, Spans.QUEUE} <= {span.name for span in found.spans}
         )

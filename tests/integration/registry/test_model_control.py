@@ -11,10 +11,7 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.registry import REGISTRY_FILE
-from neuronpipe.gateway.callers.keys import create_key
-from tests.integration.registry.test_registry import (
-    versions,  # noqa: F401 — a fixture
-)
+from tests.systems.guarded_gateway import registry_callers
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -40,7 +37,7 @@ def _history(repository: Path) -> list[tuple[str, str]]:
     return [(change["author"], change["action"]) for change in history]
 
 
-def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None:  # noqa: F811
+def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None:
     with four_processes(versions, gateway_options=(*_OPTIONS, "--model-control")) as processes:
         told = _told(processes["gateway"])
     for door, codes in {"grpc": ("NOT_FOUND", "INVALID_ARGUMENT"), "http": ("404", "400")}.items():
@@ -58,7 +55,7 @@ def test_tritonclient_unloads_a_model_and_loads_it_again(versions: Path) -> None
     assert _history(versions)[-4:] == [("anonymous", "unload"), ("anonymous", "load")] * 2
 
 
-def test_a_model_that_cannot_be_loaded_says_why(versions: Path) -> None:  # noqa: F811
+def test_a_model_that_cannot_be_loaded_says_why(versions: Path) -> None:
     path = versions / "classifier" / "1" / "tokenizer.json"
     with four_processes(versions, gateway_options=(*_OPTIONS, "--model-control")) as processes:
         path.write_bytes(path.read_bytes()[:-1])
@@ -73,16 +70,9 @@ def test_a_model_that_cannot_be_loaded_says_why(versions: Path) -> None:  # noqa
 
 
 async def test_a_tenant_unloads_a_model_with_the_right_to_only(
-    versions: Path,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
+    versions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    files = tmp_path_factory.mktemp("callers")
-    keys = {name: create_key(files / "keys", name, "ann") for name in ("ops", "app", "other")}
-    (files / "tenants.toml").write_text(
-        "[tenants.ops]\nmanages_registry = true\n[tenants.app]\n[tenants.other]\nmodels = ['another']\n"
-        "manages_registry = true\n"
-    )
-    callers = ("--api-keys", str(files / "keys"), "--tenants", str(files / "tenants.toml"))
+    keys, callers = registry_callers(tmp_path_factory.mktemp("callers"))
     options = ("--repository", str(versions), *_OPTIONS, "--model-control", *callers)
     with ServiceProcess("all", *options) as process:
         process.wait_until_ready()

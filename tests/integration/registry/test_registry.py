@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,45 +19,23 @@ from tokenizers import Tokenizer
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
-from neuronpipe.api.v1.models_pb2 import Model, VersionState
-from neuronpipe.bundles.folder_repository import FolderRepository
+from neuronpipe.api.v1.models_pb2 import VersionState
 from neuronpipe.bundles.manifest import MANIFEST_FILE
-from neuronpipe.bundles.registry import REGISTRY_FILE, Registry, Signed
+from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.callers.requests import classify
 from tests.models.versions import copy_classifier
 from tests.suite.commands import output, run
 from tests.suite.waiting import happens
+from tests.systems.guarded_gateway import registry_callers
+from tests.systems.versions import CALLERS, listed, make_stable, one_process_of, serves_only, shows, under_load
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
 _SWAPS = int(os.environ.get("NEURONPIPE_SWAPS", "5"))
-_SIGNED = Signed("ann")
-_CALLERS = 8
-
-
-@pytest.fixture
-def versions(fake_repository: Path, tmp_path: Path) -> Path:
-    """Versions 1 and 2 of a classifier, which say in their labels which they are; 1 is stable."""
-    copy_classifier(fake_repository, tmp_path, (1, 2), are_told_apart=True)
-    make_stable(tmp_path, 1)
-    return tmp_path
-
-
-def make_stable(repository: Path, version: int) -> Registry:
-    return FolderRepository(repository).change_registry(
-        lambda now: now.alias("classifier", "stable", version, _SIGNED), _SIGNED
-    )
-
-
-@contextmanager
-def one_process(repository: Path) -> Iterator[Mapping[str, ServiceProcess]]:
-    with ServiceProcess("all", "--repository", str(repository)) as process:
-        yield {"gateway": process.wait_until_ready()}
 
 
 @contextmanager
@@ -68,75 +45,10 @@ def fronted(repository: Path) -> Iterator[Mapping[str, ServiceProcess]]:
 
 
 _SYSTEMS = {
-    "one process": one_process,
+    "one process": one_process_of,
     "four processes": lambda repository: four_processes(repository),
     "front processes": fronted,
 }
-
-
-@dataclass
-class Load:
-    """What callers got, without a version and with the alias."""
-
-    answers: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    async def wait_for_more(self, version: str) -> None:
-        """Waits until a version has answered some more."""
-        enough = self.answers[version] + _CALLERS
-        await happens(lambda: self.answers[version] > enough)
-
-    async def call(self, client: AsyncClient, number: int) -> None:
-        """One caller, which asks without a pause until it is cancelled."""
-        count = 0
-        while True:
-            count += 1
-            request = classify(f"caller {number}, request {count % 50}")  # few texts, or caches of tokens would grow
-            request.version = ("", "stable")[count % 2]
-            try:
-                response = await client.infer(request, timeout_s=30)
-            except NeuronpipeError as error:
-                self.wrong.append(f"{error.reason}: {error.message}")
-                continue
-            labels = [label.label for label in response.result.text_classification.labels]
-            self.answers[response.version] += 1
-            if not labels or any(not label.startswith(f"{response.version}-") for label in labels):
-                self.wrong.append(f"version {response.version} answered {labels}")
-
-
-@asynccontextmanager
-async def under_load(client: AsyncClient) -> AsyncIterator[Load]:
-    load = Load()
-    async with asyncio.TaskGroup() as group:
-        callers = [group.create_task(load.call(client, number)) for number in range(_CALLERS)]
-        try:
-            yield load
-        finally:
-            for caller in callers:
-                caller.cancel()
-
-
-async def listed(client: AsyncClient) -> dict[str, Model]:
-    return {model.version: model for model in await client.list_models()}
-
-
-async def serves_only(client: AsyncClient, version: str) -> None:
-    """Waits until a version has all requests, and no other is loaded."""
-
-    async def is_so() -> bool:
-        models = await listed(client)
-        return models.keys() == {version} and models[version].state == VersionState.VERSION_STATE_READY
-
-    await happens(is_so)
-
-
-async def shows(client: AsyncClient, version: str, field: str, value: object) -> None:
-    """Waits until a version is listed with a value."""
-
-    async def is_so() -> bool:
-        return bool(getattr((await listed(client)).get(version, Model()), field) == value)
-
-    await happens(is_so)
 
 
 def resident_kib(process: ServiceProcess) -> int:
@@ -238,7 +150,7 @@ async def test_a_promotion_ends_at_stable_or_where_it_began(
     _registry(same_answers, "alias", "classifier", "canary", "2")
     # A core for each caller: no request waits for a batch of the other version.
     options = ("--repository", str(same_answers), "--metrics-listen", "127.0.0.1:0", "--front-processes", "2")
-    with ServiceProcess("all", *options, "--cores", str(_CALLERS)) as process:
+    with ServiceProcess("all", *options, "--cores", str(CALLERS)) as process:
         process.wait_until_ready()
         url = f"http://{process.wait_for('metrics')['address']}/metrics"
         async with AsyncClient(process.target) as client, under_load(client):
@@ -337,13 +249,7 @@ async def test_the_registry_over_grpc_is_the_one_of_the_folder(versions: Path) -
 async def test_a_tenant_changes_the_registry_with_the_right_to_only(
     versions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    files = tmp_path_factory.mktemp("callers")
-    keys = {name: create_key(files / "keys", name, "ann") for name in ("ops", "app", "other")}
-    (files / "tenants.toml").write_text(
-        "[tenants.ops]\nmanages_registry = true\n[tenants.app]\n[tenants.other]\nmodels = ['another']\n"
-        "manages_registry = true\n"
-    )
-    callers = ("--api-keys", str(files / "keys"), "--tenants", str(files / "tenants.toml"))
+    keys, callers = registry_callers(tmp_path_factory.mktemp("callers"))
     with ServiceProcess("all", "--repository", str(versions), "--registry-service", *callers) as process:
         target = ("--target", process.wait_until_ready().target)
 
@@ -361,7 +267,7 @@ async def test_a_tenant_changes_the_registry_with_the_right_to_only(
 
 
 async def test_a_day_of_a_platform_engineer(versions: Path) -> None:
-    with one_process(versions) as processes:
+    with one_process_of(versions) as processes:
         async with AsyncClient(processes["gateway"].target) as client:
             (versions / REGISTRY_FILE).unlink()  # versions 1 and 2 were compiled, and nobody has looked at them
             said = _registry(versions, "alias", "classifier", "stable", "1", "--note", "known to work")

@@ -16,15 +16,10 @@ from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
 from tests.integration.processes.test_lifecycle import free_port
-from tests.integration.registry.test_registry import (
-    Load,
-    serves_only,
-    under_load,
-    versions,  # noqa: F401 — a fixture
-)
 from tests.servers.s3 import s3_variables
 from tests.servers.web import running_web_server
 from tests.suite.commands import output
+from tests.systems.versions import Load, serves_only, under_load
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -69,10 +64,7 @@ def _options(cache: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("count", [1, 4])
 async def test_versions_of_a_bucket_swap_under_load_from_an_empty_cache_on(
-    versions: Path,  # noqa: F811
-    moto: str,
-    tmp_path_factory: pytest.TempPathFactory,
-    count: int,
+    versions: Path, moto: str, tmp_path_factory: pytest.TempPathFactory, count: int
 ) -> None:
     cache = tmp_path_factory.mktemp("cache")
     said = _push(versions, 1, "--endpoint", moto)

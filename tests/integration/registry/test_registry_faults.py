@@ -24,15 +24,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.callers.requests import classify
 from tests.integration.processes.test_lifecycle import free_port
-from tests.integration.registry.test_registry import (
-    Load,
-    make_stable,
-    one_process,
-    serves_only,
-    under_load,
-    versions,  # noqa: F401 — a fixture
-)
 from tests.suite.waiting import happens
+from tests.systems.versions import Load, make_stable, one_process_of, serves_only, under_load
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled, pytest.mark.usefixtures("polls_often")]
 
@@ -72,7 +65,7 @@ class _System:
 
 
 @pytest.fixture
-def restartable(versions: Path) -> Iterator[_System]:  # noqa: F811
+def restartable(versions: Path) -> Iterator[_System]:
     """Version 2 has a file that executors read and one that tokenizers read; 1 is stable."""
     folder = versions / "classifier" / "2"
     (folder / "weights").write_bytes(b"weights")
@@ -91,8 +84,7 @@ def restartable(versions: Path) -> Iterator[_System]:  # noqa: F811
 
 
 async def test_processes_that_are_killed_come_back_with_what_the_registry_says(
-    versions: Path,  # noqa: F811
-    restartable: _System,
+    versions: Path, restartable: _System
 ) -> None:
     async with AsyncClient(restartable.target) as client:
         for number, name in enumerate(_STAGES.values()):
@@ -106,9 +98,7 @@ async def test_processes_that_are_killed_come_back_with_what_the_registry_says(
 
 @pytest.mark.parametrize("killed", [*_STAGES.values(), "gateway"])
 async def test_a_process_that_is_killed_between_loading_and_switching_loses_nothing_else(
-    versions: Path,  # noqa: F811
-    restartable: _System,
-    killed: str,
+    versions: Path, restartable: _System, killed: str
 ) -> None:
     """One stage cannot load version 2, so that nothing switches while the others have it loaded."""
     late, file = ("neuron-executor", "weights") if killed == "tokenizer" else ("tokenizer", "tokenizer.json")
@@ -230,15 +220,11 @@ def _set(file: Path, content: bytes, time_s: float) -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-_YEAR_S, _YEAR_S])
-async def test_a_clock_that_jumps_by_a_year_changes_nothing(
-    versions: Path,  # noqa: F811
-    clock: Path,
-    jump_s: int,
-) -> None:
+async def test_a_clock_that_jumps_by_a_year_changes_nothing(versions: Path, clock: Path, jump_s: int) -> None:
     """The clock of the service, that of who changes the registry, and so the time at which the file was changed."""
     registry = versions / REGISTRY_FILE
     then_s = time.time() + jump_s
-    with one_process(versions) as processes:
+    with one_process_of(versions) as processes:
         service = processes["gateway"]
         async with AsyncClient(service.target) as client, under_load(client) as load:
             await load.wait_for_more("1")

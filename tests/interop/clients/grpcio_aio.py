@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tests.interop.clients.grpcio_sync import compression_of, credentials_of, options_of
+from tests.interop.clients.grpcio_sync import compression_of, credentials_of, method_of, options_of
 from tests.interop.clients.lines import CallRecord, metadata_of, requests_of, serve_lines
 
 
@@ -29,18 +29,8 @@ async def _requests(call: dict[str, Any]) -> AsyncIterator[bytes]:
 async def _call_once(channel: grpc.aio.Channel, call: dict[str, Any]) -> CallRecord:
     record = CallRecord()
     given: dict[str, Any] = {"timeout": call["timeout_ms"] / 1000 or None, "metadata": metadata_of(call)}
-    path, client_streams, server_streams = (
-        call["path"],
-        call["kind"] in ("client", "bidi"),
-        call["kind"] in ("server", "bidi"),
-    )
-    method: Any = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[client_streams, server_streams](path)
-    running = method(_requests(call) if client_streams else requests_of(call)[0], **given)
+    client_streams, server_streams = call["kind"] in ("client", "bidi"), call["kind"] in ("server", "bidi")
+    running = method_of(channel, call)(_requests(call) if client_streams else requests_of(call)[0], **given)
     timer = None
     if call["cancel_after_ms"]:
         timer = asyncio.get_running_loop().call_later(call["cancel_after_ms"] / 1000, running.cancel)

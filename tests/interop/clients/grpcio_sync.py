@@ -36,6 +36,12 @@ def compression_of(case: dict[str, Any]) -> grpc.Compression:
     return grpc.Compression.Gzip if case["gzip"] else grpc.Compression.NoCompression
 
 
+def method_of(channel: "grpc.Channel | grpc.aio.Channel", call: dict[str, Any]) -> Any:
+    """The function that calls the method."""
+    kinds = {"unary": "unary_unary", "server": "unary_stream", "client": "stream_unary", "bidi": "stream_stream"}
+    return getattr(channel, kinds[call["kind"]])(call["path"])
+
+
 def _channel(case: dict[str, Any]) -> grpc.Channel:
     options, compression, credentials = options_of(case), compression_of(case), credentials_of(case)
     if credentials:
@@ -53,14 +59,8 @@ def _requests(call: dict[str, Any]) -> Iterator[bytes]:
 def _call_once(channel: grpc.Channel, call: dict[str, Any]) -> CallRecord:
     record = CallRecord()
     given: dict[str, Any] = {"timeout": call["timeout_ms"] / 1000 or None, "metadata": metadata_of(call)}
-    path = call["path"]
     client_streams, server_streams = call["kind"] in ("client", "bidi"), call["kind"] in ("server", "bidi")
-    method: Any = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[client_streams, server_streams](path)
+    method = method_of(channel, call)
     start = method if server_streams else method.future
     running = start(_requests(call) if client_streams else requests_of(call)[0], **given)
     timer = threading.Timer(call["cancel_after_ms"] / 1000, running.cancel) if call["cancel_after_ms"] else None
