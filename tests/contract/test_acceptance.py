@@ -195,9 +195,7 @@ def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
     assert "**failed**, compile: `" in text
 
 
-def test_a_core_that_is_lost_is_in_the_report(
-    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_lost_core_is_in_the_report(machine: dict[str, str], sources: dict[str, Path], tmp_path: Path) -> None:
     (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
     (model,), _ = _accept(
         [sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine

@@ -96,9 +96,7 @@ async def test_merged_classifier_answers_as_transformers_with_the_adapter_does(
     assert bundle.manifest.source.base == str(base.resolve())
 
 
-def test_labels_of_the_adapters_own_configuration_are_kept(
-    classifier_adapter: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_labels_of_the_adapters_configuration_are_kept(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(classifier_adapter[0], tmp_path / "adapter")
     labels = {0: "good", 1: "bad", 2: "mixed"}
     config = bert_config(id2label=labels, label2id={label: index for index, label in labels.items()})

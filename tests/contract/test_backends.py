@@ -313,9 +313,7 @@ async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_
 
 
 @pytest.mark.parametrize("name", _BACKENDS)
-async def test_closing_waits_for_batches_that_nobody_waits_for_any_more(
-    request: pytest.FixtureRequest, name: str
-) -> None:
+async def test_closing_waits_for_batches_that_no_caller_waits_for(request: pytest.FixtureRequest, name: str) -> None:
     with _loading(request, name, "classifier") as loaded:
         running = asyncio.create_task(
             loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16)))

@@ -168,9 +168,7 @@ def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
 
 
-def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(
-    compiled: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_special_tokens_in_texts_are_text_to_sentencepiece(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
     # Here transformers is wrong: its Unigram model finds its control tokens in texts, also with split_special_tokens.
     _xlm_roberta(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
@@ -244,9 +242,7 @@ def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle
     assert source.location == str(sources["classifier"])
 
 
-def test_artefact_beyond_the_allowed_divergence_leaves_nothing_behind(
-    compiled: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_artefact_beyond_the_allowed_divergence_leaves_nothing(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
     with pytest.raises(
         SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-12 \(--max-divergence\)"
     ):
@@ -366,9 +362,7 @@ def test_bundle_holds_its_buckets_and_takes_no_more_tokens_than_the_longest(comp
     ],
     ids=str,
 )
-def test_request_that_makes_no_sense_is_refused(
-    changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]
-) -> None:
+def test_senseless_request_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(**changes)
 
@@ -443,9 +437,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("GatedRepo", "owner/GatedRepo: the Hub gives it to accounts with access only; log in"),
     ],
 )
-def test_refusal_of_the_hub_is_told_in_words_that_say_what_to_do(
-    name: str, message: str, compiled: Callable[..., Bundle]
-) -> None:
+def test_refusal_of_the_hub_is_told_with_what_to_do(name: str, message: str, compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(source=f"owner/{name}", revision="v9")
 

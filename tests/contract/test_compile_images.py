@@ -114,9 +114,7 @@ def test_int8_is_calibrated_on_one_half_of_a_folder_of_images_and_compared_on_th
     assert artifact.accuracy.sample_texts == f"32 other images of {photographs}"
 
 
-def test_an_image_that_cannot_calibrate_is_refused_by_its_name(
-    compiled: Callable[..., Bundle], photographs: Path
-) -> None:
+def test_an_image_that_cannot_calibrate_is_refused_by_name(compiled: Callable[..., Bundle], photographs: Path) -> None:
     damaged = photographs / "10.png"
     damaged.write_bytes(damaged.read_bytes()[:-40])
     with pytest.raises(SetupError, match=f"^{damaged}: image: is a PNG file that is cut off or damaged"):
@@ -165,9 +163,7 @@ async def test_a_model_of_images_is_traced_for_neuron_and_answers_as_with_openvi
         ({"buckets": BucketRequest(("8x3",))}, "--bucket 8x3: an image counts as 4 tokens: write 8x4"),
     ],
 )
-def test_what_images_do_not_have_is_refused(
-    changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]
-) -> None:
+def test_what_images_lack_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(**changes)
 

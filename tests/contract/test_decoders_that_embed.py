@@ -203,9 +203,7 @@ _LONG = ("word " * 300, "Lines.\n" * 90, "的 text " * 60, "cats sleep " * 41 + 
     "behind",
     [_QUESTION + "<|im_end|>\n<|im_start|>assistant\n", _QUESTION, "\n\nend<|im_end|>", "<|im_end|>\nyes or no: "],
 )
-async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_stays(
-    behind: str, tmp_path: Path
-) -> None:
+async def test_a_text_that_is_too_long_loses_its_end_and_not_the_template_behind(behind: str, tmp_path: Path) -> None:
     template = _CHAT.partition("<|im_end|>\n<|im_start|>assistant")[0] + behind
     source = _writer(tmp_path / "source", template)
     bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")

@@ -114,9 +114,7 @@ _SPLADE = {"modules.json": _modules("MLMTransformer", "SpladePooling")}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_models_task_is_found_with_the_reason(
-    described: dict[str, Any], task: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_models_task_is_found_with_reason(described: dict[str, Any], task: str, reason: str, tmp_path: Path) -> None:
     found = read_configuration(_folder(tmp_path, **described)).find_task()
     assert (found.task, found.reason) == (task, reason)
 
@@ -200,9 +198,7 @@ def test_a_model_is_refused_for_a_task_that_it_cannot_have(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(
-    described: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_model_without_task_is_refused_by_what_it_is(described: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=message):
         read_configuration(_folder(tmp_path, **described)).find_task()
 

@@ -159,9 +159,7 @@ async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_
         ("SiglipTextModel", "pooler_output"),
     ],
 )
-async def test_a_part_of_a_model_has_the_vectors_of_transformers(
-    architecture: str, output: str, tmp_path: Path
-) -> None:
+async def test_a_part_of_a_model_has_vectors_of_transformers(architecture: str, output: str, tmp_path: Path) -> None:
     source = make_part_source(tmp_path / "source", architecture)
     bundle = compile_model(source, tmp_path / "repository")
     model = getattr(transformers, architecture).from_pretrained(source).eval()

@@ -125,9 +125,7 @@ def test_more_parts_than_layers_are_refused(cut: Callable[..., PipelinedModel]) 
         ({"dtype": "int8"}, "--pipeline-cores: not with --dtype int8; float32 and bfloat16 can be cut"),
     ],
 )
-def test_what_is_not_cut_is_refused_before_anything_is_read(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_is_not_cut_is_refused_before_it_is_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"pipeline": PipelineOptions(2), "task": "", "dtype": "float32"} | changes
     request = CompileRequest(source="nowhere", repository=tmp_path, name="model", **options)
     with pytest.raises(SetupError, match=message):

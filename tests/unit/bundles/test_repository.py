@@ -347,9 +347,7 @@ def test_a_newer_bundle_for_another_back_end_is_passed_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "backend"), [("other", "openvino"), ("m", "neuronx")])
-def test_without_a_bundle_of_the_model_for_the_back_end_there_is_no_newest(
-    tmp_path: Path, name: str, backend: str
-) -> None:
+def test_without_a_bundle_for_the_back_end_there_is_no_newest(tmp_path: Path, name: str, backend: str) -> None:
     write_bundle(tmp_path, "m", 1)
     assert newest_bundle(tmp_path, name, backend) is None
 

@@ -104,9 +104,7 @@ _NOT_UNDERSTOOD: dict[str, str] = {
 
 
 @pytest.mark.parametrize(("command", "problem"), _NOT_UNDERSTOOD.items(), ids=lambda value: repr(value)[:60])
-def test_a_command_that_cannot_be_understood_exits_with_two(
-    capsys: pytest.CaptureFixture[str], command: str, problem: str
-) -> None:
+def test_an_unclear_command_exits_with_two(capsys: pytest.CaptureFixture[str], command: str, problem: str) -> None:
     code, output, errors = run_command(capsys, *shlex.split(command))
     assert (code, output) == (2, "")
     assert re.search(problem, errors)
@@ -129,9 +127,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("service", [*_SERVICES, "worker"])
-def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
-    capsys: pytest.CaptureFixture[str], service: str
-) -> None:
+def test_help_shows_twelve_options_first_and_how_to_see_all(capsys: pytest.CaptureFixture[str], service: str) -> None:
     _, output, _ = run_command(capsys, "serve", service, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE)) - {"--help-all"}
     assert "--listen" in shown
@@ -146,9 +142,7 @@ def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("service", _SERVICES)
-def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(
-    capsys: pytest.CaptureFixture[str], service: str
-) -> None:
+def test_a_missing_setting_exits_with_two_and_its_flag(capsys: pytest.CaptureFixture[str], service: str) -> None:
     variable = variable_name(_SERVICES[service], "repository")
     code, output, errors = run_command(capsys, "serve", service)
     assert (code, output) == (2, "")
@@ -268,9 +262,7 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
 
 @pytest.mark.parametrize("task", [field.name for field in TaskInput.DESCRIPTOR.fields])
 @pytest.mark.parametrize("separator", "-_")
-def test_the_example_of_every_task_can_be_sent_as_it_is(
-    capsys: pytest.CaptureFixture[str], task: str, separator: str
-) -> None:
+def test_the_example_of_every_task_can_be_sent(capsys: pytest.CaptureFixture[str], task: str, separator: str) -> None:
     code, example, errors = run_command(capsys, "infer", "--example", task.replace("_", separator))
     assert (code, errors) == (0, "")
     with fake_gateway() as gateway:

@@ -59,9 +59,7 @@ def test_there_is_a_method_for_each_task() -> None:
 
 
 @pytest.mark.parametrize("method", _METHODS)
-async def test_options_are_named_in_the_signatures_of_both_clients(
-    client: Client, gateway: FakeGateway, method: str
-) -> None:
+async def test_options_are_in_the_signatures_of_both_clients(client: Client, gateway: FakeGateway, method: str) -> None:
     async with AsyncClient(gateway.target) as asynchronous:
         parameters = inspect.signature(getattr(client, method)).parameters
         assert parameters == inspect.signature(getattr(asynchronous, method)).parameters

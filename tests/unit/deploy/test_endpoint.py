@@ -23,9 +23,7 @@ def test_every_published_memory_size_is_taken(memory_mb: int) -> None:
         (2048, 201, "max_concurrency: 201, must be 1 to 200"),
     ],
 )
-def test_what_no_serverless_endpoint_has_is_refused_with_the_limits(
-    memory_mb: int, max_concurrency: int, expected: str
-) -> None:
+def test_what_no_serverless_endpoint_has_is_refused(memory_mb: int, max_concurrency: int, expected: str) -> None:
     with pytest.raises(SetupError) as refused:
         ServerlessConfig(memory_mb, max_concurrency)
     assert str(refused.value).startswith(expected)

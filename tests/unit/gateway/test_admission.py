@@ -281,7 +281,7 @@ def test_a_request_that_turns_out_larger_sheds_bulk_requests_before_it_is_refuse
     assert crowd.control.in_flight == (1, 8)
 
 
-def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_filled_the_gate(
+def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_fill_the_gate(
     crowd_of: CrowdOf,
 ) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=4, max_tokens=100))
@@ -362,9 +362,7 @@ def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: _Cloc
     assert depths == depths[:1] * 3
 
 
-def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(
-    crowd_of: CrowdOf, clock: _Clock
-) -> None:
+def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
@@ -392,9 +390,7 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
     control.check_room(0.1)
 
 
-def test_a_request_that_was_hopeless_when_it_was_no_longer_held_says_nothing_of_others(
-    crowd_of: CrowdOf, clock: _Clock
-) -> None:
+def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_of: CrowdOf, clock: _Clock) -> None:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):

@@ -116,9 +116,7 @@ class _System:
     [([*b"xyz"], FinishReason.FINISH_REASON_LENGTH), ([*b"xy", _END], FinishReason.FINISH_REASON_END)],
     ids=["length", "end"],
 )
-async def test_the_last_token_comes_with_the_reason_although_the_prediction_comes_later(
-    token_ids: list[int], reason: int
-) -> None:
+async def test_the_last_token_comes_with_the_reason_before_the_prediction(token_ids: list[int], reason: int) -> None:
     system = _System(token_ids, reason)
     assert await system.run(3) == bytes(token_ids).decode().strip("\2")
     assert [part.is_last for part in system.parts] == [False, False, True]

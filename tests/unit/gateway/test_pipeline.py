@@ -409,7 +409,7 @@ async def test_a_request_without_a_deadline_gets_the_gateways_and_leaves_its_pla
     await pipeline.infer(_request(), Call())
 
 
-async def test_a_deadline_that_the_event_loop_finds_a_moment_early_is_still_the_callers(
+async def test_a_deadline_that_the_event_loop_finds_early_is_the_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def tokenize(item: TokenizeItem) -> EncodedInput:

@@ -213,9 +213,7 @@ async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages
         await waiting
 
 
-async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(
-    pipeline: Door, stages: _Stages
-) -> None:
+async def test_one_who_waits_for_anothers_result_keeps_his_deadline(pipeline: Door, stages: _Stages) -> None:
     stages.may_end.clear()
     patient = asyncio.create_task(_infer(pipeline, _request()))
     await asyncio.sleep(0)
@@ -234,9 +232,7 @@ async def test_one_without_a_deadline_learns_of_the_gateways(repository: Path, s
             await _infer(pipeline, _request())
 
 
-async def test_a_fault_of_the_cache_hits_one_request_of_a_batch(
-    pipeline: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_of_the_cache_hits_one_request_of_many(pipeline: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     async def get(cache: object, *args: object, **options: object) -> None:
         raise ValueError("secret")
 
@@ -305,9 +301,7 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     ],
     ids=str,
 )
-def test_texts_that_are_drawn_without_a_seed_are_not_kept(
-    options: dict[str, Any], own: dict[str, Any], is_kept: bool
-) -> None:
+def test_texts_drawn_without_a_seed_are_not_kept(options: dict[str, Any], own: dict[str, Any], is_kept: bool) -> None:
     asked = GenerationOptions(**options)
     for task, input in (
         ("text_generation", task_input(text_generation={"prompt": "so", "options": asked})),

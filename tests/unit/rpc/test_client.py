@@ -48,9 +48,7 @@ def test_an_error_of_a_service_of_ours_is_that_error(error: NeuronpipeError) -> 
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_failure_that_grpc_found_itself_is_the_error_of_its_code(
-    code: grpc.StatusCode, kind: type[NeuronpipeError]
-) -> None:
+def test_a_failure_that_grpc_found_is_the_error_of_its_code(code: grpc.StatusCode, kind: type[NeuronpipeError]) -> None:
     error = error_of(_failure(code, "socket closed"))
     assert (type(error), error.message) == (kind, "socket closed")
 

@@ -67,9 +67,7 @@ def test_a_gateway_without_its_stages_is_not_healthy_though_its_process_is(
     assert check_health(target, "", 10) == ""
 
 
-def test_the_stages_that_a_gateway_says_it_does_not_reach_are_named(
-    servicer: health.HealthServicer, target: str
-) -> None:
+def test_the_stages_that_a_gateway_does_not_reach_are_named(servicer: health.HealthServicer, target: str) -> None:
     servicer.set(_INFERENCE, _NOT_SERVING)
     for stage, status in (("tokenizer", _NOT_SERVING), ("neuron-executor", _SERVING), ("postprocessor", _NOT_SERVING)):
         servicer.set(stage, status)
@@ -135,9 +133,7 @@ def _files(folder: Path, authority: Authority, client: Authority | None) -> TlsF
     return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
 
 
-def test_a_caller_with_the_right_certificates_learns_the_health(
-    encrypted: str, authority: Authority, tmp_path: Path
-) -> None:
+def test_a_caller_with_right_certificates_learns_health(encrypted: str, authority: Authority, tmp_path: Path) -> None:
     assert check_health(encrypted, "", 10, _files(tmp_path, authority, authority)) == ""
 
 
@@ -146,9 +142,7 @@ def test_a_server_of_another_authority_is_told_as_such(encrypted: str, authority
         check_health(encrypted, "", 10, _files(tmp_path, Authority("another"), authority))
 
 
-def test_a_missing_certificate_of_the_client_ends_with_what_grpc_says(
-    encrypted: str, authority: Authority, tmp_path: Path
-) -> None:
+def test_a_missing_client_certificate_ends_as_grpc_says(encrypted: str, authority: Authority, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"UNAVAILABLE: .*(Socket closed|Connection reset by peer)"):
         check_health(encrypted, "", 10, _files(tmp_path, authority, None))
 

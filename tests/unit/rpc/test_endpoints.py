@@ -369,9 +369,7 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
     assert record.__dict__["fields"] == {"target": _NAME, "problem": "Name or service not known"}
 
 
-async def test_a_name_that_cannot_be_resolved_leaves_the_other_targets_alone(
-    served: _Served, names: _Names, tmp_path: Path
-) -> None:
+async def test_an_unresolved_name_leaves_other_targets_alone(served: _Served, names: _Names, tmp_path: Path) -> None:
     names.ports = None
     async with _process(_saying(1), f"unix:{tmp_path}/socket") as target, _following(f"{_NAME},{target}", served):
         assert await served.numbers(1) == [1]
@@ -492,9 +490,7 @@ async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream
             await happens(lambda: kept.opened == 3)
 
 
-async def test_answers_that_fail_do_not_count_as_absences(
-    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_that_fail_are_no_absences(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 2)
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))

@@ -118,9 +118,7 @@ async def test_while_redis_is_away_for_longer_than_a_lease_jobs_go_on(
     assert set(runs.began.values()) == {1}
 
 
-async def test_what_was_computed_while_redis_was_away_is_stored_and_not_computed_again(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_what_was_computed_without_redis_is_stored_and_not_repeated(store: JobStore, redis: RedisServer) -> None:
     runs = _Runs(steps=3)
     async with _worker(redis.url, runs.of("one")), _worker(redis.url, runs.of("two")):
         id = await _submit(store)

@@ -411,9 +411,7 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
         ),
     ],
 )
-async def test_an_error_of_the_pipeline_names_the_bodys_field(
-    model: str, body: Any, error: NeuronpipeError, told: str
-) -> None:
+async def test_pipeline_errors_name_the_bodys_field(model: str, body: Any, error: NeuronpipeError, told: str) -> None:
     browser = Browser(_SPECS, lambda given: error)
     assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "validation"})
 

@@ -139,9 +139,7 @@ async def test_truncation(browser: Browser, task: str, given: dict[str, Any], cu
         ("/generate", {"inputs": "t", "parameters": {"truncate": 5}}, 5),
     ],
 )
-async def test_prompts_keep_their_ends_as_in_vllm_and_tgi(
-    browser: Browser, path: str, body: dict[str, Any], kept: int
-) -> None:
+async def test_prompts_keep_their_ends_as_in_vllm(browser: Browser, path: str, body: dict[str, Any], kept: int) -> None:
     assert (await browser.post(path, {"model": "text_generation", **body}))[0] == 200
     assert (_asked(browser).truncation, _asked(browser).truncation_tokens) == (Truncation.TRUNCATION_LEFT, kept)
 
@@ -243,9 +241,7 @@ async def test_an_answer_comes_from_no_cache_where_that_is_asked(
         ({"max_length": 99}, "options.max_new_tokens", "parameters.max_length - 1: is wrong"),
     ],
 )
-async def test_an_error_of_the_pipeline_names_the_option_where_it_stands(
-    given: dict[str, Any], field: str, told: str
-) -> None:
+async def test_an_error_of_the_pipeline_names_the_options_place(given: dict[str, Any], field: str, told: str) -> None:
     browser = Browser(_SPECS, lambda given: InvalidInput(field, "is wrong"))
     _, answer = await browser.post("/models/summarization", {"inputs": "t", "parameters": given})
     assert answer["error"] == told
@@ -396,9 +392,7 @@ _LOOK = {
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [("", {}), ("{}", {}), ("no JSON", "no JSON")])
-async def test_arguments_of_a_call_are_an_object_for_the_template(
-    browser: Browser, arguments: str, expected: Any
-) -> None:
+async def test_arguments_of_a_call_are_an_object_in_templates(browser: Browser, arguments: str, expected: Any) -> None:
     call = {"type": "function", "function": {"name": "look", "arguments": arguments}}
     messages = [{"role": "assistant", "tool_calls": [call]}]
     await browser.post("/v1/chat/completions", {"model": "text_generation", "messages": messages})
@@ -487,9 +481,7 @@ _MESSAGES = [{"role": "user", "content": "t"}]
     ],
     ids=str,
 )
-async def test_a_schema_is_applied_or_refused_by_its_name(
-    browser: Browser, form: dict[str, Any], expected: Any
-) -> None:
+async def test_a_schema_is_applied_or_refused_by_name(browser: Browser, form: dict[str, Any], expected: Any) -> None:
     body = {"model": "text_generation", "messages": _MESSAGES, "response_format": form}
     status, answer = await browser.post("/v1/chat/completions", body)
     if isinstance(expected, str):

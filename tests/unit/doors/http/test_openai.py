@@ -73,9 +73,7 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
         ("add_special_tokens", False),
     ],
 )
-async def test_a_field_that_would_change_the_vector_is_refused_by_its_name(
-    browser: Browser, field: str, value: object
-) -> None:
+async def test_a_field_that_would_change_the_vector_is_refused(browser: Browser, field: str, value: object) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", field: value})
     assert (status, body["error"]["param"], browser.inputs) == (400, field, [])
     assert "is not supported" in body["error"]["message"]

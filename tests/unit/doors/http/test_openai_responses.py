@@ -100,9 +100,7 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
 
 
 @pytest.mark.parametrize("name", ["summary", "generate_summary"])
-async def test_a_summary_of_the_reasoning_is_named_as_ignored_and_refused_by_strict(
-    browser: Browser, name: str
-) -> None:
+async def test_a_summary_of_reasoning_is_named_as_ignored_and_refused_by_strict(browser: Browser, name: str) -> None:
     asked = {"input": "a", "reasoning": {name: "auto"}}
     assert (await browser.post("/v1/responses", asked))[0] == 200
     assert browser.headers["x-neuronpipe-ignored"] == f"reasoning.{name}"
@@ -339,9 +337,7 @@ async def test_an_error_within_a_stream_is_its_last_event(monkeypatch: pytest.Mo
         ({"conversation": {"id": "conv_1"}}, "send the whole conversation"),
     ],
 )
-async def test_what_would_be_stored_is_refused_with_advice(
-    browser: Browser, given: dict[str, Any], advice: str
-) -> None:
+async def test_what_is_stored_is_refused_with_advice(browser: Browser, given: dict[str, Any], advice: str) -> None:
     _, body = await browser.post("/v1/responses", {"input": "a", **given})
     assert advice in body["error"]["message"]
 

@@ -139,9 +139,7 @@ async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_t
     ],
     ids=["columns", "more columns", "lines"],
 )
-async def test_columns_and_lines_of_csv_are_counted_before_they_are_read(
-    browser: Browser, body: bytes, problem: str
-) -> None:
+async def test_columns_and_lines_of_csv_are_counted_before_reading(browser: Browser, body: bytes, problem: str) -> None:
     status, answer = await browser.post("/invocations", body, "text/csv")
     assert (status, answer["error"][: len(problem)]) == (400, problem)
 

@@ -246,9 +246,7 @@ _TEXTS += _MARKED
 
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _TEXTS, ids=lambda value: str(value)[:40])
-def test_calls_are_read_in_the_forms_of_models(
-    template: str, text: str, said: str, calls: list[tuple[str, str]]
-) -> None:
+def test_calls_are_read_in_forms_of_models(template: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
     found_text, found = _reader(template).whole(text)
     assert (found_text, _calls(found)) == (said, calls)
 
@@ -285,9 +283,7 @@ def test_calls_are_told_as_they_come_however_the_text_is_cut(
 
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _MARKED, ids=lambda value: str(value)[:40])
-def test_marked_calls_may_be_cut_at_every_character(
-    template: str, text: str, said: str, calls: list[tuple[str, str]]
-) -> None:
+def test_marked_calls_may_be_cut_anywhere(template: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
     for pieces in ([*text], *([text[:size], text[size:]] for size in range(1, len(text)))):
         reader = _reader(template)
         parts = [part for piece in pieces for part in reader.read(piece)] + [*reader.read("", is_last=True)]
@@ -355,9 +351,7 @@ def test_a_text_that_must_call_is_a_list_of_calls() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
-def test_arguments_of_a_list_of_calls_are_valid_by_their_own_schema(
-    parameters: dict[str, Any], draft: str | None
-) -> None:
+def test_arguments_of_a_list_of_calls_are_valid_by_their_schema(parameters: dict[str, Any], draft: str | None) -> None:
     given = parameters | ({"$schema": draft} if draft else {}) | {"required": ["place"]}
     tools = [*_TOOLS, {"type": "function", "function": {"name": "go", "parameters": given}}]
     schema = ToolUse(tools, must_call=True).schema()

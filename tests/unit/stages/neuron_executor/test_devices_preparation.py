@@ -169,9 +169,7 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
         await happens(lambda: not stage.models.prepared)
 
 
-async def test_a_shape_that_a_request_had_is_not_computed_again(
-    bundles: dict[str, Bundle], backend: type[_MenuBackend]
-) -> None:
+async def test_the_shape_of_a_request_is_computed_once(bundles: dict[str, Bundle], backend: type[_MenuBackend]) -> None:
     async with (
         running_devices(EngineSettings(cores=1), Telemetry()) as devices,
         devices.open_batches(bundles["m"]) as model,

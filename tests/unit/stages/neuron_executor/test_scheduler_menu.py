@@ -213,9 +213,7 @@ async def test_no_batch_of_several_is_larger_than_its_limits_or_later_than_a_dea
 
 
 @pytest.mark.parametrize("seed", range(20261128, 20261133))
-async def test_images_and_texts_of_one_model_run_in_batches_of_their_own(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_images_and_texts_of_one_model_run_in_own_batches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     FixedClock.installed(monkeypatch)
     generator, spec = random.Random(seed), image_text_spec()
     menu = ShapeMenu(spec, 512)

@@ -70,9 +70,7 @@ class _SlowBackend(FakeBackend):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_the_time_of_a_batch_has_no_wait_for_another_models_in_it(
-    monkeypatch: pytest.MonkeyPatch, in_flight: int
-) -> None:
+def test_the_time_of_a_batch_has_no_wait_for_another_model(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
     async def simulate() -> list[tuple[float, float]]:

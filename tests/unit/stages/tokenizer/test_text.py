@@ -284,9 +284,7 @@ def test_calls_from_several_threads_do_not_change_each_others_truncation(tokeniz
     ],
     ids=ascii,
 )
-def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(
-    text: str, tmp_path: Path
-) -> None:
+def test_places_are_in_the_callers_text_behind_deleted_control_characters_too(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(
         unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8"
     )

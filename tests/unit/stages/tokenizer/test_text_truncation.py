@@ -186,9 +186,7 @@ class _Counting:
 @pytest.mark.parametrize(
     "task", ["text_classification", "pair", "zero_shot_classification", "token_classification", "fill_mask"]
 )
-def test_a_text_that_is_cut_is_tokenized_once(
-    file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_text_is_tokenized_once(file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = JsonTokenizer(file.read_bytes())
     counting = _Counting(tokenizer._tokenizer)
     monkeypatch.setattr(tokenizer, "_tokenizer", counting)

@@ -176,9 +176,7 @@ _TURNED[_ORIENTATION] = 6
     ],
     ids=["webp", "rgba", "la", "turned", "whitened", "progressive", "whole", "resized"],
 )
-def test_an_image_that_takes_too_much_memory_to_be_decoded_is_refused_by_its_header(
-    data: bytes, spec: ImageSpec
-) -> None:
+def test_an_image_that_takes_too_much_memory_to_decode_is_refused_by_its_header(data: bytes, spec: ImageSpec) -> None:
     problem = r"pixels of a \w+ file in mode \w+ take [\d,]+ bytes of memory, the limit is"
     with pytest.raises(InvalidInput, match=problem):
         read_pixels(data, spec)

@@ -97,9 +97,7 @@ async def test_a_replica_of_every_bucket_is_on_every_core(backend: Backend, sdk:
     assert [core.loaded_bytes for core in sdk._runtime.runtime().cores] == [2 * 1000 * 4, 2 * 1000 * 4, 0, 0]
 
 
-async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on(
-    backend: Backend, tmp_path: Path
-) -> None:
+async def test_a_core_with_a_hardware_fault_is_lost_and_another_goes_on(backend: Backend, tmp_path: Path) -> None:
     fault = _fault(tmp_path, 1, "101")
     with pytest.raises(CoreLost, match=r"core 1 was lost: .*status=101"):
         await compute(backend, 1, _batch([1]))
@@ -109,9 +107,7 @@ async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on
     assert (await compute(backend, 0, _batch([7])))["start_logits"].tolist() == [[7]]
 
 
-async def test_a_lost_core_is_lost_for_every_model_on_it(
-    backend: Backend, request_: BackendRequest, tmp_path: Path
-) -> None:
+async def test_a_lost_core_is_lost_for_every_model(backend: Backend, request_: BackendRequest, tmp_path: Path) -> None:
     other = _load(request_)
     _fault(tmp_path, 0, "1201")
     with pytest.raises(CoreLost):
@@ -152,9 +148,7 @@ async def test_a_batch_that_no_bucket_holds_is_refused_with_those_that_there_are
         await compute(backend, 0, _batch(*[[1, 2, 3]] * 5))
 
 
-async def test_no_row_reaches_the_device_without_a_token(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any
-) -> None:
+async def test_no_row_is_computed_without_a_token(backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any) -> None:
     masks: list[torch.Tensor] = []
     execute = sdk._runtime.Core.execute
 
@@ -329,9 +323,7 @@ def test_a_bundle_that_cannot_run_here_is_refused(load: Callable[..., DecoderMod
         load()
 
 
-def test_sources_are_read_into_slots_and_stay_there(
-    load_with_encoder: Callable[[], DecoderModel], faults: Path
-) -> None:
+def test_sources_are_read_into_slots_and_stay(load_with_encoder: Callable[[], DecoderModel], faults: Path) -> None:
     model = load_with_encoder()
     model.read([10, 20], [1])
     model.read([100], [2])

@@ -411,9 +411,7 @@ class _CountingDecoder(WrittenDecoder):
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-async def test_tokens_before_an_error_are_passed_on_also_those_of_a_draft(
-    drafts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_before_errors_are_passed_on_in_a_draft_too(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(rules: LogitRules, token_ids: Sequence[int], *_: Any) -> Any:
         if len(token_ids) == 19:
             raise InvalidInput("options.regex", "no token may follow")
