@@ -281,9 +281,7 @@ def test_a_request_that_turns_out_larger_sheds_bulk_requests_before_it_is_refuse
     assert crowd.control.in_flight == (1, 8)
 
 
-def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_fill_the_gate(
-    crowd_of: CrowdOf,
-) -> None:
+def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_fill_the_gate(crowd_of: CrowdOf) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=4, max_tokens=100))
     bulk = crowd.enter("bulk", tokens=2, is_bulk=True)
     for name in "abc":

@@ -123,9 +123,7 @@ async def test_items_sent_again_go_in_their_order_and_before_those_that_came_lat
     assert second.names == [["occupies the second"], ["a", "b", "fills the first", "d", "c", "e"]]
 
 
-async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(
-    system: System,
-) -> None:
+async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(system: System) -> None:
     first, told = await system.connect(), list[NewTokens]()
     stream: Any = SimpleNamespace(put=told.append)
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())

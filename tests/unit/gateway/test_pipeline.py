@@ -409,9 +409,7 @@ async def test_a_request_without_a_deadline_gets_the_gateways_and_leaves_its_pla
     await pipeline.infer(_request(), Call())
 
 
-async def test_a_deadline_that_the_event_loop_finds_early_is_the_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_deadline_that_the_event_loop_finds_early_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def tokenize(item: TokenizeItem) -> EncodedInput:
         # As uvloop's clock, which stands still while the loop is at work and then jumps.
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 0.05)

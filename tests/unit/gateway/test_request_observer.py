@@ -289,9 +289,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]
     return lambda: [vars(record)["fields"] for record in caplog.records if record.message == "request"]
 
 
-async def test_a_request_is_logged_with_the_duration_of_its_answer(
-    logged: Callable[[], list[dict[str, Any]]],
-) -> None:
+async def test_a_request_is_logged_with_the_duration_of_its_answer(logged: Callable[[], list[dict[str, Any]]]) -> None:
     pipeline = _pipeline(Recorded())
     answer = await pipeline.infer(_request(request_id="r-1"), Call(caller=Caller(tenant="acme")))
     [line] = logged()
@@ -301,9 +299,7 @@ async def test_a_request_is_logged_with_the_duration_of_its_answer(
     assert line == {**ids, **model, "status": "OK", "tokens": 7}
 
 
-async def test_failed_or_refused_requests_have_a_line_with_status(
-    logged: Callable[[], list[dict[str, Any]]],
-) -> None:
+async def test_failed_or_refused_requests_have_a_line_with_status(logged: Callable[[], list[dict[str, Any]]]) -> None:
     with pytest.raises(NeuronpipeError):
         await _pipeline(Recorded(), Spans.PREDICT, Overloaded("no room", 1)).infer(_request(request_id="r-2"), Call())
     RequestObserver(Recorded()).refused(Overloaded("no room", 1))

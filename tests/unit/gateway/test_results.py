@@ -19,23 +19,11 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     Usage,
 )
-from neuronpipe.api.v1.tasks_pb2 import (
-    GenerationOptions,
-    TaskInput,
-    TaskResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
-from neuronpipe.core.items import (
-    EncodedInput,
-    ExecuteItem,
-    ModelKey,
-    PostprocessItem,
-    Prediction,
-    Stages,
-    TokenizeItem,
-)
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result

@@ -211,9 +211,7 @@ async def test_an_unreadable_message_is_the_callers_fault(caplog: pytest.LogCapt
     assert bad_request.field_violations[0].field == "request"
 
 
-async def test_an_unreadable_message_ends_its_stream_as_the_callers_fault(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unreadable_message_ends_its_stream_as_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
     good = InferStreamRequest(request=InferRequest(request_id="a")).SerializeToString()
     async with _serving(caplog, {"InferStream": _echo}) as system:
         call = system.channel.stream_stream(f"/{_SERVICE.full_name}/InferStream")(iter([good, _BROKEN]), timeout=10)
@@ -500,9 +498,7 @@ async def _empty(request: InferRequest, context: Context) -> InferResponse:
     return InferResponse()
 
 
-async def test_callers_are_asked_to_connect_again_and_no_call_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_callers_are_asked_to_connect_again_and_no_call_fails(caplog: pytest.LogCaptureFixture) -> None:
     connections = set()
 
     async def infer(request: InferRequest, context: Context) -> InferResponse:
@@ -672,9 +668,7 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
     assert answers == [b"16", b"4"]
 
 
-async def test_a_message_class_of_the_same_wire_format_replaces_descriptors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_message_class_of_the_same_wire_format_replaces_descriptors(caplog: pytest.LogCaptureFixture) -> None:
     rpc = replace(Rpc.of(_SERVICE.methods_by_name["Infer"]), decode=bytes)
     seen = []
 

@@ -193,9 +193,7 @@ async def test_a_new_certificate_has_its_stream_before_the_old_one_loses_its_own
         await happens(lambda: process.open == 1)
 
 
-async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_until_another(
-    tmp_path: Path,
-) -> None:
+async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_until_another(tmp_path: Path) -> None:
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     async with _running(tmp_path / "stage", "localhost") as process, _following(process, served, tls):

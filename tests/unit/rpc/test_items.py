@@ -392,9 +392,7 @@ async def test_what_was_read_before_draining_is_answered_before_the_end(stage: _
         await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-async def test_a_process_that_drains_begins_no_items_and_still_learns_which_items_are_abandoned(
-    stage: _Stage,
-) -> None:
+async def test_a_process_that_drains_begins_no_items_and_still_learns_which_items_are_abandoned(stage: _Stage) -> None:
     in_flight = InFlight("tokenizer", 1 << 20, 1 << 20)
     gateway = _Gateway(stage, in_flight=in_flight)
     assert await gateway.receive() == []
@@ -649,9 +647,7 @@ async def test_the_first_message_announces_the_models_and_the_largest_message(st
     await gateway.reading
 
 
-async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_ended(
-    stage: _Stage,
-) -> None:
+async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_ended(stage: _Stage) -> None:
     models = _Models(_A)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()
@@ -692,9 +688,7 @@ async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
     await gateway.reading
 
 
-async def test_a_gateway_needs_anything_until_it_says_so_and_nothing_when_its_stream_ended(
-    stage: _Stage,
-) -> None:
+async def test_a_gateway_needs_anything_until_it_says_so_and_nothing_when_its_stream_ended(stage: _Stage) -> None:
     models = _Models(_A, _B)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()

@@ -526,9 +526,7 @@ async def test_an_answer_that_redis_gives_for_no_job_is_unavailable(redis: Redis
         await store.close()
 
 
-async def test_a_redis_that_would_lose_jobs_is_told_to_callers_until_it_does_not(
-    redis: RedisServer,
-) -> None:
+async def test_a_redis_that_would_lose_jobs_is_told_to_callers_until_it_does_not(redis: RedisServer) -> None:
     store = JobStore(JobSettings(jobs_redis_url=redis.url))
     redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(NotConfigured, match="this Redis would lose jobs: maxmemory-policy is 'allkeys-lru'"):

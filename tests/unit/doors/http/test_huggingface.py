@@ -24,11 +24,7 @@ from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 
-_UNSET, _UNCUT, _RIGHT = (
-    Truncation.TRUNCATION_UNSPECIFIED,
-    Truncation.TRUNCATION_ERROR,
-    Truncation.TRUNCATION_RIGHT,
-)
+_UNSET, _UNCUT, _RIGHT = (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT)
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)

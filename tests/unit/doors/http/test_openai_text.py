@@ -181,8 +181,7 @@ async def test_the_token_that_was_drawn_is_among_the_best_tokens_of_a_completion
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", _CHAT | {"n": 2}), ("/v1/completions", {"prompt": "a", "echo": True})],
+    ("path", "body"), [("/v1/chat/completions", _CHAT | {"n": 2}), ("/v1/completions", {"prompt": "a", "echo": True})]
 )
 async def test_the_first_chunk_tells_the_tokens_of_the_prompt(path: str, body: dict[str, Any]) -> None:
     browser = _browser()

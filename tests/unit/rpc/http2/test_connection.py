@@ -323,9 +323,7 @@ async def test_a_call_that_still_answers_a_caller_that_does_not_read_is_cancelle
         assert _goaways(reader.caller) == []
 
 
-async def test_where_too_many_answers_wait_the_oldest_one_is_reset_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_where_too_many_answers_wait_the_oldest_one_is_reset_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight_module, "_MAX_WAITS", 3)
     monkeypatch.setattr(caller_waits, "_PATIENCE_S", 0.0)
     async with serving() as system:

@@ -284,10 +284,7 @@ async def test_items_that_are_kept_whole_have_shapes_of_their_own_and_none_is_pr
     bundles: dict[str, Bundle], backend: type[_MenuBackend]
 ) -> None:
     settings, telemetry = EngineSettings(cores=_CORES), Telemetry()
-    async with (
-        running_devices(settings, telemetry, WholeItemModel) as devices,
-        devices.open_batches(bundles["m"]),
-    ):
+    async with running_devices(settings, telemetry, WholeItemModel) as devices, devices.open_batches(bundles["m"]):
         warm_ups = len(backend.prepared)
         await asyncio.sleep(0.02)  # ten times as long as the device has to be idle
         assert (len(backend.prepared), _gauges(telemetry)) == (warm_ups, [])

@@ -275,9 +275,7 @@ def test_room_is_split_evenly_among_those_that_need_more_than_that() -> None:
     assert split(0, {"a": 7}) == {"a": 0}
 
 
-async def test_a_prompt_larger_than_its_share_of_blocks_ends_beside_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_prompt_larger_than_its_share_of_blocks_ends_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "PATIENCE_S", 0.1)
     async with _generator(blocks=64) as (generator, _):
         large = _item("large", [7] * 180, 20)
