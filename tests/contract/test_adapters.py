@@ -125,21 +125,12 @@ def test_base_model_option_goes_before_what_the_adapter_names(
     classifier_adapter: tuple[Path, Any], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _with_settings(classifier_adapter[0], tmp_path, base_model_name_or_path="/no/such/base")
-    arguments = [
-        "compile",
-        str(folder),
-        "--merge-adapter",
-        "--repository",
-        str(tmp_path / "repository"),
-        "--backend",
-        "torch",
-    ]
+    arguments = f"compile {folder} --merge-adapter --repository {tmp_path}/repository --backend torch".split()
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"neuronpipe: the base model of {folder}: /no/such/base: no such folder; adapter_config.json names it, "
-        "--base-model names another "
-        "place"
+        "--base-model names another place"
     )
     cli.main([*arguments, "--base-model", str(base)])
     captured = capsys.readouterr()

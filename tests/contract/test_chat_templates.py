@@ -320,25 +320,7 @@ messages[0]|items|list|string
 [[x]]|sum(start=[])|join
 {'k': x}|xmlattr
 """
-_PIECES = (
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|im_",
-    "end|>",
-    "a",
-    "i ",
-    "é😀",
-    "\n",
-    "  ",
-    '"',
-    "\\",
-    "<b>",
-    "{",
-    "ß",
-    "\t",
-    "%",
-    "\u2028",
-)
+_PIECES = ("<|im_start|>", "<|im_end|>", "<|im_", "end|>", "i ", "é😀", "  ", "<b>", *'a\n"\\{ß\t%\u2028')
 
 
 @pytest.mark.sampled

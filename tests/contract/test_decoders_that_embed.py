@@ -29,7 +29,7 @@ from neuronpipe.tasks.rerank import RerankFacts
 from tests.contract.inference import infer_all
 from tests.models.architectures import DECODERS, make_source
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe
 
 # As in test_parity.py, for logits and scores of up to 5.
@@ -135,7 +135,6 @@ def _writer(folder: Path, chat_template: str | None) -> Path:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<think>", "</think>", "yes", "no"])
     tokenizer.chat_template = chat_template
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
@@ -143,7 +142,7 @@ def _writer(folder: Path, chat_template: str | None) -> Path:
         head_dim=8,
         max_position_embeddings=192,
         tie_word_embeddings=True,
-        **sizes,
+        **SMALL,
     )
     return save(transformers.Qwen3ForCausalLM(config), folder, tokenizer)
 

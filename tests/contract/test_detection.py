@@ -282,8 +282,7 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
     bundle = compile_model(source, tmp_path, report=lines.append, backend="fake", dtype="")
     assert (
         "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); "
-        "also answers"
-        " text_classification\n"
+        "also answers text_classification\n"
         "      labels        3: contradiction, neutral, entailment\n"
         "      scores        softmax\n"
         "      longest input 512 tokens\n"
@@ -313,12 +312,8 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(has_modules: 
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
     if has_modules:
-        module = {
-            "idx": 0,
-            "name": "0",
-            "path": "",
-            "type": "sentence_transformers.base.modules.transformer.Transformer",
-        }
+        kind = "sentence_transformers.base.modules.transformer.Transformer"
+        module = {"idx": 0, "name": "0", "path": "", "type": kind}
         (source / "modules.json").write_text(json.dumps([module]))
     spec = compile_model(source, tmp_path, backend="fake").spec
     # Without modules.json, sentence-transformers 6 reads none of these settings.

@@ -445,20 +445,12 @@ def test_command_prints_its_own_lines_only_and_sends_and_leaves_nothing(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    arguments = ["--task", "text-classification", "--repository", str(tmp_path / "repository"), "--name", "model"]
+    arguments = (
+        f"compile {sources['classifier']} --task text-classification --repository {tmp_path}/repository --name model "
+        f"--dtype int8 --calibration {calibration_file}"
+    )
     process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _PROGRAM,
-            "compile",
-            sources["classifier"],
-            *arguments,
-            "--dtype",
-            "int8",
-            "--calibration",
-            calibration_file,
-        ],
+        [sys.executable, "-c", _PROGRAM, *arguments.split()],
         check=False,
         capture_output=True,
         text=True,

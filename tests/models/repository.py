@@ -21,6 +21,8 @@ from demo.model import find_minilm
 from neuronpipe.compiler import BucketRequest, NeuronxOptions
 from tests.models.compiling import compile_model
 
+# Two layers of width 32.
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 LABELS = ["calm", "busy", "lost", "found"]
 
 
@@ -31,8 +33,7 @@ def tokenizer() -> Any:
 
 def bert_config(**changes: Any) -> Any:
     """A BERT of two layers of width 32."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return transformers.BertConfig(vocab_size=30522, **sizes, **changes)
+    return transformers.BertConfig(vocab_size=30522, **SMALL, **changes)
 
 
 def save(model: Any, folder: Path, model_tokenizer: Any = None) -> Path:

@@ -80,8 +80,7 @@ def test_the_split_adds_up_to_the_request() -> None:
     # Of prediction's 7 ms, 2 and 4 are the executor's, 1 the way there and back.
     assert split(_trace()) == (
         "pre-process 10.0 % + prediction 70.0 % (queue 20.0 %, compute 40.0 %, hop 10.0 %) + post-process 15.0 % + "
-        "unattributed 5.0 % "
-        "= 10.000 ms"
+        "unattributed 5.0 % = 10.000 ms"
     )
 
 
@@ -96,8 +95,7 @@ def test_spans_of_several_sequences_that_overlap_count_once_so_that_no_share_is_
     assert trace
     assert split(trace) == (
         "pre-process 0.0 % + prediction 80.0 % (queue 15.0 %, compute 40.0 %, hop 25.0 %) + post-process 0.0 % + "
-        "unattributed 20.0 % "
-        "= 10.000 ms"
+        "unattributed 20.0 % = 10.000 ms"
     )
 
 

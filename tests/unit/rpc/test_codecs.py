@@ -81,14 +81,8 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
     assert (read.tokens, read.truncated_tokens, read.token_cache) == (3, 4, CacheOutcome.CACHE_OUTCOME_HIT_REDIS)
     ran = ExecuteCodec().read_value(executed)
     assert isinstance(ran, Prediction)
-    assert (
-        _numbers(ran.outputs),
-        ran.queue_ns,
-        ran.compute_ns,
-        ran.batch_size,
-        ran.bucket_tokens,
-        ran.padded_tokens,
-    ) == ([1, 2], 3, 4, 5, 6, 7)
+    assert _numbers(ran.outputs) == [1, 2]
+    assert (ran.queue_ns, ran.compute_ns, ran.batch_size, ran.bucket_tokens, ran.padded_tokens) == (3, 4, 5, 6, 7)
 
 
 def test_new_tokens_and_figures_of_a_text_are_read_as_they_were_written() -> None:

@@ -399,28 +399,13 @@ async def test_a_tokenizer_that_is_not_supported_is_refused_by_name(changes: dic
 
 
 async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None:
-    pieces = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        *'abcx{}":,[]',
-        '{"',
-        '":',
-        "▁x",
-    ]
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<s>", "<pad>", "</s>", *every_byte, "▁", *'abcx{}":,[]', '{"', '":', "▁x"]
     content = json.loads(TOKENIZER_JSON)
     content["model"] |= {"byte_fallback": True, "vocab": {piece: number for number, piece in enumerate(pieces)}}
     content["pre_tokenizer"] = None
-    content["decoder"] = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ],
-    }
+    spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    content["decoder"] = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     written, chance = json.dumps(content), random.Random(3)
     spec = model_spec("text_generation", max_tokens=256, vocabulary_size=300, end_token_ids=(END,))
     own = Grammars(spec, written.encode)
