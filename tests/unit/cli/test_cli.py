@@ -17,14 +17,7 @@ from PIL import Image
 
 from neuronpipe import __version__, cli
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
-from neuronpipe.api.v1.tasks_pb2 import (
-    Entity,
-    RankedText,
-    RerankResult,
-    TaskInput,
-    TaskResult,
-    TokenClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import Entity, RankedText, TaskInput
 from neuronpipe.bundles import sources
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
@@ -39,6 +32,7 @@ from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSett
 from tests.unit.cli.running import run_command
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
+from tests.unit.task_messages import task_result
 
 _SERVICES: dict[str, type[ServerSettings]] = {
     "all": AllSettings,
@@ -248,9 +242,9 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
     with fake_gateway() as gateway:
         gateway.answering.set()
         for result, field, expected in (
-            (TaskResult(rerank=RerankResult(texts=[ranked])), "rerank", {"texts": [{"index": 0, "score": 0.5}]}),
+            (task_result(rerank={"texts": [ranked]}), "rerank", {"texts": [{"index": 0, "score": 0.5}]}),
             (
-                TaskResult(token_classification=TokenClassificationResult(entities=[entity])),
+                task_result(token_classification={"entities": [entity]}),
                 "token_classification",
                 {"entities": [{"label": "PER", "score": 0.5, "text": "Ada", "start": 0, "end": 3}]},
             ),

@@ -6,18 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageClassificationInput,
-    RerankInput,
-    ScoreFunction,
-    SentenceSimilarityInput,
-    TaskInput,
-    Truncation,
-    ZeroShotClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+from tests.unit.task_messages import task_input
 
 
 @pytest.fixture
@@ -137,13 +130,15 @@ async def test_typed_calls_of_many_texts_send_what_they_are_given(gateway: FakeG
             "m", "a", ["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
         )
     assert [request.input for request in gateway.requests] == [
-        TaskInput(
-            sentence_similarity=SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2, truncation=cut)
-        ),
-        TaskInput(rerank=RerankInput(query="a", texts=["b", "c"], top_n=1, function=logits, truncation=cut)),
-        TaskInput(
-            zero_shot_classification=ZeroShotClassificationInput(
-                text="a", candidate_labels=["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
-            )
+        task_input(sentence_similarity={"source": "a", "texts": ["b", "c"], "dimensions": 2, "truncation": cut}),
+        task_input(rerank={"query": "a", "texts": ["b", "c"], "top_n": 1, "function": logits, "truncation": cut}),
+        task_input(
+            zero_shot_classification={
+                "text": "a",
+                "candidate_labels": ["b", "c"],
+                "hypothesis_template": "is {}",
+                "multi_label": True,
+                "truncation": cut,
+            }
         ),
     ]

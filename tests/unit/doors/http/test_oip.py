@@ -7,19 +7,13 @@ import numpy as np
 import orjson
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageClassificationResult,
-    LabelScore,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.problems import CODES
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_result
 
 _VECTOR = [0.5, 1.5, -2.0, 0.0]
 _BINARY = "application/octet-stream"
@@ -29,14 +23,14 @@ _SPECS = [model_spec(), model_spec("sentence_embedding", name="vectors"), image_
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     match input.WhichOneof("task"):
         case "sentence_embedding":
-            return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=_VECTOR))
+            return task_result(sentence_embedding={"embedding": _VECTOR})
         case "image_classification":
             label = LabelScore(label=str(len(input.image_classification.image)), score=1)
-            return TaskResult(image_classification=ImageClassificationResult(labels=[label]))
+            return task_result(image_classification={"labels": [label]})
     text = input.text_classification.text
     if text.isdigit():
         return EVERY_ERROR[int(text)]
-    return TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=1)]))
+    return task_result(text_classification={"labels": [{"label": text, "score": 1}]})
 
 
 @pytest.fixture

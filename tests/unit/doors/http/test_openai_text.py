@@ -7,18 +7,11 @@ import pytest
 
 from neuronpipe import __version__
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    TaskInput,
-    TaskResult,
-    TextGenerationResult,
-    TokenLogprob,
-    TopLogprob,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult, TokenLogprob, TopLogprob
 from neuronpipe.gateway.requests import GeneratedPart
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _TEMPLATE = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{%- endif %}"
 _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
@@ -33,7 +26,7 @@ def _browser(
     read: list[str] | None = None,
     **fields: Any,
 ) -> Browser:
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **fields)]))
+    result = task_result(text_generation={"sequences": [{"text": text, **fields}]})
 
     def answer(input: TaskInput) -> TaskResult:
         return result

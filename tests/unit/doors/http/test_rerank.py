@@ -4,18 +4,11 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    RankedText,
-    RerankInput,
-    RerankResult,
-    ScoreFunction,
-    TaskInput,
-    TaskResult,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_input, task_result
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
@@ -24,7 +17,7 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     if "" in texts:
         return InvalidInput(f"query and texts[{list(texts).index('')}]", "is empty")
     order = list(reversed(range(len(texts))))[: input.rerank.top_n or None]
-    return TaskResult(rerank=RerankResult(texts=[RankedText(index=index, score=index / 4) for index in order]))
+    return task_result(rerank={"texts": [{"index": index, "score": index / 4} for index in order]})
 
 
 @pytest.fixture
@@ -46,7 +39,7 @@ async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser
     }
     truncation = Truncation.TRUNCATION_RIGHT
     found = browser.inputs
-    assert found == [TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))]
+    assert found == [task_input(rerank={"query": "q", "texts": ["a", "b", "c"], "top_n": 2, "truncation": truncation})]
 
 
 async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:
