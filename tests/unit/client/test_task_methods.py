@@ -37,6 +37,7 @@ from tests.unit.task_messages import task_input, task_result
 
 _METHODS = [name for name in vars(TaskMethods) if not name.startswith("_")]
 _LEFT = Truncation.TRUNCATION_LEFT
+_INT8, _FLOAT32 = FeatureType.FEATURE_TYPE_INT8, FeatureType.FEATURE_TYPE_FLOAT32
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, ga
 
 
 def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
-    result = FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    result = FeatureExtractionResult(shape=[0], type=_FLOAT32)
     gateway.result = TaskResult(feature_extraction=result)
     client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
     client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
@@ -153,7 +154,7 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
         truncation=_LEFT,
     )
     client.fill_masks("m", "a", top_k=2, targets=("b", "c"), truncation=_LEFT)
-    pooling, type = FeaturePooling.FEATURE_POOLING_CLS, FeatureType.FEATURE_TYPE_INT8
+    pooling, type = FeaturePooling.FEATURE_POOLING_CLS, _INT8
     client.extract_features("m", "a", "b", pooling=pooling, type=type, truncation=_LEFT)
     assert [request.version for request in gateway.requests] == ["3", "", "", "", "", ""]
     assert [request.input for request in gateway.requests] == [
@@ -187,13 +188,9 @@ def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
 
 
 def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, gateway: FakeGateway) -> None:
-    vectors: dict[str, Any] = {
-        "shape": [1, 2],
-        "type": FeatureType.FEATURE_TYPE_FLOAT32,
-        "data": np.array([0.5, 1], np.float32).tobytes(),
-    }
+    vectors: dict[str, Any] = {"shape": [1, 2], "type": _FLOAT32, "data": np.array([0.5, 1], np.float32).tobytes()}
     gateway.result = task_result(multi_vector_embedding={**vectors})
-    client.embed_tokens("m", "a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT)
+    client.embed_tokens("m", "a", is_query=True, type=_INT8, truncation=_LEFT)
     client.embed_sparse("m", "a", top_k=2, prompt_name="query", truncation=_LEFT)
     client.embed_image("m", b"a", normalize=False, dimensions=2)
     client.find_entities_zero_shot(
@@ -207,14 +204,7 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
     assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
     assert [request.version for request in gateway.requests] == ["", "", "", "", "", "3", ""]
     assert [request.input for request in gateway.requests] == [
-        task_input(
-            multi_vector_embedding={
-                "text": "a",
-                "is_query": True,
-                "type": FeatureType.FEATURE_TYPE_INT8,
-                "truncation": _LEFT,
-            }
-        ),
+        task_input(multi_vector_embedding={"text": "a", "is_query": True, "type": _INT8, "truncation": _LEFT}),
         task_input(sparse_embedding={"text": "a", "top_k": 2, "prompt_name": "query", "truncation": _LEFT}),
         task_input(image_embedding={"image": b"a", "skip_normalize": True, "dimensions": 2}),
         task_input(
@@ -241,7 +231,7 @@ def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, 
                 "text": "abc",
                 "chunk_tokens": 2,
                 "chunks": [{"start": 1, "end": 2}],
-                "type": FeatureType.FEATURE_TYPE_FLOAT32,
+                "type": _FLOAT32,
                 "truncation": _LEFT,
             }
         ),

@@ -443,6 +443,9 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+_F = {"type": "function", "name": "f"}
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
@@ -455,23 +458,13 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
+        ({"tools": [_F, {"type": "web_search"}]}, "tools[1].type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),  # as in a chat
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        (
-            {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "g"}},
-            "tool_choice.name",
-        ),
+        ({"tools": [_F], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [_F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [{"type": "function", "name": "f"}],
-                "tool_choice": "required",
-                "text": {"format": {"type": "json_object"}},
-            },
-            "tool_choice",
-        ),
+        ({"tools": [_F], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
         ({"reasoning": {"effort": "much", "summary": None}}, "reasoning.effort"),

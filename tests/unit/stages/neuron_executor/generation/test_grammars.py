@@ -189,45 +189,36 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "problem"),
+    ("options", "problem"),
     [
-        ({"json_schema": '{"type":'}, "json_schema", "cannot be followed: Expecting value"),
-        ({"json_schema": '{"type": "array", "contains": {}}'}, "json_schema", "Unimplemented keys"),
-        ({"json_schema": '{"type": "string", "format": "regex"}'}, "json_schema", "Unknown format"),
-        ({"json_schema": '{"$ref": "#"}'}, "json_schema", "no text has it"),
-        ({"json_schema": '{"multipleOf": 999983}'}, "json_schema", "multipleOf add up to more than 10000"),
-        ({"json_schema": '{"multipleOf": 1e999999999}'}, "json_schema", "multipleOf add up to more than 10000"),
-        ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "grammar", "multipleOf add up to more than 10000"),
-        ({"json_schema": '{"enum": [{"a": [9007199254740993]}]}'}, "json_schema", "enum has a number beyond"),
-        ({"json_schema": '{"const": 1e23}'}, "json_schema", "const has a number beyond"),
-        ({"json_schema": '{"minimum": -9007199254740993}'}, "json_schema", "minimum has a number beyond"),
-        ({"json_schema": '{"minProperties": 2}'}, "json_schema", "minProperties of 2 and 0 required ones"),
-        ({"json_schema": '{"const": "\\ud800"}'}, "json_schema", "unexpected end of hex escape"),
+        ({"json_schema": '{"type":'}, "cannot be followed: Expecting value"),
+        ({"json_schema": '{"type": "array", "contains": {}}'}, "Unimplemented keys"),
+        ({"json_schema": '{"type": "string", "format": "regex"}'}, "Unknown format"),
+        ({"json_schema": '{"$ref": "#"}'}, "no text has it"),
+        ({"json_schema": '{"multipleOf": 999983}'}, "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"multipleOf": 1e999999999}'}, "multipleOf add up to more than 10000"),
+        ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"enum": [{"a": [9007199254740993]}]}'}, "enum has a number beyond"),
+        ({"json_schema": '{"const": 1e23}'}, "const has a number beyond"),
+        ({"json_schema": '{"minimum": -9007199254740993}'}, "minimum has a number beyond"),
+        ({"json_schema": '{"minProperties": 2}'}, "minProperties of 2 and 0 required ones"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "unexpected end of hex escape"),
         # Its author may choose it, but one text would be valid by both.
         (
             {"json_schema": '{"x-guidance": {"coerce_one_of": true}, "oneOf": [{"minimum": 1}, {"maximum": 2}]}'},
-            "json_schema",
             "oneOf constraints are not supported",
         ),
-        ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "nested more than 128 deep"),
-        ({"regex": "(a"}, "regex", "cannot be followed: at 1(8): invalid regex"),
-        ({"regex": "(?=a)b"}, "regex", "look-ahead"),
-        ({"regex": "a\\"}, "regex", "it ends within an escape"),
-        ({"grammar": 'start: start "a"'}, "grammar", "no text has it"),
-        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "grammar", "too deeply nested"),
-        ({"choices": ["\u4e2d"]}, "choices", "no text has it"),
+        ({"json_schema": "[" * 5000 + "]" * 5000}, "nested more than 128 deep"),
+        ({"regex": "(a"}, "cannot be followed: at 1(8): invalid regex"),
+        ({"regex": "(?=a)b"}, "look-ahead"),
+        ({"regex": "a\\"}, "it ends within an escape"),
+        ({"grammar": 'start: start "a"'}, "no text has it"),
+        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "too deeply nested"),
+        ({"choices": ["\u4e2d"]}, "no text has it"),
         # These would be compiled for seconds, or without an end.
-        ({"json_schema": json.dumps({"properties": _NAMES})}, "json_schema", _COSTS),
-        (
-            {"json_schema": json.dumps({"patternProperties": {f"^{name}": {} for name in _NAMES}})},
-            "json_schema",
-            _COSTS,
-        ),
-        (
-            {"json_schema": json.dumps({"properties": _FEW, "anyOf": [{"required": [one]} for one in _FEW]})},
-            "json_schema",
-            _COSTS,
-        ),
+        ({"json_schema": json.dumps({"properties": _NAMES})}, _COSTS),
+        ({"json_schema": json.dumps({"patternProperties": {f"^{name}": {} for name in _NAMES}})}, _COSTS),
+        ({"json_schema": json.dumps({"properties": _FEW, "anyOf": [{"required": [one]} for one in _FEW]})}, _COSTS),
         (
             {
                 "json_schema": json.dumps(
@@ -235,28 +226,25 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
                     | {"items": {"oneOf": [{"$ref": "#/$defs/a~1b", "required": [one]} for one in _FEW]}}
                 )
             },
-            "json_schema",
             _COSTS,
         ),
-        ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, "json_schema", _COSTS),
-        ({"json_schema": json.dumps({"properties": dict([*_NAMES.items()][:301])})}, "json_schema", _NEXT),
+        ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, _COSTS),
+        ({"json_schema": json.dumps({"properties": dict([*_NAMES.items()][:301])})}, _NEXT),
         (
             {
                 "json_schema": json.dumps(
                     {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
                 )
             },
-            "json_schema",
             _NEXT,
         ),
-        ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, "grammar", _COSTS),
-        ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "grammar", "8 intersections"),
+        ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, _COSTS),
+        ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "8 intersections"),
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_a_form_that_cannot_be_followed_is_refused_by_name(
-    options: dict[str, Any], field: str, problem: str
-) -> None:
+async def test_a_form_that_cannot_be_followed_is_refused_by_name(options: dict[str, Any], problem: str) -> None:
+    (field,) = options
     async with _generator() as generator:
         for _ in range(2):  # at once the second time
             with pytest.raises(InvalidInput) as refused:
