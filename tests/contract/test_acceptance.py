@@ -72,12 +72,8 @@ def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with one device of two cores."""
     folder = tmp_path / "neuron"
     folder.mkdir()
-    return {
-        **neuron_double,
-        "NEURON_DOUBLE_FOLDER": str(folder),
-        "NEURON_DOUBLE_LOG": str(tmp_path / "log"),
-        "HOME": str(tmp_path),
-    }
+    places = {"NEURON_DOUBLE_FOLDER": str(folder), "NEURON_DOUBLE_LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
+    return {**neuron_double, **places}
 
 
 def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(

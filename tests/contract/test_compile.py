@@ -226,11 +226,8 @@ def test_bfloat16_on_a_cpu_without_it_is_judged_by_pytorch_in_bfloat16(compiled:
 
 
 def test_manifest_names_the_versions_that_made_the_artefact(compiled: Callable[..., Bundle]) -> None:
-    assert compiled(backend="openvino").manifest.artifacts[0].versions == {
-        "openvino": openvino.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    used = {"torch": torch.__version__, "transformers": transformers.__version__}
+    assert compiled(backend="openvino").manifest.artifacts[0].versions == used | {"openvino": openvino.__version__}
 
 
 def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle], sources: dict[str, Path]) -> None:

@@ -57,12 +57,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_one_bundle_answers_for_images_and_for_texts(bundle: Bundle) -> None:
     spec = bundle.spec
-    assert spec.tasks == (
-        "zero_shot_image_classification",
-        "image_embedding",
-        "sentence_embedding",
-        "sentence_similarity",
-    )
+    expected = ("zero_shot_image_classification", "image_embedding", "sentence_embedding", "sentence_similarity")
+    assert spec.tasks == expected
     assert spec.answers("tokenization")
     assert (spec.inputs, spec.max_tokens, spec.image_tokens) == (("input_ids", "pixels", "places"), 16, 4)
 

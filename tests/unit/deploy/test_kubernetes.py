@@ -63,14 +63,8 @@ def test_the_manifests_keep_every_rule(
     programs: Programs, tmp_path: Path, changes: dict[str, Any], model_image: str
 ) -> None:
     out = tmp_path / "out"
-    _deployed(
-        _target(
-            out,
-            model_image=model_image,
-            **{"source": str(write_bundle(tmp_path / "models"))} if model_image else {},
-            **changes,
-        )
-    )
+    source = {"source": str(write_bundle(tmp_path / "models"))} if model_image else {}
+    _deployed(_target(out, model_image=model_image, **source, **changes))
     folders = [out] if model_image else [out, out / "compile"]
     for folder in folders:
         manifests = rendered(folder, kustomize())

@@ -166,11 +166,8 @@ async def test_a_caller_who_reads_slowly_gets_the_parts_of_each_text_that_wait_a
     parts, start = TextParts(), GenerateStart(model="small")
     for part in (start, GeneratedPart("a", [1]), GeneratedPart("x", [7], 1), GeneratedPart("b", [2], is_last=True)):
         parts.put(part)
-    assert await parts.take() == [
-        start,
-        GeneratedPart("ab", [1, 2], 0, [], is_last=True),
-        GeneratedPart("x", [7], 1, []),
-    ]
+    ends, begins = GeneratedPart("ab", [1, 2], 0, [], is_last=True), GeneratedPart("x", [7], 1, [])
+    assert await parts.take() == [start, ends, begins]
     waiting = asyncio.create_task(parts.take())
     await asyncio.sleep(0)
     parts.put(GeneratedPart("y", [8], 1, [], is_last=True))

@@ -44,11 +44,8 @@ from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.task_messages import task_input, task_result
 
-_HIT, _MISS, _BYPASS = (
-    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
-    CacheOutcome.CACHE_OUTCOME_MISS,
-    CacheOutcome.CACHE_OUTCOME_BYPASS,
-)
+_HIT, _MISS = CacheOutcome.CACHE_OUTCOME_HIT_MEMORY, CacheOutcome.CACHE_OUTCOME_MISS
+_BYPASS = CacheOutcome.CACHE_OUTCOME_BYPASS
 
 
 class _Stages:
@@ -264,11 +261,8 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}
     assert telemetry.counts(Metrics.STAGE_DURATION)["set", "2", Spans.PREDICT] == 1
     computed, found, plain = telemetry.named(Spans.INFER)
-    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == [
-        "miss",
-        "hit_memory",
-        None,
-    ]
+    told = [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)]
+    assert told == ["miss", "hit_memory", None]
     assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
     assert found.ended_ns - found.started_ns == known.timings.total_ns
 

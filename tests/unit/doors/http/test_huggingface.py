@@ -26,6 +26,7 @@ from tests.unit.task_messages import task_input, task_result
 
 _UNSET, _UNCUT, _RIGHT = (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT)
 _LEFT = Truncation.TRUNCATION_LEFT
+_NONE = Aggregation.AGGREGATION_NONE
 _SIGMOID, _NO_FUNCTION = ScoreFunction.SCORE_FUNCTION_SIGMOID, ScoreFunction.SCORE_FUNCTION_NONE
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
@@ -90,6 +91,7 @@ def test_every_task_has_its_json() -> None:
 
 
 _QUESTION = {"question": "q", "context": "c"}
+_WINDOWED = {"max_answer_len": 5, "doc_stride": 2, "handle_impossible_answer": True, "align_to_words": True}
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "shortener",
@@ -150,12 +152,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "tagger",
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
         task_input(
-            token_classification={
-                "truncation": _UNSET,
-                "text": "t",
-                "aggregation": Aggregation.AGGREGATION_NONE,
-                "keep_all_labels": True,
-            }
+            token_classification={"truncation": _UNSET, "text": "t", "aggregation": _NONE, "keep_all_labels": True}
         ),
         [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
@@ -167,23 +164,9 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "answerer",
-        {
-            "inputs": _QUESTION,
-            "parameters": {
-                "max_answer_len": 5,
-                "doc_stride": 2,
-                "handle_impossible_answer": True,
-                "align_to_words": True,
-            },
-        },
+        {"inputs": _QUESTION, "parameters": _WINDOWED},
         task_input(
-            question_answering={
-                "question": "q",
-                "context": "c",
-                "max_answer_tokens": 5,
-                "window_stride_tokens": 2,
-                "allow_no_answer": True,
-            }
+            question_answering={**_QUESTION, "max_answer_tokens": 5, "window_stride_tokens": 2, "allow_no_answer": True}
         ),
         {"answer": "a cat", "score": 0.5, "start": 1, "end": 6},
     ),

@@ -304,12 +304,8 @@ async def test_reasoning_that_is_sent_again_is_the_reasoning_of_the_assistants_m
     status, answer = await browser.post("/v1/responses", {"input": items})
     assert status == 200, answer
     messages = browser.inputs[0].text_generation.messages
-    assert [(message.role, message.content) for message in messages] == [
-        ("user", "a"),
-        ("assistant", "Four."),
-        ("user", "b"),
-        ("assistant", ""),
-    ]
+    expected = [("user", "a"), ("assistant", "Four."), ("user", "b"), ("assistant", "")]
+    assert [(message.role, message.content) for message in messages] == expected
     assert json.loads(messages[1].fields) == {"reasoning_content": "Hm."}
     assert len(json.loads(messages[3].fields)["tool_calls"]) == 2
 

@@ -150,14 +150,8 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused(browser:
 
 
 async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
-    body = {
-        "query": "q",
-        "texts": ["a", "b"],
-        "raw_scores": True,
-        "return_text": True,
-        "truncate": True,
-        "truncation_direction": "Left",
-    }
+    asked = {"query": "q", "texts": ["a", "b"], "raw_scores": True, "return_text": True}
+    body = {**asked, "truncate": True, "truncation_direction": "Left"}
     status, answer = await browser.post("/rerank", body)
     expected = (200, [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}])
     assert (status, answer) == expected

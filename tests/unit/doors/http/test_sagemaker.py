@@ -170,12 +170,7 @@ _FULL = Overloaded("7 requests in flight, the limit is 7", 1.25)
     [
         (_FULL, 429, "Overloaded", {"retry-after": "2", "retry-after-ms": "1250"}),
         (Unauthenticated("no valid API key came with the call"), 401, "Unauthorized", {"www-authenticate": "Bearer"}),
-        (
-            Unavailable("the tokenizer cannot be reached"),
-            503,
-            "Unhealthy",
-            {"retry-after": "1", "retry-after-ms": "1000"},
-        ),
+        (Unavailable("the tokenizer is gone"), 503, "Unhealthy", {"retry-after": "1", "retry-after-ms": "1000"}),
     ],
     ids=["429", "401", "503"],
 )

@@ -51,6 +51,7 @@ _TEMPLATES = {
     "gemma": "{{ '<start_of_turn>' }}",
     "json": "",
 }
+_HERMES_LOOK = f"<tool_call>{_LOOK_JSON}</tool_call>"
 _HARD = '{"a": "}]\\"{\\\\", "b": [{"c": {}}]}'
 _SAID = 'He said: "go\\n".\n  </b> {"a": [1'
 _NOTE = ("note", json.dumps({"text": _SAID, "count": 5, "is_new": True, "due": None, "tree": {"a": [{"b": "]}"}]}}))
@@ -63,6 +64,7 @@ _GLM_NOTE = "".join(
 _XML_LOOK = "<tool_call>\n<function=look>\n<parameter=place>\nhere\n</parameter>\n</function>\n</tool_call>"
 _GLM_LOOK = "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>here</arg_value>\n</tool_call>"
 _FENCED_LOOK = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"place": "here"}\n```<｜tool▁call▁end｜>'
+_FENCED_LOOKS = f"<｜tool▁calls▁begin｜>{_FENCED_LOOK}\n{_FENCED_LOOK}<｜tool▁calls▁end｜>"
 _CHANNEL_LOOK = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "here"}'
 
 
@@ -89,12 +91,7 @@ def _noted(parameters: str) -> str:
 # A format, a text in it, what it says, and its calls.
 _TEXTS: list[_Case] = [
     ("hermes", '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>', "", [_LOOK]),
-    (
-        "hermes",
-        f"So.\n<tool_call>{_LOOK_JSON}</tool_call>\n<tool_call>{_WAIT_JSON}</tool_call>\nDone.",
-        "So.Done.",
-        [_LOOK, _WAIT],
-    ),
+    ("hermes", f"So.\n{_HERMES_LOOK}\n<tool_call>{_WAIT_JSON}</tool_call>\nDone.", "So.Done.", [_LOOK, _WAIT]),
     ("hermes", '<tool_call>{"name": "wait", "arguments": {}}', "", [_WAIT]),
     ("hermes", '<tool_call>{"arguments": {"place": "here"}, "name": "look"}</tool_call>', "", [_LOOK]),
     # Where its tags are special tokens, which no text has.
@@ -154,12 +151,7 @@ _MARKED: list[_Case] = [
     ("glm", "<tool_call>wait</tool_call><tool_call>wait\n</tool_call>", "", [_WAIT, _WAIT]),
     *_without_calls("glm", _GLM_LOOK[:-4], "<tool_call>looks</tool_call>"),
     *_without_calls("glm", "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>"),
-    (
-        "deepseek",
-        f"So.\n<｜tool▁calls▁begin｜>{_FENCED_LOOK}\n{_FENCED_LOOK}<｜tool▁calls▁end｜>Done.",
-        "So.Done.",
-        [_LOOK, _LOOK],
-    ),
+    ("deepseek", f"So.\n{_FENCED_LOOKS}Done.", "So.Done.", [_LOOK, _LOOK]),
     (
         "deepseek",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>wait<｜tool▁sep｜>{}<｜tool▁call▁end｜>"

@@ -104,6 +104,12 @@ class System:
         assert await self.backend.begun() == [[500]]
         return caller
 
+    async def finish(self, *callers: asyncio.Task[list[ComputedSequence]]) -> list[list[ComputedSequence]]:
+        """The answers of callers who are queued, or have just left, once the core is let run."""
+        await queued()
+        self.backend.let_run()
+        return await asyncio.gather(*callers)
+
 
 def joined(
     device: DeviceScheduler,

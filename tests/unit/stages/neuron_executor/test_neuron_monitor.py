@@ -26,15 +26,7 @@ from tests.unit.stages.neuron_executor.fake_monitor import SAMPLE, write_monitor
 
 _SAMPLE = SAMPLE.read_bytes()
 _PID = 4242
-_LATENCIES_S = {
-    "p0": 0.00096,
-    "p1": 0.00097,
-    "p25": 0.00098,
-    "p50": 0.00099,
-    "p75": 0.001,
-    "p99": 0.00104,
-    "p100": 0.0031,
-}
+_TIMES_S = {"p0": 0.00096, "p1": 0.00097, "p25": 0.00098, "p50": 0.00099, "p75": 0.001, "p99": 0.00104, "p100": 0.0031}
 
 
 def _changed(**report: Any) -> bytes:
@@ -60,7 +52,7 @@ def test_a_document_becomes_a_snapshot_of_the_process() -> None:
         },
         errors={"generic": 0, "numerical": 2, "transient": 0, "model": 0, "runtime": 0, "hardware": 1},
         device_latency_s={},
-        total_latency_s=_LATENCIES_S,
+        total_latency_s=_TIMES_S,
     )
 
 
@@ -132,7 +124,7 @@ def test_every_figure_of_a_snapshot_is_a_metric() -> None:
     assert _numbers(meters, Metrics.NEURON_UTILIZATION) == pytest.approx({"0": 0.4201, "1": 0.975})
     assert _numbers(meters, Metrics.NEURON_CORE_MEMORY) == {"0": 450_000_000, "1": 450_000_000}
     assert _numbers(meters, Metrics.NEURON_MEMORY) == {"device": 900_000_000, "host": 6_900_000}
-    assert _numbers(meters, Metrics.NEURON_TOTAL_LATENCY) == pytest.approx(_LATENCIES_S)
+    assert _numbers(meters, Metrics.NEURON_TOTAL_LATENCY) == pytest.approx(_TIMES_S)
     assert _numbers(meters, Metrics.NEURON_DEVICE_LATENCY) == {}  # the sample has none
     assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 4400
     assert _numbers(meters, Metrics.NEURON_ERRORS)["hardware"] == 1

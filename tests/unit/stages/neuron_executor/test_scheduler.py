@@ -65,9 +65,7 @@ async def test_a_caller_who_leaves_while_its_batch_runs_leaves_its_batch_mates_a
         system.backend.let_run(1)
         assert await system.backend.begun() == [[11, 12], [21, 22, 23]]
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        (computed,) = await staying
+        [(computed,)] = await system.finish(staying)
         assert computed.outputs["start_logits"].tolist() == _start_logits(21, 22, 23)
 
 
@@ -85,9 +83,7 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
         leaving, staying = system.submit([11], [12]), system.submit([21])
         await queued()
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        await staying
+        await system.finish(staying)
         assert system.backend.batches == [[[500]], [[21]]]
 
 
@@ -206,9 +202,7 @@ async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedCloc
         leaving.cancel()
         await queued()
         staying = system.submit([21], deadline_s=clock.now_s + 3)
-        await queued()
-        system.backend.let_run()
-        await staying
+        await system.finish(staying)
 
 
 _BEGIN_S = FixedClock().now_s
@@ -279,9 +273,7 @@ async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but
 async def test_one_bad_sequence_fails_alone() -> None:
     async with occupied_scheduler() as system:
         good, bad, better = system.submit([11]), system.submit([FAILING, 21]), system.submit([31, 32])
-        await queued()
-        system.backend.let_run()
-        outcomes = await asyncio.gather(good, bad, better, return_exceptions=True)
+        outcomes = await system.finish(good, bad, better, return_exceptions=True)
         assert isinstance(outcomes[1], InternalError)
         found = [one[0].outputs["start_logits"].tolist() for one in (await good, await better)]
         assert found == [_start_logits(11), _start_logits(31, 32)]
@@ -427,9 +419,7 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
             caller.cancel()
         await queued()
         staying = system.submit([21])
-        await queued()
-        system.backend.let_run()
-        (computed,) = await staying
+        [(computed,)] = await system.finish(staying)
         assert computed.outputs["start_logits"].tolist() == _start_logits(21)
 
 
@@ -560,9 +550,7 @@ async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
         staying = system.submit([4] * 6, [5] * 6)
         await queued()
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(oldest, staying)
+        await system.finish(oldest, staying)
         assert system.backend.batches[1:] == [[[1] * 9, [4] * 6, [5] * 6]]
 
 
@@ -589,9 +577,7 @@ async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
         bulk = system.submit([1], [2], [3], [4], [5], is_bulk=True)
         assert await system.backend.begun() == [[1], [2]]
         interactive = system.submit([21])
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(bulk, interactive)
+        await system.finish(bulk, interactive)
         assert system.backend.batches[1] == [[21]]
 
 
@@ -651,9 +637,7 @@ async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: Fixed
         system.submit([1, 1, 1], is_bulk=True)
         await queued()
         interactive = system.submit([21], deadline_s=clock.now_s + 3)
-        await queued()
-        system.backend.let_run()
-        await interactive
+        await system.finish(interactive)
 
 
 async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: FixedClock) -> None:

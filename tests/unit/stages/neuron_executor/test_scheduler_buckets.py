@@ -1,6 +1,5 @@
 """stages/neuron_executor/scheduler.py with buckets."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -100,9 +99,7 @@ async def test_a_flood_of_short_sequences_runs_in_a_longer_bucket_where_its_own_
     # 1x4 takes 20 and 4x8 48: one at a time would be 80 for four of them.
     async with occupied_scheduler(buckets=("1x4", "4x8"), batch_time=KnownTime(**_TIME)) as system:
         callers = [system.submit([number]) for number in range(1, 7)]
-        await queued()
-        system.backend.let_run()
-        answers = await asyncio.gather(*callers)
+        answers = await system.finish(*callers)
         # Two are left: 40 one at a time.
         assert system.backend.batches[1:] == [[[1], [2], [3], [4]], [[5]], [[6]]]
         assert [(one.batch_size, one.bucket_tokens) for (one,) in answers] == [(4, 8)] * 4 + [(1, 4)] * 2

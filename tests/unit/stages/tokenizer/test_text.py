@@ -76,29 +76,19 @@ def test_a_texts_tokens_are_counted_without_special_ones(tokenizer: JsonTokenize
 
 
 @pytest.mark.parametrize(
-    ("text", "text_pair", "max_tokens", "side", "expected", "lost"),
+    ("texts", "max_tokens", "side", "expected", "lost"),
     [
-        pytest.param("one two three four five", None, 4, "right", [CLS, ONE, TWO, SEP], 3, id="the end"),
-        pytest.param("one two three four five", None, 4, "left", [CLS, FOUR, FIVE, SEP], 3, id="the beginning"),
-        pytest.param("one two", None, 4, "right", [CLS, ONE, TWO, SEP], 0, id="nothing where it fits"),
-        pytest.param(
-            "one two three four", "five", 6, "right", [CLS, ONE, TWO, SEP, FIVE, SEP], 2, id="the longer first"
-        ),
-        pytest.param(
-            "five", "one two three four", 6, "right", [CLS, FIVE, SEP, ONE, TWO, SEP], 2, id="the longer pair"
-        ),
+        pytest.param(("one two three four five", None), 4, "right", [CLS, ONE, TWO, SEP], 3, id="the end"),
+        pytest.param(("one two three four five", None), 4, "left", [CLS, FOUR, FIVE, SEP], 3, id="the beginning"),
+        pytest.param(("one two", None), 4, "right", [CLS, ONE, TWO, SEP], 0, id="nothing where it fits"),
+        pytest.param(("one two three four", "five"), 6, "right", [CLS, ONE, TWO, SEP, FIVE, SEP], 2, id="the text"),
+        pytest.param(("five", "one two three four"), 6, "right", [CLS, FIVE, SEP, ONE, TWO, SEP], 2, id="the pair"),
     ],
 )
-def test_a_text_that_is_too_long_loses(
-    tokenizer: JsonTokenizer,
-    text: str,
-    text_pair: str | None,
-    max_tokens: int,
-    side: Side,
-    expected: list[int],
-    lost: int,
+def test_the_longer_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, texts: tuple[str, str | None], max_tokens: int, side: Side, expected: list[int], lost: int
 ) -> None:
-    encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=max_tokens, side=side)
+    encoded = tokenizer.encode_truncated(*texts, max_tokens=max_tokens, side=side)
     assert (encoded.token_ids.tolist(), encoded.truncated_tokens) == (expected, lost)
 
 

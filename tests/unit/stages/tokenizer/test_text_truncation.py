@@ -155,11 +155,8 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
             # left for its own.
             first = 2 if has_prefix_space and side == "left" else 0
             for name in ("char_start", "char_end", "continues_word"):
-                assert getattr(cut, name)[first:].tolist() == getattr(expected, name)[first:].tolist(), (
-                    text,
-                    limit,
-                    name,
-                )
+                found, wanted = getattr(cut, name)[first:], getattr(expected, name)[first:]
+                assert found.tolist() == wanted.tolist(), (text, limit, name)
             cases += 1
     assert cases > 200
 

@@ -112,6 +112,7 @@ _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
 _ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
 _NAMES: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(2100)}
 _FEW: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(200)}
+_WIDE = {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
 _COSTS = "to compile it would cost"
 _NEXT = "properties may come next in a text, the limit is 300"
 
@@ -230,14 +231,7 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
         ),
         ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, _COSTS),
         ({"json_schema": json.dumps({"properties": dict([*_NAMES.items()][:301])})}, _NEXT),
-        (
-            {
-                "json_schema": json.dumps(
-                    {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
-                )
-            },
-            _NEXT,
-        ),
+        ({"json_schema": json.dumps(_WIDE)}, _NEXT),
         ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, _COSTS),
         ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "8 intersections"),
     ],
