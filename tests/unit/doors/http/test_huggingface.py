@@ -27,7 +27,7 @@ from tests.unit.task_messages import task_input, task_result
 _UNSET, _UNCUT, _RIGHT = (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT)
 _LEFT = Truncation.TRUNCATION_LEFT
 _NONE = Aggregation.AGGREGATION_NONE
-_SIGMOID, _NO_FUNCTION = ScoreFunction.SCORE_FUNCTION_SIGMOID, ScoreFunction.SCORE_FUNCTION_NONE
+_SIGMOID, _RAW = ScoreFunction.SCORE_FUNCTION_SIGMOID, ScoreFunction.SCORE_FUNCTION_NONE
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
@@ -92,6 +92,8 @@ def test_every_task_has_its_json() -> None:
 
 _QUESTION = {"question": "q", "context": "c"}
 _WINDOWED = {"max_answer_len": 5, "doc_stride": 2, "handle_impossible_answer": True, "align_to_words": True}
+_HYPOTHESES = {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"}
+_SPANS = {"candidate_labels": ["a"], "threshold": 0.25, "multi_label": True}
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "shortener",
@@ -119,19 +121,8 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "entailer",
-        {
-            "inputs": "t",
-            "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"},
-        },
-        task_input(
-            zero_shot_classification={
-                "truncation": _UNSET,
-                "text": "t",
-                "candidate_labels": ["b", "a"],
-                "multi_label": True,
-                "hypothesis_template": "{}!",
-            }
-        ),
+        {"inputs": "t", "parameters": _HYPOTHESES},
+        task_input(zero_shot_classification={"text": "t", **_HYPOTHESES, "truncation": _UNSET}),
         _WRITTEN_LABELS,
     ),
     (
@@ -191,9 +182,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "reranker",
         {"inputs": {"query": "q", "texts": ["a", "b"]}, "parameters": {"top_k": 9, "function_to_apply": "none"}},
-        task_input(
-            rerank={"query": "q", "texts": ["a", "b"], "top_n": 2, "function": _NO_FUNCTION, "truncation": _UNSET}
-        ),
+        task_input(rerank={"query": "q", "texts": ["a", "b"], "top_n": 2, "function": _RAW, "truncation": _UNSET}),
         [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
     ),
     (
@@ -213,19 +202,9 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "finder",
-        {
-            "inputs": "a text",
-            "parameters": {"candidate_labels": ["a"], "threshold": 0.25, "flat_ner": False, "multi_label": True},
-        },
+        {"inputs": "a text", "parameters": {**_SPANS, "flat_ner": False}},
         task_input(
-            zero_shot_token_classification={
-                "text": "a text",
-                "candidate_labels": ["a"],
-                "threshold": 0.25,
-                "allow_nested": True,
-                "multi_label": True,
-                "truncation": _UNSET,
-            }
+            zero_shot_token_classification={"text": "a text", **_SPANS, "allow_nested": True, "truncation": _UNSET}
         ),
         [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),

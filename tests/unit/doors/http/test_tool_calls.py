@@ -18,25 +18,17 @@ _PLACE = {
     "required": ["place"],
     "$defs": {"Place": {"enum": ["here", "there"]}},
 }
+_FIELDS = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "is_new": {"type": "boolean"},
+    "due": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "tree": {"type": ["object", "array"]},
+}
 _TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": _PLACE}},
     {"type": "function", "function": {"name": "wait"}},
-    {
-        "type": "function",
-        "function": {
-            "name": "note",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string"},
-                    "count": {"type": "integer"},
-                    "is_new": {"type": "boolean"},
-                    "due": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                    "tree": {"type": ["object", "array"]},
-                },
-            },
-        },
-    },
+    {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": _FIELDS}}},
 ]
 _LOOK, _WAIT = ("look", '{"place": "here"}'), ("wait", "{}")
 _LOOK_JSON, _WAIT_JSON = '{"name": "look", "arguments": {"place": "here"}}', '{"name": "wait", "arguments": {}}'

@@ -42,6 +42,7 @@ _A, _SPACE = {"token_id": 9, "text": "a", "logprob": -0.5}, {"token_id": 7, "tex
 _RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
 _SIGMOID, _STOPS_EARLY = ScoreFunction.SCORE_FUNCTION_SIGMOID, EarlyStopping.EARLY_STOPPING_TRUE
 _GUESSES = [{"token": "y", "score": 0.5, "token_id": 7}, {"token": "x", "token_id": 6}]
+_SPANS = {"threshold": 0.25, "allow_nested": True, "multi_label": True}
 _CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "text_classification": (
         {"text": [["so"]], "text_pair": [["and so"]]},
@@ -163,15 +164,8 @@ _CASES: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "zero_shot_token_classification": (
         {"text": [["Ann sat"]], "candidate_labels": [["a", "b"]]},
-        {"threshold": 0.25, "allow_nested": True, "multi_label": True, "truncation": "right"},
-        {
-            "text": "Ann sat",
-            "candidate_labels": ["a", "b"],
-            "threshold": 0.25,
-            "allow_nested": True,
-            "multi_label": True,
-            "truncation": Truncation.TRUNCATION_RIGHT,
-        },
+        {**_SPANS, "truncation": "right"},
+        {"text": "Ann sat", "candidate_labels": ["a", "b"], **_SPANS, "truncation": _RIGHT},
         {"entities": [{"label": "a", "score": 0.5, "text": "Ann", "start": 0, "end": 3}]},
         {"label": ["a"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
     ),
