@@ -386,7 +386,6 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     ("embedder", _half("2_Dense/pytorch_model.bin"), "the weights of its Dense module cannot be read"),
 )
 
-
 # Folders as they come of interrupted downloads, of other programs and of hands; each with a part of the reason.
 _ODD: tuple[tuple[str, Change, str], ...] = (
     ("classifier", _of_type(torch.int8), "those of a quantization"),

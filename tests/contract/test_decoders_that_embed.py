@@ -45,7 +45,6 @@ _TEXTS = (
 )
 _PROMPTS = {"query": "Instruct: find it\nQuery: ", "document": "", "title": "title: none | text: "}
 
-
 pytestmark = pytest.mark.long
 
 

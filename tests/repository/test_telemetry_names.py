@@ -12,7 +12,6 @@ from tests.reference import telemetry
 
 _ROOT = Path(neuronpipe.__file__).parent
 
-
 # Of the stages' rpcs, which their protos name (rpc/items.py).
 _OF_PROTOS = ["Spans.TOKENIZE_RPC", "Spans.EXECUTE_RPC", "Spans.POSTPROCESS_RPC"]
 

@@ -53,7 +53,6 @@ _READY = b""
 # A message that says to be five bytes long, with one.
 _BROKEN = b"\x0a\x05a"
 
-
 _Requests: TypeAlias = AsyncIterator[TokenizeRequest]
 _Answer: TypeAlias = Callable[[_Requests, Any], AsyncIterator[bytes]]
 

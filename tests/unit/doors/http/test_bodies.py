@@ -191,7 +191,6 @@ def test_many_unknown_fields_are_one_error() -> None:
 
 _TYPED = [route for route in ROUTES if isinstance(route.takes, type) and issubclass(route.takes, Body)]
 
-
 _REFUSING = [
     *(pytest.param(route.takes, id=route.key) for route in _TYPED),
     *(pytest.param(takes, id=takes.__name__) for takes in get_args(AnyBody)),

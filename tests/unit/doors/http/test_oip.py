@@ -158,7 +158,6 @@ async def test_every_error_has_the_protocol_s_form(browser: Browser, error: Neur
 
 _IDS = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64"}
 
-
 _A = [_text("a")]
 
 

@@ -44,9 +44,7 @@ _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 # Not in the text after [1, 2].
 _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1, 2, *greedy([1, 2], 8)))
 
-
 _generator = partial(running_generator, spec=_SPEC)
-
 
 _item = partial(prompt_item, _SPEC)
 
