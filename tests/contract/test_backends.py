@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,16 +95,9 @@ def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[
     bundle = _bundle(request, name, model)
     artifact = bundle.artifact(name)
     with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
-        load = BackendRequest(
-            bundle.spec,
-            files,
-            artifact.properties,
-            _CORES,
-            _CORES,
-            lone_graphs=ByteBudget(1 << 30),
-            buckets=artifact.buckets,
-            versions=artifact.versions,
-        )
+        given = (bundle.spec, files, artifact.properties, _CORES, _CORES)
+        compiled: Any = {"buckets": artifact.buckets, "versions": artifact.versions}
+        load = BackendRequest(*given, lone_graphs=ByteBudget(1 << 30), **compiled)
         if name == "torch":  # on GPUs: test_architectures.py, with as many as there are
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)

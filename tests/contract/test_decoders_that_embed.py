@@ -55,12 +55,8 @@ def _embedder(
     base = make_source(folder / "base", architecture, "sentence_embedding")
     transformer = Transformer(str(base))
     transformer.tokenizer.padding_side = side
-    whole = SentenceTransformer(
-        modules=[transformer, Pooling(32, pooling), *modules],
-        device="cpu",
-        prompts=_PROMPTS,
-        default_prompt_name="title" if modules else None,
-    )
+    parts, default = [transformer, Pooling(32, pooling), *modules], "title" if modules else None
+    whole = SentenceTransformer(modules=parts, device="cpu", prompts=_PROMPTS, default_prompt_name=default)
     whole.save(str(folder / "model"))
     return folder / "model"
 

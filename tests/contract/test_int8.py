@@ -78,14 +78,8 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
     source = save(transformers.BertModel(bert_config()), tmp_path / "source")
 
     def run(**changes: Any) -> Bundle:
-        request = CompileRequest(
-            str(source),
-            "sentence_embedding",
-            tmp_path / "repository",
-            "model",
-            dtype="int8",
-            calibration=calibration_file,
-        )
+        to = (tmp_path / "repository", "model")
+        request = CompileRequest(str(source), "sentence_embedding", *to, dtype="int8", calibration=calibration_file)
         return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
 
     return run
@@ -449,14 +443,8 @@ def test_command_prints_its_own_lines_only_and_sends_and_leaves_nothing(
         f"compile {sources['classifier']} --task text-classification --repository {tmp_path}/repository --name model "
         f"--dtype int8 --calibration {calibration_file}"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, *arguments.split()],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"HOME": str(home)},
-        timeout=120,
-    )
+    command, environment = [sys.executable, "-c", _PROGRAM, *arguments.split()], {"HOME": str(home)}
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=120)
 
     assert process.returncode == 0, process.stderr
     assert process.stdout == f"{tmp_path}/repository/model/1\n"

@@ -54,13 +54,8 @@ def traced(sdk: Any, model: torch.nn.Module) -> Any:
 
 
 def _python(program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_public_names_are_the_documented_ones(sdk: Any) -> None:

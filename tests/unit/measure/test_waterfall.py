@@ -33,13 +33,8 @@ def _otlp(*, is_failing: bool = False) -> Json:
     row: dict[str, AttributeValue] = {Attributes.ROW: 1, Attributes.TOKENS: 5, Attributes.BUCKET_TOKENS: 8}
     compute.links.append(Link(_BATCH, row))
     batch = Span(Spans.BATCH, _BATCH, None, int(3.5 * _MS), int(7.5 * _MS))
-    batch.attributes |= {
-        Attributes.BATCH_SIZE: 3,
-        Attributes.BACKEND: "fake",
-        Attributes.CORE: 0,
-        Attributes.PADDING_RATIO: 0.25,
-        Attributes.BUCKET_TOKENS: 8,
-    }
+    batch.attributes |= {Attributes.BATCH_SIZE: 3, Attributes.BACKEND: "fake", Attributes.CORE: 0}
+    batch.attributes |= {Attributes.PADDING_RATIO: 0.25, Attributes.BUCKET_TOKENS: 8}
     batch.links += [Link(_MATE, {**row, Attributes.ROW: 0, Attributes.TOKENS: 8}), Link(compute.context, row)]
     if is_failing:
         for span in (root, predict):
@@ -101,12 +96,8 @@ def test_spans_of_several_sequences_that_overlap_count_once_so_that_no_share_is_
 
 def _generated() -> Trace:
     """Ten milliseconds, of which the first 4 end with the first of 4 tokens, in two steps, the first one linked."""
-    figures: dict[str, AttributeValue] = {
-        Attributes.FIRST_TOKEN_NS: 4 * _MS,
-        Attributes.PREFILL_NS: 2 * _MS,
-        Attributes.DECODE_NS: 3 * _MS,
-        Attributes.LONGEST_GAP_NS: 2 * _MS,
-    }
+    figures: dict[str, AttributeValue] = {Attributes.FIRST_TOKEN_NS: 4 * _MS, Attributes.PREFILL_NS: 2 * _MS}
+    figures |= {Attributes.DECODE_NS: 3 * _MS, Attributes.LONGEST_GAP_NS: 2 * _MS}
     root = _span(Spans.INFER, None, 0, 10, **figures)
     predict = _span(Spans.PREDICT, root, 1, 9)
     queue = _span(Spans.QUEUE, predict, 1.5, 2)

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -30,17 +31,8 @@ async def _submit(
 ) -> str:
     fields: dict[str, str | int] = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
     id = new_id()
-    new = NewJob(
-        id,
-        id,
-        "digest",
-        tenant,
-        "normal",
-        b"x" * request_bytes,
-        ttl_s=100,
-        retention_s=retention_s,
-        fields=fields | {"outcomes": outcomes},
-    )
+    given: Any = {"ttl_s": 100, "retention_s": retention_s, "fields": fields | {"outcomes": outcomes}}
+    new = NewJob(id, id, "digest", tenant, "normal", b"x" * request_bytes, **given)
     return (await store.submit(new, 1000, 0, max_bytes))[0]
 
 

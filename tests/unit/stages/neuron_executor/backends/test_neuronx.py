@@ -218,6 +218,13 @@ class _SumsWithSources(torch.nn.Module):
         return logits, top_ids.int(), top_logits, torch.zeros(len(logits)), after, *of_slots
 
 
+def _step() -> tuple[torch.Tensor, ...]:
+    """Example inputs of a step: tokens, what is past, the chunk, and the copies."""
+    slots = _BUCKET.batch
+    shapes = (1, slots + _CHUNK_TOKENS), (slots,), (3,)
+    return (*(torch.zeros(shape, dtype=torch.int64) for shape in shapes), torch.arange(slots))
+
+
 @pytest.fixture
 def faults(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     module = importlib.import_module("torch_neuronx")
@@ -232,15 +239,8 @@ def faults(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def decoder_request(faults: Path) -> BackendRequest:
     sdk, module = importlib.import_module("torch_neuronx"), _Sums().eval()
-    slots = _BUCKET.batch
-    example = (
-        torch.zeros(1, slots + _CHUNK_TOKENS, dtype=torch.int64),
-        torch.zeros(slots, dtype=torch.int64),
-        torch.zeros(3, dtype=torch.int64),
-        torch.arange(slots),
-    )
     flags = "--target=inf2 --auto-cast=none"
-    traced = sdk.trace(module, example, input_output_aliases={module.sums: 4}, compiler_args=flags, cpu_backend=True)
+    traced = sdk.trace(module, _step(), input_output_aliases={module.sums: 4}, compiler_args=flags, cpu_backend=True)
     torch.jit.save(traced, faults / f"{_BUCKET}.pt")
     spec, versions = model_spec("text_generation"), {"torch-neuronx": sdk.__version__}
     files, properties = [faults / f"{_BUCKET}.pt"], {"chunk_tokens": str(_CHUNK_TOKENS)}
@@ -249,15 +249,9 @@ def decoder_request(faults: Path) -> BackendRequest:
 
 @pytest.fixture
 def load_with_encoder(decoder_request: BackendRequest, faults: Path) -> Callable[[], DecoderModel]:
-    sdk, module, slots = importlib.import_module("torch_neuronx"), _SumsWithSources().eval(), _BUCKET.batch
+    sdk, module = importlib.import_module("torch_neuronx"), _SumsWithSources().eval()
     integers: Any = {"dtype": torch.int64}
-    example = (
-        torch.zeros(1, slots + _CHUNK_TOKENS, **integers),
-        torch.zeros(slots, **integers),
-        torch.zeros(3, **integers),
-        torch.arange(slots),
-        torch.zeros(slots + 1, 2, **integers),
-    )
+    example = (*_step(), torch.zeros(_BUCKET.batch + 1, 2, **integers))
     options: Any = {"compiler_args": "--target=inf2 --auto-cast=none", "cpu_backend": True}
     aliases = {state: 4 + number for number, state in enumerate(module.states)}
     torch.jit.save(sdk.trace(module, example, input_output_aliases=aliases, **options), faults / "steps.pt")
