@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.compiler import COMPILERS
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
@@ -85,14 +85,10 @@ class _Loaded:
             np.testing.assert_allclose(outputs[name], array, rtol=0, atol=self.tolerance * float(np.abs(array).max()))
 
 
-def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
-    repository: Path = request.getfixturevalue({"openvino": "repository"}.get(backend, f"{backend}_repository"))
-    return read_bundle(repository / model / "1")
-
-
 @contextmanager
 def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[_Loaded]:
-    bundle = _bundle(request, name, model)
+    repository: Path = request.getfixturevalue({"openvino": "repository"}.get(name, f"{name}_repository"))
+    bundle = read_bundle(repository / model / "1")
     artifact = bundle.artifact(name)
     with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
         given = (bundle.spec, files, artifact.properties, _CORES, _CORES)

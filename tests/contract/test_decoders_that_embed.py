@@ -142,10 +142,6 @@ def _writer(folder: Path, chat_template: str | None) -> Path:
     return save(transformers.Qwen3ForCausalLM(config), folder, tokenizer)
 
 
-def _ranking(query: str, **options: Any) -> TaskInput:
-    return TaskInput(rerank=RerankInput(query=query, texts=_DOCUMENTS, **options))
-
-
 def _scores(result: Any) -> list[float]:
     return [text.score for text in sorted(result.rerank.texts, key=lambda text: text.index)]
 
@@ -161,7 +157,8 @@ async def test_log_odds_of_yes_and_no_equal_those_of_sentence_transformers(is_sa
     bundle = compile_model(source, tmp_path / "repository", task, name="model")
     reference = CrossEncoder(str(source), device="cpu", processor_kwargs={"split_special_tokens": False})
     for function, activation in ((ScoreFunction.SCORE_FUNCTION_NONE, torch.nn.Identity()), (0, torch.nn.Sigmoid())):
-        inputs = [_ranking(query, function=function) for query in _QUERIES]
+        asked = [RerankInput(query=query, texts=_DOCUMENTS, function=function) for query in _QUERIES]
+        inputs = [TaskInput(rerank=input) for input in asked]
         for query, result in zip(_QUERIES, await infer_all(bundle.folder, inputs), strict=True):
             # What a text spells of special tokens is text here, and a token there.
             known = [index for index, text in enumerate(_DOCUMENTS) if "<|" not in text]

@@ -24,7 +24,6 @@ from neuronpipe.compiler.accuracy import (
     comparison_batches,
     reference_outputs,
 )
-from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.tasks import load_module
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
@@ -90,11 +89,6 @@ def _load(bundle: Bundle) -> Backend:
     with bundle.artifact_files(artifact) as files:
         request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
         return load_backend("openvino", request)
-
-
-def _source_module(bundle: Bundle) -> SourceModule:
-    folder = Path(bundle.manifest.source.location)
-    return load_module(folder, bundle.spec.task, load_tokenizer(folder))
 
 
 def test_matrices_and_embeddings_are_stored_in_eight_bits(bundle: Bundle, repository: Path) -> None:
@@ -225,7 +219,8 @@ def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_fil
 
 
 async def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bundle) -> None:
-    module = _source_module(bundle)
+    source = Path(bundle.manifest.source.location)
+    module = load_module(source, bundle.spec.task, load_tokenizer(source))
     batches = comparison_batches(module, _TEXTS[1::2])
     backend = _load(bundle)
     difference = 0.0

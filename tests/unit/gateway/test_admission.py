@@ -269,9 +269,9 @@ def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_f
     assert crowd.control.in_flight == (4, 6)
 
 
-def _crowded(crowd_of: CrowdOf, requests: int = 20, max_requests: int = 100) -> tuple[AdmissionControl, _Crowd]:
+def _crowded(crowd_of: CrowdOf, requests: int = 20) -> tuple[AdmissionControl, _Crowd]:
     """A control with requests inside, out of which ten went in the last moment."""
-    control = AdmissionControl(max_requests, 1_000_000)
+    control = AdmissionControl(100, 1_000_000)
     crowd = crowd_of(control)
     for number in range(requests + 10):
         crowd.enter(str(number))
@@ -383,12 +383,6 @@ def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_
             control.check_room(0.02)
 
 
-def _call_of(tenant: str, remaining_s: float | None = None) -> Call:
-    return Call(
-        caller=Caller(tenant, tenant), deadline_s=None if remaining_s is None else time.monotonic() + remaining_s
-    )
-
-
 class _Tenants:
     """A control of tenants who all have the same rights, and whose requests are answered or late as the test says."""
 
@@ -399,7 +393,8 @@ class _Tenants:
         self.control = AdmissionControl(max_requests, 1000, tenants, model_limits)
 
     def enter(self, tenant: str, model: str = "m", remaining_s: float | None = None) -> Admission:
-        call = _call_of(tenant, remaining_s)
+        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
+        call = Call(caller=Caller(tenant, tenant), deadline_s=deadline_s)
         return self.control.admit(call, 4, model=model, shed=lambda: self.shed.append(tenant))
 
     def answer(self, tenant: str, seconds: float, model: str = "m", times: int = 100) -> None:

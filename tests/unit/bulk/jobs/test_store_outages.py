@@ -18,7 +18,7 @@ from neuronpipe.bulk.jobs.server import JobWorker
 from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.metrics import Telemetry
-from tests.servers.redis import Proxy, RedisServer, proxy
+from tests.servers.redis import RedisServer, proxy
 from tests.suite.waiting import happens
 
 _LEASE_S = 1.0
@@ -144,12 +144,6 @@ async def test_jobs_in_answers_that_were_lost_run_once(store: JobStore, redis: R
     assert set(runs.began.values()) == {1}
 
 
-def _cut_off(between: Proxy) -> None:
-    """Cuts the connections of a proxy, and lets no others through."""
-    between.is_open = False
-    between.close()
-
-
 async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store: JobStore, redis: RedisServer) -> None:
     runs = _Runs(steps=3)
     async with (
@@ -161,7 +155,8 @@ async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store
         ids = [await _submit(store), await _submit(store)]
         await happens(lambda: len(runs.began) == 2)
         (theirs,) = {id for id, worker, _ in runs.steps if worker == "cut off"}
-        _cut_off(between)
+        between.is_open = False
+        between.close()
         runs.is_held = False
         other = next(id for id in ids if id != theirs)
         await _ended(store, other)

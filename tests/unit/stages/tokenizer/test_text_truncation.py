@@ -23,7 +23,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import LocatedText, Side
+from neuronpipe.tasks.base import Side
 from tests.models.tokenizers import TRAINED, byte_level_bpe, unigram_pairs, word_piece
 from tests.oracle.texts import PICKED, generated
 from tests.unit.model_specs import model_spec
@@ -146,7 +146,7 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
     for text in _TEXTS:
         located = tokenizer.locate(text)
         for limit in _limits(len(located.token_ids), tokenizer.special_tokens(pair=False)):
-            expected = _located_by_the_library(tokenizer, library, limit, side, text)
+            expected = tokenizer._located(_truncated(library, limit, side, "longest_first", text, None), text)
             cut = located.truncated(limit, side)
             assert cut.token_ids.tolist() == expected.token_ids.tolist(), (text, limit)
             assert cut.token_type_ids.tolist() == expected.token_type_ids.tolist(), (text, limit)
@@ -159,12 +159,6 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
                 assert found.tolist() == wanted.tolist(), (text, limit, name)
             cases += 1
     assert cases > 200
-
-
-def _located_by_the_library(
-    tokenizer: JsonTokenizer, library: Tokenizer, limit: int, side: Side, text: str
-) -> LocatedText:
-    return tokenizer._located(_truncated(library, limit, side, "longest_first", text, None), text)
 
 
 class _Counting:
