@@ -273,7 +273,9 @@ async def test_a_sequence_that_a_growing_batch_would_make_late_is_not_failed_but
 async def test_one_bad_sequence_fails_alone() -> None:
     async with occupied_scheduler() as system:
         good, bad, better = system.submit([11]), system.submit([FAILING, 21]), system.submit([31, 32])
-        outcomes = await system.finish(good, bad, better, return_exceptions=True)
+        await queued()
+        system.backend.let_run()
+        outcomes = await asyncio.gather(good, bad, better, return_exceptions=True)
         assert isinstance(outcomes[1], InternalError)
         found = [one[0].outputs["start_logits"].tolist() for one in (await good, await better)]
         assert found == [_start_logits(11), _start_logits(31, 32)]
