@@ -18,7 +18,7 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.suite.waiting import settled
+from tests.suite.waiting import cancelled, settled
 from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, value, values
 
 
@@ -431,8 +431,7 @@ async def test_the_first_endpoint_and_the_end_of_the_last_are_reported(system: S
 
 
 async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(system: System, wire: Wire) -> None:
-    wire.serving.cancel()
-    await asyncio.wait([wire.serving])
+    await cancelled(wire.serving)
     assert system.reports == [True, False]
 
 

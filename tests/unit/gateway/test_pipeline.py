@@ -59,7 +59,7 @@ from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.servers.door import Door, door_of, models_of
 from tests.suite.constants import with_constants
-from tests.suite.waiting import settled
+from tests.suite.waiting import cancelled, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.gateway.coalescer import Wire
 from tests.unit.model_specs import image_spec, model_spec
@@ -496,8 +496,7 @@ async def test_a_call_that_is_cancelled_leaves_nothing_to_the_garbage_collector(
     try:
         task = asyncio.create_task(infer(door, Call(deadline_s=time.monotonic() + 60)))
         await settled()
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelled(task)
         del task
         assert kept
         assert not any(reference() for reference in kept)
@@ -632,8 +631,7 @@ async def test_a_stream_reads_ahead_no_further_than_its_limit() -> None:
     await settled()
     # Three are worked on; a fourth is in hand, waiting for a place.
     assert (gate.entered, requests.taken) == (3, 4)
-    reading.cancel()
-    await asyncio.wait([reading])
+    await cancelled(reading)
 
 
 async def test_a_caller_who_stops_reading_stops_the_stream() -> None:
@@ -660,8 +658,7 @@ async def test_a_caller_who_leaves_a_stream_cancels_its_stages() -> None:
     reading = asyncio.create_task(_all(_pipeline(tokenize=gate.tokenize).infer_stream(_stream("a", "b"), Call())))
     await settled()
     assert gate.entered == 2
-    reading.cancel()
-    await asyncio.wait([reading])
+    await cancelled(reading)
     assert gate.left == 2
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from neuronpipe.gateway.tenant_turns import TenantTurns, Turn
+from tests.suite.waiting import cancelled
 
 _WINDOW_S = 0.1
 
@@ -61,9 +62,7 @@ class _Model:
         await self.end("known", after_s=1)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancelled(*self._tasks.values())
 
 
 async def _settle() -> None:

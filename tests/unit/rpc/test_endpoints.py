@@ -44,7 +44,7 @@ from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, StageMethod
 from tests.interop import frames
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
@@ -147,8 +147,7 @@ async def _following(
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelled(task)
 
 
 async def _send(
@@ -666,8 +665,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
         await stream.receive()
     with pytest.raises(Unavailable):
         await _send(stream, [(1, _item())], [])
-    following.cancel()
-    await asyncio.wait([following])
+    await cancelled(following)
 
 
 async def test_a_response_that_cannot_be_read_ends_the_stream_as_unavailable() -> None:

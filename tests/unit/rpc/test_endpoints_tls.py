@@ -15,7 +15,7 @@ from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.items import TOKENIZE
 from tests.servers.certificates import Authority, peer_names, replace, server_credentials
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 _AUTHORITY = Authority()
 
@@ -98,8 +98,7 @@ async def _following(process: _Process, served: _Served, tls: WatchedTls) -> Asy
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelled(task)
 
 
 def _gateway(folder: Path) -> WatchedTls:

@@ -35,7 +35,7 @@ from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
-from tests.suite.waiting import happens, settled
+from tests.suite.waiting import cancelled, happens, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
 
@@ -185,8 +185,7 @@ async def gateway(stage: _Stage) -> AsyncIterator[_Gateway]:
     gateway = _Gateway(stage)
     assert await gateway.receive() == []
     yield gateway
-    gateway.reading.cancel()
-    await asyncio.wait([gateway.reading])
+    await cancelled(gateway.reading)
 
 
 @pytest.fixture(autouse=True)
@@ -359,8 +358,7 @@ async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway:
     gateway.send(1, 2)
     gateway.send(3)
     await settled()
-    gateway.reading.cancel()
-    await asyncio.wait([gateway.reading])
+    await cancelled(gateway.reading)
     assert sorted(stage.cancelled) == [1, 2, 3]
 
 
@@ -838,5 +836,4 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     stage.finish(2)
     assert (await asked).tokens == _tokens(2)
     await asyncio.wait_for(draining, _LIMIT_S / 2)
-    following.cancel()
-    await asyncio.wait([following])
+    await cancelled(following)

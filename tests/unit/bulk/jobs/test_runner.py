@@ -21,7 +21,7 @@ from neuronpipe.bulk.jobs.runner import Runner
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ async def test_a_tenant_that_is_refused_stops_no_other(gateway: BulkGateway, err
         assert await gateway.admitted(answer, "victim", _nothing) == "answer"
     assert time.monotonic() - began_s < 1
     assert set(gateway.closed_s()) == {"small"}
-    for task in flood:
-        task.cancel()
-    await asyncio.gather(*flood, return_exceptions=True)
+    await cancelled(*flood)
 
 
 async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: BulkGateway) -> None:
@@ -119,8 +117,7 @@ async def test_one_who_leaves_as_a_place_comes_passes_it_on() -> None:
     await asyncio.sleep(0)
     ends.set()
     await first
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    await cancelled(second)
     await asyncio.wait_for(third, 1)
 
 

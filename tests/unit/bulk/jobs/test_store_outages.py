@@ -19,7 +19,7 @@ from neuronpipe.bulk.jobs.settings import JobSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.metrics import Telemetry
 from tests.servers.redis import RedisServer, proxy
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 _LEASE_S = 1.0
 _STEP_S = 0.05
@@ -66,8 +66,7 @@ async def _worker(url: str, runner: Any, max_jobs: int = 8) -> AsyncIterator[Job
     try:
         yield worker
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancelled(running)
         await store.close()
 
 

@@ -26,7 +26,7 @@ from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -149,8 +149,7 @@ async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None
     async with _generator(decoder) as generator:
         leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40), _telling(lambda _: begun.set())))
         await begun.wait()
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        await cancelled(leaving)
         steps = len(decoder.steps)
         await generator.generate(_item([1, 2], 1))
         assert generator.planner.blocks.in_use == 0
