@@ -32,8 +32,8 @@ _STATIC = model_spec("sentence_embedding", max_tokens=128, architecture="StaticE
 _LENGTH = 48
 
 
-def _texts(count: int, tokens: int = _LENGTH, first: int = 1) -> list[list[int]]:
-    return [[number] * tokens for number in range(first, first + count)]
+def _texts(count: int, first: int = 1) -> list[list[int]]:
+    return [[number] * _LENGTH for number in range(first, first + count)]
 
 
 def _firsts(batches: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:

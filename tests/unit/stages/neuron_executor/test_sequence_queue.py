@@ -6,8 +6,6 @@ from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from tests.unit.stages.neuron_executor.conftest import Push
 
-_SEED = 20261121
-
 
 def _drain(queue: SequenceQueue) -> list[QueuedSequence]:
     drained = []

@@ -100,8 +100,8 @@ _LARGE: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _large(form: str, count: int = 60) -> Iterable[ExecuteItem]:
-    return [_item("mallory", [7, number], count, **options) for number, options in enumerate(_LARGE[form])]
+def _large(form: str) -> Iterable[ExecuteItem]:
+    return [_item("mallory", [7, number], 60, **options) for number, options in enumerate(_LARGE[form])]
 
 
 @pytest.mark.parametrize("form", _LARGE)
