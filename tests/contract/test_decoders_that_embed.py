@@ -156,7 +156,11 @@ async def test_log_odds_of_yes_and_no_equal_those_of_sentence_transformers(is_sa
     task = "" if is_saved else "rerank"
     bundle = compile_model(source, tmp_path / "repository", task, name="model")
     reference = CrossEncoder(str(source), device="cpu", processor_kwargs={"split_special_tokens": False})
-    for function, activation in ((ScoreFunction.SCORE_FUNCTION_NONE, torch.nn.Identity()), (0, torch.nn.Sigmoid())):
+    activations = {
+        ScoreFunction.SCORE_FUNCTION_NONE: torch.nn.Identity(),
+        ScoreFunction.SCORE_FUNCTION_UNSPECIFIED: torch.nn.Sigmoid(),
+    }
+    for function, activation in activations.items():
         asked = [RerankInput(query=query, texts=_DOCUMENTS, function=function) for query in _QUERIES]
         inputs = [TaskInput(rerank=input) for input in asked]
         for query, result in zip(_QUERIES, await infer_all(bundle.folder, inputs), strict=True):

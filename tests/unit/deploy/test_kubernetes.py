@@ -73,7 +73,7 @@ def test_the_manifests_keep_every_rule(
 
 
 def test_sizes_numbers_and_images_are_those_asked_for(programs: Programs, tmp_path: Path) -> None:
-    sizes = {"serverless": _SERVERLESS, "min_executors": 1, "max_executors": 4}
+    sizes: Any = {"serverless": _SERVERLESS, "min_executors": 1, "max_executors": 4}
     _deployed(_target(tmp_path / "out", **sizes, image_prefix="example.com/np", version="7", dtype="int8"))
     objects = Objects(rendered(tmp_path / "out", kustomize()))
     executor, gateway = _container(objects, "neuron-executor"), _container(objects, "gateway")

@@ -250,8 +250,8 @@ async def test_lanes_take_turns_where_there_are_more_of_them_than_threads() -> N
     done: list[str] = []
     blocking = asyncio.create_task(first.run("", _LARGE_BYTES, released.wait, 10))
     await asyncio.sleep(0)
-    lanes = [("first", first)] * 4 + [("second", second)] * 4
-    work = asyncio.gather(*(lane.run("", _LARGE_BYTES, done.append, name) for name, lane in lanes))
+    named = [("first", first)] * 4 + [("second", second)] * 4
+    work = asyncio.gather(*(lane.run("", _LARGE_BYTES, done.append, name) for name, lane in named))
     await asyncio.sleep(0)
     released.set()
     await asyncio.gather(blocking, work)

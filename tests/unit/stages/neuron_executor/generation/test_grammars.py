@@ -112,7 +112,7 @@ _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
 _ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
 _NAMES: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(2100)}
 _FEW: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(200)}
-_WIDE = {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
+_WIDE: Any = {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
 _COSTS = "to compile it would cost"
 _NEXT = "properties may come next in a text, the limit is 300"
 
