@@ -496,7 +496,8 @@ async def test_a_call_that_is_cancelled_leaves_nothing_to_the_garbage_collector(
     try:
         task = asyncio.create_task(infer(door, Call(deadline_s=time.monotonic() + 60)))
         await settled()
-        await cancelled(task)
+        task.cancel()
+        await asyncio.wait([task])
         del task
         assert kept
         assert not any(reference() for reference in kept)
