@@ -64,38 +64,26 @@ def test_a_back_end_is_measured_at_every_shape(
     assert "double" not in text
 
 
+_NEURONX = ("--backend", "neuronx")
+
+
 @pytest.fixture
 def machine(neuron_double: Mapping[str, str], tmp_path: Path) -> dict[str, str]:
     """The environment of a machine with one device of two cores."""
     folder = tmp_path / "neuron"
     folder.mkdir()
-    return {
-        **neuron_double,
-        "NEURON_DOUBLE_FOLDER": str(folder),
-        "NEURON_DOUBLE_LOG": str(tmp_path / "log"),
-        "HOME": str(tmp_path),
-    }
+    places = {"NEURON_DOUBLE_FOLDER": str(folder), "NEURON_DOUBLE_LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
+    return {**neuron_double, **places}
 
 
 def test_on_neuron_every_model_has_all_cores_and_what_the_sdk_says_is_captured(
     machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
 ) -> None:
-    models, text = _accept(
-        [sources["classifier"], sources["multi-label"]],
-        tmp_path / "report",
-        "--backend",
-        "neuronx",
-        "--cores",
-        "0-1",
-        environment=machine,
-    )
+    served = [sources["classifier"], sources["multi-label"]]
+    models, text = _accept(served, tmp_path / "report", *_NEURONX, "--cores", "0-1", environment=machine)
     for model in models:
-        assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == [
-            ("1x16", 1),
-            ("1x16", 2),
-            ("4x16", 1),
-            ("4x16", 2),
-        ]
+        measured = [("1x16", 1), ("1x16", 2), ("4x16", 1), ("4x16", 2)]
+        assert [(figures["shape"], figures["in_flight"]) for figures in model["figures"]] == measured
         assert model["errors"] == {}
         assert (model["cores"], model["parity"]["cores"]) == (2, 2)
         assert model["parity"]["largest_difference"] < 5e-5
@@ -179,15 +167,8 @@ def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
 ) -> None:
     # After this many executions the process that measures is killed, as the first bad input may kill a runtime.
     machine["NEURON_DOUBLE_KILL_AFTER"] = "60"
-    (missing, killed), text = _accept(
-        [tmp_path / "nothing", sources["classifier"]],
-        tmp_path / "report",
-        "--backend",
-        "neuronx",
-        "--cores",
-        "1",
-        environment=machine,
-    )
+    asked = [tmp_path / "nothing", sources["classifier"]]
+    (missing, killed), text = _accept(asked, tmp_path / "report", *_NEURONX, "--cores", "1", environment=machine)
     assert missing["errors"]["compile"].endswith("nothing: no such folder")
     assert killed["errors"]["measure"].startswith("the process ended with signal SIGKILL")
     # What was known before is kept.
@@ -195,13 +176,10 @@ def test_a_model_that_fails_is_in_the_report_and_the_next_one_is_measured(
     assert "**failed**, compile: `" in text
 
 
-def test_a_core_that_is_lost_is_in_the_report(
-    machine: dict[str, str], sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_lost_core_is_in_the_report(machine: dict[str, str], sources: dict[str, Path], tmp_path: Path) -> None:
     (Path(machine["NEURON_DOUBLE_FOLDER"]) / "fault-core-0").write_text("101")
-    (model,), _ = _accept(
-        [sources["classifier"]], tmp_path / "report", "--backend", "neuronx", "--cores", "1", environment=machine
-    )
+    options = (*_NEURONX, "--cores", "1")
+    (model,), _ = _accept([sources["classifier"]], tmp_path / "report", *options, environment=machine)
     assert "CoreLost: core 0 was lost" in model["errors"]["compare"]
     assert "CoreLost" in model["errors"]["4x16, 2 in flight"]
     assert "parity" not in model

@@ -96,9 +96,7 @@ async def test_merged_classifier_answers_as_transformers_with_the_adapter_does(
     assert bundle.manifest.source.base == str(base.resolve())
 
 
-def test_labels_of_the_adapters_own_configuration_are_kept(
-    classifier_adapter: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_labels_of_the_adapters_configuration_are_kept(classifier_adapter: tuple[Path, Any], tmp_path: Path) -> None:
     folder = shutil.copytree(classifier_adapter[0], tmp_path / "adapter")
     labels = {0: "good", 1: "bad", 2: "mixed"}
     config = bert_config(id2label=labels, label2id={label: index for index, label in labels.items()})
@@ -127,21 +125,12 @@ def test_base_model_option_goes_before_what_the_adapter_names(
     classifier_adapter: tuple[Path, Any], base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = _with_settings(classifier_adapter[0], tmp_path, base_model_name_or_path="/no/such/base")
-    arguments = [
-        "compile",
-        str(folder),
-        "--merge-adapter",
-        "--repository",
-        str(tmp_path / "repository"),
-        "--backend",
-        "torch",
-    ]
+    arguments = f"compile {folder} --merge-adapter --repository {tmp_path}/repository --backend torch".split()
     with pytest.raises(SystemExit):
         cli.main(arguments)
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"neuronpipe: the base model of {folder}: /no/such/base: no such folder; adapter_config.json names it, "
-        "--base-model names another "
-        "place"
+        "--base-model names another place"
     )
     cli.main([*arguments, "--base-model", str(base)])
     captured = capsys.readouterr()

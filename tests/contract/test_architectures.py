@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,16 +133,9 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     artifact = bundle.artifact(name)
     cores = min(_CORES, torch.cuda.device_count()) if place == "torch on a GPU" else _CORES
     with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
-        load = BackendRequest(
-            bundle.spec,
-            files,
-            artifact.properties,
-            cores,
-            _CORES,
-            pipeline_cores=artifact.pipeline_cores,
-            buckets=artifact.buckets,
-            versions=artifact.versions,
-        )
+        given = (bundle.spec, files, artifact.properties, cores, _CORES)
+        compiled: Any = {"buckets": artifact.buckets, "versions": artifact.versions}
+        load = BackendRequest(*given, pipeline_cores=artifact.pipeline_cores, **compiled)
         if place == "torch":
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)

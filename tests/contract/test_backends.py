@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from neuronpipe.bundles.repository import Bundle, read_bundle
+from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.compiler import COMPILERS
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
@@ -84,26 +85,15 @@ class _Loaded:
             np.testing.assert_allclose(outputs[name], array, rtol=0, atol=self.tolerance * float(np.abs(array).max()))
 
 
-def _bundle(request: pytest.FixtureRequest, backend: str, model: str) -> Bundle:
-    repository: Path = request.getfixturevalue({"openvino": "repository"}.get(backend, f"{backend}_repository"))
-    return read_bundle(repository / model / "1")
-
-
 @contextmanager
 def _loading(request: pytest.FixtureRequest, name: str, model: str) -> Iterator[_Loaded]:
-    bundle = _bundle(request, name, model)
+    repository: Path = request.getfixturevalue({"openvino": "repository"}.get(name, f"{name}_repository"))
+    bundle = read_bundle(repository / model / "1")
     artifact = bundle.artifact(name)
     with bundle.artifact_files(artifact) as files, pytest.MonkeyPatch.context() as patch:
-        load = BackendRequest(
-            bundle.spec,
-            files,
-            artifact.properties,
-            _CORES,
-            _CORES,
-            lone_graphs=ByteBudget(1 << 30),
-            buckets=artifact.buckets,
-            versions=artifact.versions,
-        )
+        given = (bundle.spec, files, artifact.properties, _CORES, _CORES)
+        compiled: Any = {"buckets": artifact.buckets, "versions": artifact.versions}
+        load = BackendRequest(*given, lone_graphs=ByteBudget(1 << 30), **compiled)
         if name == "torch":  # on GPUs: test_architectures.py, with as many as there are
             patch.setattr(torch.cuda, "is_available", lambda: False)
         backend = load_backend(name, load)
@@ -313,9 +303,7 @@ async def test_a_batch_that_cannot_be_computed_raises_and_leaves_the_core_as_it_
 
 
 @pytest.mark.parametrize("name", _BACKENDS)
-async def test_closing_waits_for_batches_that_nobody_waits_for_any_more(
-    request: pytest.FixtureRequest, name: str
-) -> None:
+async def test_closing_waits_for_batches_that_no_caller_waits_for(request: pytest.FixtureRequest, name: str) -> None:
     with _loading(request, name, "classifier") as loaded:
         running = asyncio.create_task(
             loaded.run(*(loaded.sequence(loaded.spec.max_tokens, number) for number in range(16)))

@@ -19,24 +19,23 @@ from tokenizers import models, pre_tokenizers
 
 from neuronpipe.core.errors import SetupError
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe, word_piece
 
 pytestmark = pytest.mark.sampled
 
 Change = Callable[[Path], object]
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def _classifier(folder: Path) -> None:
     tokenizer = word_piece(max_tokens=64)
-    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=3, **_SIZES)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, num_labels=3, **SMALL)
     save(transformers.BertForSequenceClassification(config), folder, tokenizer)
 
 
 def _embedder(folder: Path) -> None:
     tokenizer = word_piece(max_tokens=64)
-    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **_SIZES)
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SMALL)
     save(transformers.BertModel(config), folder, tokenizer)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
     listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in modules]
@@ -386,7 +385,6 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     ("embedder", _without("2_Dense/pytorch_model.bin"), "the weights of its Dense module cannot be read"),
     ("embedder", _half("2_Dense/pytorch_model.bin"), "the weights of its Dense module cannot be read"),
 )
-
 
 # Folders as they come of interrupted downloads, of other programs and of hands; each with a part of the reason.
 _ODD: tuple[tuple[str, Change, str], ...] = (

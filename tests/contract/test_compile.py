@@ -36,7 +36,7 @@ from neuronpipe.compiler.conversion import Conversion
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes.openvino import has_bfloat16, openvino
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
-from tests.models.repository import bert_config, save
+from tests.models.repository import SMALL, bert_config, save
 from tests.models.tokenizers import word_piece
 
 # With the version of transformers of the Neuron SDK, a run takes a sample and `make sampled` all.
@@ -46,9 +46,8 @@ pytestmark = [pytest.mark.sampled] if transformers.__version__.startswith("4.") 
 # test_parity.py).
 _SMALL_DIFFERENCE = 5e-5
 
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 # In RoBERTa's family positions are counted from the one after the padding id 1 on: 514 of them hold 512 tokens.
-_ROBERTA_SIZES = {**_SIZES, "max_position_embeddings": 514, "type_vocab_size": 1}
+_ROBERTA_SIZES = {**SMALL, "max_position_embeddings": 514, "type_vocab_size": 1}
 _LINES = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)).splitlines()[:3000]
 _TEXTS = [
     "Hello World, how's it?",
@@ -116,7 +115,7 @@ def _camembert(folder: Path) -> Any:
 
 
 def _albert(folder: Path) -> Any:
-    config = transformers.AlbertConfig(vocab_size=600, embedding_size=16, **_SIZES)
+    config = transformers.AlbertConfig(vocab_size=600, embedding_size=16, **SMALL)
     transformers.AlbertForSequenceClassification(config).save_pretrained(folder)
     special = {"pad_piece": "<pad>", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "control_symbols": "[MASK]"}
     _write_sentencepiece(folder / "spiece.model", pad_id=0, unk_id=1, bos_id=2, eos_id=3, **special)
@@ -125,7 +124,7 @@ def _albert(folder: Path) -> Any:
 
 
 def _deberta_3(folder: Path) -> Any:
-    config = transformers.DebertaV2Config(vocab_size=601, relative_attention=True, position_buckets=16, **_SIZES)
+    config = transformers.DebertaV2Config(vocab_size=601, relative_attention=True, position_buckets=16, **SMALL)
     transformers.DebertaV2ForSequenceClassification(config).save_pretrained(folder)
     special = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
     _write_sentencepiece(folder / "spm.model", pad_id=0, bos_id=1, eos_id=2, unk_id=3, **special)
@@ -168,9 +167,7 @@ def test_special_tokens_in_texts_are_text_as_transformers_splits_them(
     assert tokenizer.encode(text).token_ids.tolist() == reference(text, split_special_tokens=True)["input_ids"]
 
 
-def test_special_tokens_in_texts_are_text_as_sentencepiece_sees_them(
-    compiled: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_special_tokens_in_texts_are_text_to_sentencepiece(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
     # Here transformers is wrong: its Unigram model finds its control tokens in texts, also with split_special_tokens.
     _xlm_roberta(tmp_path)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sentencepiece.bpe.model"))
@@ -229,11 +226,8 @@ def test_bfloat16_on_a_cpu_without_it_is_judged_by_pytorch_in_bfloat16(compiled:
 
 
 def test_manifest_names_the_versions_that_made_the_artefact(compiled: Callable[..., Bundle]) -> None:
-    assert compiled(backend="openvino").manifest.artifacts[0].versions == {
-        "openvino": openvino.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    used = {"torch": torch.__version__, "transformers": transformers.__version__}
+    assert compiled(backend="openvino").manifest.artifacts[0].versions == used | {"openvino": openvino.__version__}
 
 
 def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle], sources: dict[str, Path]) -> None:
@@ -244,9 +238,7 @@ def test_manifest_holds_the_digest_of_the_weights(compiled: Callable[..., Bundle
     assert source.location == str(sources["classifier"])
 
 
-def test_artefact_beyond_the_allowed_divergence_leaves_nothing_behind(
-    compiled: Callable[..., Bundle], tmp_path: Path
-) -> None:
+def test_artefact_beyond_the_allowed_divergence_leaves_nothing(compiled: Callable[..., Bundle], tmp_path: Path) -> None:
     with pytest.raises(
         SetupError, match=r"differs from PyTorch float32 by .* the limit is 1.00e-12 \(--max-divergence\)"
     ):
@@ -270,19 +262,8 @@ class _BrokenCompiler:
 
 
 def _run_compile(source: Path, repository: Path, *arguments: str) -> None:
-    cli.main(
-        [
-            "compile",
-            str(source),
-            "--task",
-            "text-classification",
-            "--repository",
-            str(repository),
-            "--backend",
-            "fake",
-            *arguments,
-        ]
-    )
+    options = f"--task text-classification --repository {repository} --backend fake".split()
+    cli.main(["compile", str(source), *options, *arguments])
 
 
 @pytest.mark.parametrize(("arguments", "name"), [((), "classifier"), (("--name", "mine"), "mine")], ids=str)
@@ -366,9 +347,7 @@ def test_bundle_holds_its_buckets_and_takes_no_more_tokens_than_the_longest(comp
     ],
     ids=str,
 )
-def test_request_that_makes_no_sense_is_refused(
-    changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]
-) -> None:
+def test_senseless_request_is_refused(changes: dict[str, Any], message: str, compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(**changes)
 
@@ -386,7 +365,7 @@ def test_model_whose_answers_depend_on_the_padding_of_their_batch_is_refused(
 ) -> None:
     tokenizer = word_piece(max_tokens=64)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=len(tokenizer), embedding_size=32, max_position_embeddings=64, **_SIZES
+        vocab_size=len(tokenizer), embedding_size=32, max_position_embeddings=64, **SMALL
     )
     save(getattr(transformers, f"{kind}ForTokenClassification")(config), tmp_path / "source", tokenizer)
     with pytest.raises(SetupError, match=message):
@@ -443,9 +422,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("GatedRepo", "owner/GatedRepo: the Hub gives it to accounts with access only; log in"),
     ],
 )
-def test_refusal_of_the_hub_is_told_in_words_that_say_what_to_do(
-    name: str, message: str, compiled: Callable[..., Bundle]
-) -> None:
+def test_refusal_of_the_hub_is_told_with_what_to_do(name: str, message: str, compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(SetupError, match=message):
         compiled(source=f"owner/{name}", revision="v9")
 

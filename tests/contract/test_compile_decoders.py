@@ -152,9 +152,7 @@ def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
     assert {table.get_element_type().get_type_name() for table in tables if table.get_shape()[1] > 1} == {"u8"}
 
 
-def test_a_decoder_whose_tokens_differ_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoder_whose_tokens_differ_is_refused_unwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_graphs, "added_to_scores", lambda is_seen, dtype, seen=0.0: is_seen * 0.0)
     with pytest.raises(SetupError, match=r"Gemma2ForCausalLM cannot be compiled .* tokens differ from transformers'"):
         _compile(save_decoder("gemma2", tmp_path / "source"), tmp_path / "repository")

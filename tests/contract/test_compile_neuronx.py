@@ -151,18 +151,9 @@ def test_a_compiler_that_hangs_ends_with_the_command(
 ) -> None:
     _fail(tmp_path, "1x8", "hang")
     options = ("--backend", "neuronx", "--bucket", "1x8", "--compile-cache", str(tmp_path / "cache"))
-    command = [
-        sys.executable,
-        "-m",
-        "neuronpipe",
-        "compile",
-        str(sources["classifier"]),
-        "--task",
-        "text-classification",
-        *options,
-    ]
+    command = f"{sys.executable} -m neuronpipe compile {sources['classifier']} --task text-classification".split()
     with subprocess.Popen(
-        [*command, "--repository", str(tmp_path / "repository")], stderr=subprocess.DEVNULL
+        [*command, *options, "--repository", str(tmp_path / "repository")], stderr=subprocess.DEVNULL
     ) as process:
         compiler = _hung(tmp_path / "log")
         process.send_signal(number)

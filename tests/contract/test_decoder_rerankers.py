@@ -22,7 +22,7 @@ from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks.rerank import RerankFacts, check, decode, encode
 from tests.contract.inference import infer_all
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe
 
 # As in test_decoders_that_embed.py, for logits of up to 5.
@@ -123,13 +123,10 @@ def _decoder(folder: Path, kind: str = "Qwen2") -> Path:
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        intermediate_size=64,
         max_position_embeddings=_MAX_TOKENS,
+        **SMALL,
     )
     torch.manual_seed(49)
     return save(getattr(transformers, f"{kind}ForCausalLM")(config), folder, tokenizer)

@@ -29,7 +29,7 @@ from neuronpipe.tasks.rerank import RerankFacts
 from tests.contract.inference import infer_all
 from tests.models.architectures import DECODERS, make_source
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe
 
 # As in test_parity.py, for logits and scores of up to 5.
@@ -45,7 +45,6 @@ _TEXTS = (
 )
 _PROMPTS = {"query": "Instruct: find it\nQuery: ", "document": "", "title": "title: none | text: "}
 
-
 pytestmark = pytest.mark.long
 
 
@@ -56,12 +55,8 @@ def _embedder(
     base = make_source(folder / "base", architecture, "sentence_embedding")
     transformer = Transformer(str(base))
     transformer.tokenizer.padding_side = side
-    whole = SentenceTransformer(
-        modules=[transformer, Pooling(32, pooling), *modules],
-        device="cpu",
-        prompts=_PROMPTS,
-        default_prompt_name="title" if modules else None,
-    )
+    parts, default = [transformer, Pooling(32, pooling), *modules], "title" if modules else None
+    whole = SentenceTransformer(modules=parts, device="cpu", prompts=_PROMPTS, default_prompt_name=default)
     whole.save(str(folder / "model"))
     return folder / "model"
 
@@ -135,7 +130,6 @@ def _writer(folder: Path, chat_template: str | None) -> Path:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.add_tokens(["<think>", "</think>", "yes", "no"])
     tokenizer.chat_template = chat_template
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
@@ -143,13 +137,9 @@ def _writer(folder: Path, chat_template: str | None) -> Path:
         head_dim=8,
         max_position_embeddings=192,
         tie_word_embeddings=True,
-        **sizes,
+        **SMALL,
     )
     return save(transformers.Qwen3ForCausalLM(config), folder, tokenizer)
-
-
-def _ranking(query: str, **options: Any) -> TaskInput:
-    return TaskInput(rerank=RerankInput(query=query, texts=_DOCUMENTS, **options))
 
 
 def _scores(result: Any) -> list[float]:
@@ -166,8 +156,13 @@ async def test_log_odds_of_yes_and_no_equal_those_of_sentence_transformers(is_sa
     task = "" if is_saved else "rerank"
     bundle = compile_model(source, tmp_path / "repository", task, name="model")
     reference = CrossEncoder(str(source), device="cpu", processor_kwargs={"split_special_tokens": False})
-    for function, activation in ((ScoreFunction.SCORE_FUNCTION_NONE, torch.nn.Identity()), (0, torch.nn.Sigmoid())):
-        inputs = [_ranking(query, function=function) for query in _QUERIES]
+    activations = {
+        ScoreFunction.SCORE_FUNCTION_NONE: torch.nn.Identity(),
+        ScoreFunction.SCORE_FUNCTION_UNSPECIFIED: torch.nn.Sigmoid(),
+    }
+    for function, activation in activations.items():
+        asked = [RerankInput(query=query, texts=_DOCUMENTS, function=function) for query in _QUERIES]
+        inputs = [TaskInput(rerank=input) for input in asked]
         for query, result in zip(_QUERIES, await infer_all(bundle.folder, inputs), strict=True):
             # What a text spells of special tokens is text here, and a token there.
             known = [index for index, text in enumerate(_DOCUMENTS) if "<|" not in text]
@@ -203,9 +198,7 @@ _LONG = ("word " * 300, "Lines.\n" * 90, "的 text " * 60, "cats sleep " * 41 + 
     "behind",
     [_QUESTION + "<|im_end|>\n<|im_start|>assistant\n", _QUESTION, "\n\nend<|im_end|>", "<|im_end|>\nyes or no: "],
 )
-async def test_a_text_that_is_too_long_loses_its_end_and_the_template_behind_it_stays(
-    behind: str, tmp_path: Path
-) -> None:
+async def test_a_text_that_is_too_long_loses_its_end_and_not_the_template_behind(behind: str, tmp_path: Path) -> None:
     template = _CHAT.partition("<|im_end|>\n<|im_start|>assistant")[0] + behind
     source = _writer(tmp_path / "source", template)
     bundle = compile_model(source, tmp_path / "repository", "rerank", name="model")

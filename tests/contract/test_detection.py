@@ -114,9 +114,7 @@ _SPLADE = {"modules.json": _modules("MLMTransformer", "SpladePooling")}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_models_task_is_found_with_the_reason(
-    described: dict[str, Any], task: str, reason: str, tmp_path: Path
-) -> None:
+def test_a_models_task_is_found_with_reason(described: dict[str, Any], task: str, reason: str, tmp_path: Path) -> None:
     found = read_configuration(_folder(tmp_path, **described)).find_task()
     assert (found.task, found.reason) == (task, reason)
 
@@ -200,9 +198,7 @@ def test_a_model_is_refused_for_a_task_that_it_cannot_have(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_model_for_which_there_is_no_task_is_refused_by_what_it_is(
-    described: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_model_without_task_is_refused_by_what_it_is(described: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=message):
         read_configuration(_folder(tmp_path, **described)).find_task()
 
@@ -286,8 +282,7 @@ def test_what_was_found_is_shown_and_stored(tmp_path: Path) -> None:
     bundle = compile_model(source, tmp_path, report=lines.append, backend="fake", dtype="")
     assert (
         "      task          zero_shot_classification (BertForSequenceClassification with a label for entailment); "
-        "also answers"
-        " text_classification\n"
+        "also answers text_classification\n"
         "      labels        3: contradiction, neutral, entailment\n"
         "      scores        softmax\n"
         "      longest input 512 tokens\n"
@@ -317,12 +312,8 @@ def test_a_cross_encoder_is_read_as_sentence_transformers_reads_it(has_modules: 
     (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
     (source / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
     if has_modules:
-        module = {
-            "idx": 0,
-            "name": "0",
-            "path": "",
-            "type": "sentence_transformers.base.modules.transformer.Transformer",
-        }
+        kind = "sentence_transformers.base.modules.transformer.Transformer"
+        module = {"idx": 0, "name": "0", "path": "", "type": kind}
         (source / "modules.json").write_text(json.dumps([module]))
     spec = compile_model(source, tmp_path, backend="fake").spec
     # Without modules.json, sentence-transformers 6 reads none of these settings.

@@ -12,7 +12,7 @@ from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.core.errors import SetupError
 from tests.contract.inference import infer_all
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import word_piece
 
 _TEXTS = ("a cat", "two dogs and a cat on the mat")
@@ -20,15 +20,7 @@ _TEXTS = ("a cat", "two dogs and a cat on the mat")
 
 def _source(folder: Path, kind: str, **more: Any) -> Path:
     tokenizer = word_piece(max_tokens=64)
-    config = transformers.DPRConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        **more,
-    )
+    config = transformers.DPRConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SMALL, **more)
     return save(getattr(transformers, f"DPR{kind}")(config), folder, tokenizer)
 
 

@@ -18,16 +18,10 @@ from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
 from neuronpipe.doors.http.huggingface_tasks import fill_mask
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
-_SIZES = {
-    "vocab_size": 1200,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-}
+_SIZES = {"vocab_size": 1200, **SMALL}
 _BERT = {**_SIZES, "max_position_embeddings": 64}
 _ROBERTA = {**_SIZES, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
 _DISTIL = {"vocab_size": 1200, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": 64}

@@ -18,6 +18,7 @@ from neuronpipe.compiler.source import find_source
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.compiling import compile_model
+from tests.models.repository import SMALL
 from tests.models.tokenizers import unigram, word_piece
 
 # Of scores; logits of up to 10 differ by 1e-4.
@@ -56,12 +57,9 @@ def _saved(folder: Path, kind: str = "bert", **changes: Any) -> gliner.GLiNER:
     tokenizer.save_pretrained(base)
     config = transformers.CONFIG_MAPPING[kind](
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
         max_position_embeddings=_MAX_TOKENS,
         pad_token_id=tokenizer.pad_token_id,
+        **SMALL,
         **_ENCODERS[kind],
     )
     config.save_pretrained(base)

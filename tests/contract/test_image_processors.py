@@ -90,9 +90,7 @@ def test_pixels_equal_those_of_transformers(name: str, files: Sequence[tuple[str
         ("Levit", {}, "makes pixels that differ by .* from what its options say; not supported"),
     ],
 )
-def test_what_cannot_be_reproduced_is_refused_by_its_name(
-    kind: str, options: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_reproduced_is_refused(kind: str, options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     image_processor(kind, **options).save_pretrained(tmp_path)
     with pytest.raises(SetupError, match=problem):
         load_image_processor(tmp_path)

@@ -57,12 +57,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_one_bundle_answers_for_images_and_for_texts(bundle: Bundle) -> None:
     spec = bundle.spec
-    assert spec.tasks == (
-        "zero_shot_image_classification",
-        "image_embedding",
-        "sentence_embedding",
-        "sentence_similarity",
-    )
+    expected = ("zero_shot_image_classification", "image_embedding", "sentence_embedding", "sentence_similarity")
+    assert spec.tasks == expected
     assert spec.answers("tokenization")
     assert (spec.inputs, spec.max_tokens, spec.image_tokens) == (("input_ids", "pixels", "places"), 16, 4)
 
@@ -159,9 +155,7 @@ async def test_vectors_of_dinov2_equal_those_of_the_pipeline(tmp_path: Path, is_
         ("SiglipTextModel", "pooler_output"),
     ],
 )
-async def test_a_part_of_a_model_has_the_vectors_of_transformers(
-    architecture: str, output: str, tmp_path: Path
-) -> None:
+async def test_a_part_of_a_model_has_vectors_of_transformers(architecture: str, output: str, tmp_path: Path) -> None:
     source = make_part_source(tmp_path / "source", architecture)
     bundle = compile_model(source, tmp_path / "repository")
     model = getattr(transformers, architecture).from_pretrained(source).eval()

@@ -24,7 +24,6 @@ from neuronpipe.compiler.accuracy import (
     comparison_batches,
     reference_outputs,
 )
-from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.tasks import load_module
 from neuronpipe.compiler.tokenizers import load_tokenizer
 from neuronpipe.core.errors import SetupError
@@ -78,14 +77,8 @@ def compiled(tmp_path: Path, calibration_file: Path) -> Callable[..., Bundle]:
     source = save(transformers.BertModel(bert_config()), tmp_path / "source")
 
     def run(**changes: Any) -> Bundle:
-        request = CompileRequest(
-            str(source),
-            "sentence_embedding",
-            tmp_path / "repository",
-            "model",
-            dtype="int8",
-            calibration=calibration_file,
-        )
+        to = (tmp_path / "repository", "model")
+        request = CompileRequest(str(source), "sentence_embedding", *to, dtype="int8", calibration=calibration_file)
         return compile_bundle(dataclasses.replace(request, **changes), lambda line: None)
 
     return run
@@ -96,11 +89,6 @@ def _load(bundle: Bundle) -> Backend:
     with bundle.artifact_files(artifact) as files:
         request = BackendRequest(bundle.spec, files, artifact.properties, cores=1, threads=1)
         return load_backend("openvino", request)
-
-
-def _source_module(bundle: Bundle) -> SourceModule:
-    folder = Path(bundle.manifest.source.location)
-    return load_module(folder, bundle.spec.task, load_tokenizer(folder))
 
 
 def test_matrices_and_embeddings_are_stored_in_eight_bits(bundle: Bundle, repository: Path) -> None:
@@ -231,7 +219,8 @@ def test_manifest_says_how_the_artefact_was_made(bundle: Bundle, calibration_fil
 
 
 async def test_served_outputs_are_as_close_to_pytorch_as_the_manifest_says(bundle: Bundle) -> None:
-    module = _source_module(bundle)
+    source = Path(bundle.manifest.source.location)
+    module = load_module(source, bundle.spec.task, load_tokenizer(source))
     batches = comparison_batches(module, _TEXTS[1::2])
     backend = _load(bundle)
     difference = 0.0
@@ -445,26 +434,12 @@ def test_command_prints_its_own_lines_only_and_sends_and_leaves_nothing(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    arguments = ["--task", "text-classification", "--repository", str(tmp_path / "repository"), "--name", "model"]
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            _PROGRAM,
-            "compile",
-            sources["classifier"],
-            *arguments,
-            "--dtype",
-            "int8",
-            "--calibration",
-            calibration_file,
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"HOME": str(home)},
-        timeout=120,
+    arguments = (
+        f"compile {sources['classifier']} --task text-classification --repository {tmp_path}/repository --name model "
+        f"--dtype int8 --calibration {calibration_file}"
     )
+    command, environment = [sys.executable, "-c", _PROGRAM, *arguments.split()], {"HOME": str(home)}
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=120)
 
     assert process.returncode == 0, process.stderr
     assert process.stdout == f"{tmp_path}/repository/model/1\n"

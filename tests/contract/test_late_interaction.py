@@ -36,11 +36,11 @@ _DOCUMENTS = (
 )
 
 
-def _projection(width: int = 16) -> Dense:
-    weights = torch.from_numpy(np.random.default_rng(3).standard_normal((width, 32)).astype(np.float32))
+def _projection() -> Dense:
+    weights = torch.from_numpy(np.random.default_rng(3).standard_normal((16, 32)).astype(np.float32))
     none = torch.nn.Identity()
     return Dense(
-        32, width, bias=False, activation_function=none, init_weight=weights, module_input_name="token_embeddings"
+        32, 16, bias=False, activation_function=none, init_weight=weights, module_input_name="token_embeddings"
     )
 
 

@@ -172,23 +172,16 @@ async def test_other_results_of_a_model_without_them_are_refused(tmp_path: Path)
             await infer_all(bundle.folder, [input])
 
 
-def test_the_graph_for_neuron_has_the_three_outputs(
-    source: Path, tmp_path: Path, neuron_double: Mapping[str, str]
-) -> None:
+def test_the_neuron_graph_has_the_three_outputs(source: Path, tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
     bundle = compile_model(source, tmp_path / "repository", name="model", **for_neuron(tmp_path, "4x64"))
-    assert [output.name for output in bundle.spec.outputs] == [
-        "sentence_embedding",
-        "token_weights",
-        "token_embeddings",
-    ]
+    names = [output.name for output in bundle.spec.outputs]
+    assert names == ["sentence_embedding", "token_weights", "token_embeddings"]
     accuracy = bundle.manifest.artifacts[0].accuracy
     assert accuracy is not None
     assert accuracy.largest_difference < _TOLERANCE
 
 
-async def test_texts_are_ranked_by_the_mean_of_the_best_products(
-    source: Path, compiled: Callable[[str], Bundle]
-) -> None:
+async def test_texts_are_ranked_by_the_mean_of_best_products(source: Path, compiled: Callable[[str], Bundle]) -> None:
     bundle = compiled("openvino")
     query, *texts = _flag_embedding(source, _TEXTS)["colbert_vecs"]
     # compute_colbert_score and colbert_score of FlagEmbedding

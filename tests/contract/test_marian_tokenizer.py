@@ -93,12 +93,8 @@ def test_pieces_by_merges_are_refused(source: Path, tmp_path: Path) -> None:
     for file in source.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     with (tmp_path / "source.spm").open("wb") as written:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(["a b c d e f"] * 10),
-            model_writer=written,
-            vocab_size=12,
-            model_type="bpe",
-            minloglevel=2,
-        )
+        options: Any = {"vocab_size": 12, "model_type": "bpe", "minloglevel": 2}
+        text = iter(["a b c d e f"] * 10)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_writer=written, **options)
     with pytest.raises(SetupError, match=r"source\.spm: is no Unigram model"):
         load_tokenizer(tmp_path)

@@ -54,13 +54,8 @@ def traced(sdk: Any, model: torch.nn.Module) -> Any:
 
 
 def _python(program: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_public_names_are_the_documented_ones(sdk: Any) -> None:
@@ -140,9 +135,7 @@ def test_without_a_device_trace_needs_the_cpu_and_a_target(
         module(*_EXAMPLE)
 
 
-def test_a_trace_is_a_script_module_called_by_position_and_computes_what_the_model_does(
-    traced: Any, model: torch.nn.Module
-) -> None:
+def test_a_trace_is_called_by_position_and_computes_what_the_model_does(traced: Any, model: torch.nn.Module) -> None:
     assert isinstance(traced, torch.jit.ScriptModule)
     torch.testing.assert_close(traced(*_EXAMPLE), model(*_EXAMPLE))
     with pytest.raises(RuntimeError):
@@ -201,9 +194,7 @@ def test_an_unused_input_is_warned_of_and_still_required(sdk: Any) -> None:
         module(_IDS)
 
 
-def test_a_file_cannot_be_read_without_the_import(
-    traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]
-) -> None:
+def test_a_file_needs_the_import_to_be_read(traced: Any, tmp_path: Path, neuron_double: Mapping[str, str]) -> None:
     torch.jit.save(traced, tmp_path / "model.pt")
     program = f"import torch; torch.jit.load({str(tmp_path / 'model.pt')!r})"
     assert "Unknown" in _python(program, neuron_double).stderr
@@ -225,9 +216,7 @@ def _cores(sdk: Any, module: Any) -> list[int]:
     return [core.index for core in sdk._model.model_of(module).cores]
 
 
-def test_loads_go_to_the_core_used_least_or_to_the_one_that_the_context_says(
-    sdk: Any, traced: Any, tmp_path: Path
-) -> None:
+def test_loads_go_to_the_least_used_core_or_to_the_one_of_the_context(sdk: Any, traced: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.jit.save(traced, path)
     assert _cores(sdk, traced) == [0]
@@ -273,9 +262,7 @@ for name in {names}:
     assert _python(start, {**neuron_double, **dict.fromkeys(names, "1")}).returncode == 0
 
 
-def test_a_core_belongs_to_one_process_until_that_ends(
-    sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_a_core_is_of_one_process_until_it_ends(sdk: Any, neuron_double: Mapping[str, str], tmp_path: Path) -> None:
     environment = {**neuron_double, "NEURON_DOUBLE_DEVICES": "2", "NEURON_DOUBLE_FOLDER": str(tmp_path / "neuron")}
     program = "import torch_neuronx; torch_neuronx._runtime.runtime()"
     sdk._runtime.runtime()
@@ -418,9 +405,7 @@ def test_a_state_is_on_a_core_from_the_move_there_until_it_is_unloaded(sdk: Any,
     ("index", "message"),
     [(2, r"output 2 is \[2\] torch.float32, its state \[2, 3\] torch.float32"), (0, "int32"), (4, "output 4 is none")],
 )
-def test_a_state_becomes_an_output_of_its_own_shape_and_dtype(
-    summed: Callable[..., Any], index: int, message: str
-) -> None:
+def test_a_state_becomes_an_output_of_its_shape_and_dtype(summed: Callable[..., Any], index: int, message: str) -> None:
     with pytest.raises((RuntimeError, ValueError), match=message):
         summed(index)
 

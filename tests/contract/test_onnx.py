@@ -52,15 +52,8 @@ def _only_graph(folder: Path, auto_class: Any, outputs: Sequence[str]) -> Path:
     example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in names)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Graph(),
-            example,
-            str(folder / "onnx" / "model.onnx"),
-            input_names=names,
-            output_names=list(outputs),
-            dynamic_axes=axes,
-            dynamo=False,
-        )
+        named: Any = {"input_names": names, "output_names": list(outputs), "dynamic_axes": axes}
+        torch.onnx.export(Graph(), example, str(folder / "onnx" / "model.onnx"), **named, dynamo=False)
     (folder / "model.safetensors").unlink()
     return folder
 

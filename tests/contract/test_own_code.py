@@ -23,7 +23,7 @@ from neuronpipe.tasks.inputs.kind import input_kind
 from tests.models import jina_bert, nomic_experts
 from tests.models.architectures import TEXT_ARCHITECTURES, make_source
 from tests.models.compiling import compile_model
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 pytestmark = pytest.mark.sampled
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.sampled
 _TEXTS = ["the quick brown fox", "a", "numbers and characters of a class, " * 4]
 # Sums of float32 in another order; the vectors' numbers are up to 3.
 _TOLERANCE = 6e-6
-_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def _compile(source: Path, folder: Path, backend: str = "torch", task: str = "") -> Bundle:
@@ -157,7 +156,7 @@ def _nomic(folder: Path) -> tuple[Path, Any, Any]:
     """As nomic-embed-text-v1.5 and snowflake-arctic-embed-m-long are published, with the model and the tokenizer."""
     tokenizer = word_piece(max_tokens=64)
     config = transformers.NomicBertConfig(
-        vocab_size=len(tokenizer), **_SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}
+        vocab_size=len(tokenizer), **SMALL, rope_parameters={"rope_type": "default", "rope_theta": 1000.0}
     )
     model = transformers.NomicBertModel(config).eval()
     save(model, folder, tokenizer)
@@ -296,7 +295,7 @@ def _gte(folder: Path, kind: str, head: str, tokens: Any, theta: float, **values
     """As gte-multilingual-base (kind New) and snowflake-arctic-embed-m-v2.0 (kind Gte) are published."""
     tokenizer = tokens(max_tokens=64)
     rope = {"rope_type": "default", "rope_theta": theta}
-    sizes: dict[str, Any] = {**_SIZES, "max_position_embeddings": 8192, "vocab_size": len(tokenizer)}
+    sizes: dict[str, Any] = {**SMALL, "max_position_embeddings": 8192, "vocab_size": len(tokenizer)}
     config = transformers.GteConfig(**sizes, type_vocab_size=values["type_vocab_size"], rope_parameters=rope)
     model = getattr(transformers, f"Gte{head}")(config).eval()
     save(model, folder, tokenizer)

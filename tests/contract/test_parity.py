@@ -105,9 +105,7 @@ async def test_activations_of_dense_layers_equal_those_of_sentence_transformers(
     )
 
 
-async def test_modules_of_every_kind_and_the_dimensions_that_are_kept_equal_sentence_transformers(
-    tmp_path: Path,
-) -> None:
+async def test_modules_of_every_kind_and_the_kept_dimensions_equal_sentence_transformers(tmp_path: Path) -> None:
     def dense(width: int, made: int, **options: Any) -> Dense:
         weights = np.random.default_rng(made).standard_normal((made, width)).astype(np.float32)
         return Dense(width, made, init_weight=torch.from_numpy(weights), **options)
@@ -150,9 +148,7 @@ async def test_settings_of_a_transformer_take_the_place_of_its_tokenizers_as_in_
     await _assert_same_as_encode(tmp_path / "model", tmp_path / "repository")
 
 
-async def test_special_tokens_of_the_models_own_prompt_are_special_and_those_of_callers_are_text(
-    tmp_path: Path,
-) -> None:
+async def test_special_tokens_of_the_models_prompt_are_special_and_those_of_callers_are_text(tmp_path: Path) -> None:
     prompts = {"search": "[SEP] find [MASK] this: "}
     base = save(transformers.BertModel(bert_config()), tmp_path / "base")
     model = SentenceTransformer(modules=[Transformer(str(base)), Pooling(32)], prompts=prompts)
@@ -188,9 +184,7 @@ async def test_a_cross_encoder_of_modules_scores_as_sentence_transformers(tmp_pa
         assert found[rank["corpus_id"]] == pytest.approx(float(rank["score"]), abs=_TOLERANCE)
 
 
-async def test_settings_without_modules_are_ignored_as_in_cross_encoders_of_sentence_transformers(
-    tmp_path: Path,
-) -> None:
+async def test_settings_without_modules_are_ignored_as_in_cross_encoders(tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", "BERT", "rerank")
     settings = {
         "model_type": "CrossEncoder",

@@ -20,7 +20,7 @@ from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 from neuronpipe.stages.neuron_executor.backends.part_turns import PartTurns
 from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
-from tests.models.repository import save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import unigram, word_piece
 
 _LAYERS = 6
@@ -33,11 +33,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PipelinedMode
     def make(head: str, task: str, *options: Any, vocabulary: int = 0) -> PipelinedModel:
         tokenizer = word_piece(max_tokens=64)
         config = transformers.BertConfig(
-            vocab_size=vocabulary or len(tokenizer),
-            hidden_size=32,
-            num_hidden_layers=_LAYERS,
-            num_attention_heads=4,
-            intermediate_size=64,
+            **{**SMALL, "num_hidden_layers": _LAYERS}, vocab_size=vocabulary or len(tokenizer)
         )
         folder = save(getattr(transformers, head)(config), tmp_path_factory.mktemp("source"), tokenizer)
         module = load_module(folder, task, SOURCE_TASKS[task].load_tokenizer(folder))
@@ -81,14 +77,7 @@ def test_the_model_is_whole_again_after_a_part_was_used(cut: Callable[..., Pipel
 def test_a_weight_that_the_example_hides_stays_where_it_is_read(tmp_path: Path) -> None:
     """transformers makes the row of the padding zero, and traces for Neuron are made of padding."""
     tokenizer = unigram(max_tokens=64)
-    config = transformers.XLMRobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    config = transformers.XLMRobertaConfig(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **SMALL)
     model = transformers.XLMRobertaForSequenceClassification(config)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -125,9 +114,7 @@ def test_more_parts_than_layers_are_refused(cut: Callable[..., PipelinedModel]) 
         ({"dtype": "int8"}, "--pipeline-cores: not with --dtype int8; float32 and bfloat16 can be cut"),
     ],
 )
-def test_what_is_not_cut_is_refused_before_anything_is_read(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_is_not_cut_is_refused_before_it_is_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"pipeline": PipelineOptions(2), "task": "", "dtype": "float32"} | changes
     request = CompileRequest(source="nowhere", repository=tmp_path, name="model", **options)
     with pytest.raises(SetupError, match=message):

@@ -77,9 +77,7 @@ def test_files_that_are_not_in_the_bundle_are_told(sources: dict[str, Path], tmp
     assert "      not used      sparse_linear.pt; the bundle has nothing of it" in "\n".join(lines).splitlines()
 
 
-def test_code_of_its_own_that_transformers_has_by_now_is_told_and_not_run(
-    sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_own_code_that_transformers_has_by_now_is_told_and_not_run(sources: dict[str, Path], tmp_path: Path) -> None:
     source = shutil.copytree(sources["classifier"], tmp_path / "source")
     _configured(auto_map={"AutoModelForSequenceClassification": "modeling.BertForSequenceClassification"})(source)
     lines: list[str] = []

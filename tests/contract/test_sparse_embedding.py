@@ -117,9 +117,7 @@ async def test_the_number_of_tokens_that_a_model_was_saved_with_is_its_default(t
     ],
     ids=["autoencoder", "static"],
 )
-def test_other_sparse_models_are_refused_by_their_modules(
-    modules: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_other_sparse_models_are_refused_by_modules(modules: tuple[str, ...], message: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", "BERT", "fill_mask")
     written = ", ".join(f'{{"type": "sentence_transformers.models.{name}", "path": ""}}' for name in modules)
     (source / "modules.json").write_text(f"[{written}]")

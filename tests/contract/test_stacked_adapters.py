@@ -113,9 +113,7 @@ async def _check_rows(repository: Path, models: Mapping[str, Any]) -> None:
     assert np.abs(np.array(vectors[1]) - vectors[0]).max() > 0.1
 
 
-async def test_rows_of_a_batch_have_the_vectors_that_peft_computes_with_their_adapters(
-    embedders: tuple[Path, dict[str, Any]],
-) -> None:
+async def test_rows_of_a_batch_have_the_vectors_of_peft_with_adapters(embedders: tuple[Path, dict[str, Any]]) -> None:
     folder, models = embedders
     await _check_rows(folder / "repository", models)
 
@@ -142,18 +140,14 @@ async def test_results_in_the_cache_are_those_of_their_adapter(embedders: tuple[
     assert hits == [False, False, True, True]
 
 
-async def test_an_unknown_adapter_is_not_found_among_those_that_there_are(
-    embedders: tuple[Path, dict[str, Any]],
-) -> None:
+async def test_an_unknown_adapter_is_not_found_among_those_there_are(embedders: tuple[Path, dict[str, Any]]) -> None:
     async with local_system(embedders[0] / "repository") as system:
         there_are = "of 'm' there are: m, m/all, m/query, m/ranks"
         with pytest.raises(ModelNotFound, match=f"model 'm/most' is not served; {there_are}"):
             await system.infer(embed("a", model="m/most"))
 
 
-def test_a_version_with_another_adapter_shares_the_file_of_the_base(
-    embedders: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_version_with_another_adapter_shares_the_base(embedders: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = embedders
     repository = shutil.copytree(folder / "repository", tmp_path / "repository")
     adapters = (*_named(folder, *_KINDS), f"more={folder / 'all'}")

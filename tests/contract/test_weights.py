@@ -83,10 +83,9 @@ def test_a_graph_reads_the_weights_that_change_an_output_when_they_are_changed_a
 def test_a_checkpoint_for_another_task_is_refused_with_what_it_is_and_what_to_do(tmp_path: Path) -> None:
     source = tagger(tmp_path / "source")
     sentence = (
-        r"source: its weights lack bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight: the model was not "
-        r"trained for this "
-        r"task; it is a BertForTokenClassification, not a BertForSequenceClassification: "
-        r"leave out --task, or train it for the task first$"
+        r"source: its weights lack bert\.pooler\.dense\.bias, bert\.pooler\.dense\.weight: the model was not trained "
+        r"for this task; it is a BertForTokenClassification, not a BertForSequenceClassification: leave out --task, or "
+        r"train it for the task first$"
     )
     with pytest.raises(SetupError, match=sentence):
         _compile(source, "text_classification", tmp_path)

@@ -263,13 +263,7 @@ def _accuracy() -> Iterator[str]:
     yield f"{machine['CPU']}, {machine['instructions']}; {machine['date'][:10]}:"
     yield ""
     rows = [
-        [
-            row["model"],
-            row["dtype"],
-            f"{row['agreement']:.4f}",
-            row["meaning"],
-            f"{row['largest_difference']:.2g}",
-        ]
+        [row["model"], row["dtype"], f"{row['agreement']:.4f}", row["meaning"], f"{row['largest_difference']:.2g}"]
         for row in results["rows"]
     ]
     yield from markdown_table(["Model", "dtype", "Agreement", "Meaning", "Largest difference"], rows)

@@ -132,11 +132,8 @@ def grpcurl(arguments: Sequence[str]) -> None:
     request = json_format.Parse(options[options.index("-d") + 1] if "-d" in options else "{}", sent())
     with grpc.insecure_channel(target) as channel:
         call = channel.unary_unary(f"/{path}", sent.SerializeToString, answer.FromString)
-        print(
-            json_format.MessageToJson(
-                call(request, timeout=10, metadata=tuple((name, value) for name, _, value in fields))
-            )
-        )
+        metadata = tuple((name, value) for name, _, value in fields)
+        print(json_format.MessageToJson(call(request, timeout=10, metadata=metadata)))
 
 
 PROGRAMS: Mapping[str, Callable[[Sequence[str]], None]] = {

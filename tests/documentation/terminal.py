@@ -23,7 +23,6 @@ text{fill:#e6edf3}.window{fill:#0d1117;stroke:#30363d}.prompt{fill:#3fb950}.time
 _BARS = re.compile(r"^(\s*\S+\s+\S+ \|)([█ ]+)\|(.*)$")
 _TIMES = re.compile(r"\b\d[\d.]* (?:ms|%)")
 
-
 PICTURE = ROOT / "docs" / "terminal.svg"
 
 

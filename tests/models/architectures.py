@@ -21,16 +21,16 @@ from tests.models.images import (
     make_image_source,
     make_image_text_source,
 )
-from tests.models.repository import SIZES, named_labels, save
+from tests.models.repository import SMALL, named_labels, save
 from tests.models.tokenizers import byte_level_bpe, mbart, t5, unigram, unigram_pairs, word_piece
 
 MAX_TOKENS = 64
 
 _LABELS = named_labels(["contradiction", "neutral", "entailment"])
 _IDENTITY = "torch.nn.modules.linear.Identity"
-_BERT = {**SIZES, "max_position_embeddings": MAX_TOKENS}
+_BERT = {**SMALL, "max_position_embeddings": MAX_TOKENS}
 # Positions begin after the padding id 1.
-_ROBERTA = {**SIZES, "max_position_embeddings": MAX_TOKENS + 2, "type_vocab_size": 1}
+_ROBERTA = {**SMALL, "max_position_embeddings": MAX_TOKENS + 2, "type_vocab_size": 1}
 
 # task → (the class of transformers that has its head, values of its configuration)
 _HEADS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

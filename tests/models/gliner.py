@@ -9,7 +9,7 @@ import transformers
 from safetensors.torch import save_file
 
 from neuronpipe.compiler.gliner import GlinerModel
-from tests.models.repository import SIZES
+from tests.models.repository import SMALL
 
 # What its encoder has beyond the sizes.
 DEBERTA_3: dict[str, Any] = {
@@ -30,7 +30,7 @@ def make_source(folder: Path, task: str, tokenizer: Any) -> Path:
         vocab_size=len(tokenizer),
         max_position_embeddings=tokenizer.model_max_length,
         pad_token_id=tokenizer.pad_token_id,
-        **SIZES,
+        **SMALL,
         **DEBERTA_3,
     )
     described = {

@@ -12,12 +12,12 @@ import numpy as np
 import transformers
 from PIL import Image
 
-from tests.models.repository import SIZES, save, save_weights
+from tests.models.repository import SMALL, save, save_weights
 from tests.models.tokenizers import byte_level_bpe
 
 _SEED = 20261121
 _ORIENTATION = 0x112
-_WITH_PATCHES = {**SIZES, "image_size": 32, "patch_size": 8}
+_WITH_PATCHES = {**SMALL, "image_size": 32, "patch_size": 8}
 _SWIN = {"depths": [1, 1], "image_size": 32, "patch_size": 2, "embed_dim": 16, "num_heads": [2, 2], "window_size": 4}
 _CONVNEXT = {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [1, 1]}
 # It has learned the positions of larger images.
@@ -38,8 +38,8 @@ _CROPPED = {"size": {"shortest_edge": 32}, "crop_size": _SQUARE}
 # family → (its model's name, values of its configuration, of its texts', of its images', its image processor's name and
 # options). The texts of CLIP end in a token of their own, those of SigLIP are always as long as can be.
 _IMAGE_TEXT_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
-    "CLIP": ("CLIP", {"projection_dim": 24}, SIZES, _WITH_PATCHES, "CLIP", _CROPPED),
-    "SigLIP": ("Siglip", {}, SIZES, _WITH_PATCHES, "Siglip", {"size": _SQUARE}),
+    "CLIP": ("CLIP", {"projection_dim": 24}, SMALL, _WITH_PATCHES, "CLIP", _CROPPED),
+    "SigLIP": ("Siglip", {}, SMALL, _WITH_PATCHES, "Siglip", {"size": _SQUARE}),
 }
 IMAGE_TEXT_FAMILIES = tuple(_IMAGE_TEXT_FAMILIES)
 

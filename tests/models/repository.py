@@ -21,11 +21,9 @@ from demo.model import find_minilm
 from neuronpipe.compiler import BucketRequest, NeuronxOptions
 from tests.models.compiling import compile_model
 
+# Two layers of width 32.
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 LABELS = ["calm", "busy", "lost", "found"]
-
-
-# Of most small models, in their configurations.
-SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def tokenizer() -> Any:
@@ -40,7 +38,7 @@ def named_labels(labels: Sequence[str]) -> dict[str, Any]:
 
 def bert_config(**changes: Any) -> Any:
     """A BERT of two layers of width 32."""
-    return transformers.BertConfig(vocab_size=30522, **SIZES, **changes)
+    return transformers.BertConfig(vocab_size=30522, **SMALL, **changes)
 
 
 def save(model: Any, folder: Path, model_tokenizer: Any = None) -> Path:

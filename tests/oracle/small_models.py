@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 
-from tests.models.repository import SIZES, save
+from tests.models.repository import SMALL, save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 # family → (its tokenizer, its configuration's class, the positions before its first token)
@@ -27,7 +27,7 @@ def make_source(folder: Path, family: str, head: str, *, max_tokens: int, **conf
         pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=max_tokens + offset,
         type_vocab_size=1 if offset else 2,
-        **SIZES,
+        **SMALL,
         **config,
     )
     return save(getattr(transformers, f"{family}{head}")(config), folder, tokenizer)

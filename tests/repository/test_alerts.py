@@ -108,9 +108,7 @@ def test_changed_tls_files_that_stay_unusable_fire(tmp_path: Path, values: str, 
 
 
 @pytest.mark.parametrize(("seconds", "fires"), [("700x10", True), ("0+55x10", False)])
-def test_jobs_that_wait_for_long_fire_once_however_many_workers_tell_of_them(
-    tmp_path: Path, seconds: str, fires: bool
-) -> None:
+def test_jobs_that_wait_for_long_fire_once_despite_many_workers(tmp_path: Path, seconds: str, fires: bool) -> None:
     where = 'job="worker", neuronpipe_job_priority="normal"'
     series = {f'neuronpipe_jobs_oldest_seconds{{{where}, instance="{pod}:9464"}}': seconds for pod in ("v", "w")}
     labels = {"severity": "warning", "neuronpipe_job_priority": "normal"}

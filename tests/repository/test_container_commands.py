@@ -103,9 +103,7 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(commands: Mapping[st
 @pytest.mark.parametrize(
     ("given", "address"), [({}, "0.0.0.0:8080"), ({"SAGEMAKER_BIND_TO_PORT": "8123"}, "0.0.0.0:8123")]
 )
-def test_serve_is_all_of_it_on_the_port_that_sagemaker_calls(
-    tmp_path: Path, given: Mapping[str, str], address: str
-) -> None:
+def test_serve_is_all_on_the_port_that_sagemaker_calls(tmp_path: Path, given: Mapping[str, str], address: str) -> None:
     program = tmp_path / "neuronpipe"
     program.write_text('#!/bin/sh\necho "$NEURONPIPE_ALL_HTTP_LISTEN $*"\n')
     program.chmod(0o755)

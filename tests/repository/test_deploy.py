@@ -3,7 +3,7 @@
 import copy
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -339,11 +339,6 @@ def test_every_rule_is_seen_to_fail() -> None:
     assert {rule for rule, _ in _FAULTS} == set(RULES)
 
 
-def _schema_faults(found: _Set) -> Iterator[str]:
-    for manifest in found.manifests:
-        yield from faults_of_schema(manifest)
-
-
 @pytest.mark.parametrize(
     ("break_it", "expected"),
     [
@@ -360,7 +355,7 @@ def _schema_faults(found: _Set) -> Iterator[str]:
 def test_the_schemas_refuse(break_it: Callable[[_Set], object], expected: str) -> None:
     found = _Set(*_PLAIN)
     break_it(found)
-    assert expected in "\n".join(_schema_faults(found))
+    assert expected in "\n".join(fault for manifest in found.manifests for fault in faults_of_schema(manifest))
 
 
 @pytest.mark.parametrize("name", ["base", *ALONE])

@@ -132,9 +132,7 @@ def test_a_package_that_a_part_needs_and_lacks_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(("extra", "package"), [("server", "ngh2")])
-def test_a_library_whose_insides_are_used_is_bounded_behind_the_version_that_is_tested(
-    extra: str, package: str
-) -> None:
+def test_a_library_whose_insides_are_used_is_bounded_behind_the_tested_version(extra: str, package: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (bound,) = [found[1] for pin in extras[extra] if (found := re.fullmatch(rf"{package}>=[\d.]+,<0\.(\d+)", pin))]
     tested = re.search(rf"^{package}==0\.(\d+)\.", (ROOT / "constraints.txt").read_text(), re.MULTILINE)

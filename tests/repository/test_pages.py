@@ -19,13 +19,8 @@ from tests.documentation import pages
 from tests.documentation.pages import ROOT, all_pages, anchors, blocks, fences
 from tests.links import dead_links, dead_mentions, sources
 
-_KINDS: Sequence[type[Settings]] = (
-    *map(settings_of, SERVICES),
-    CacheCommandSettings,
-    AcceptSettings,
-    TransformSettings,
-)
-_SETTINGS = [(kind, name) for kind in _KINDS for name in fields_of(kind)]
+_ALL: Sequence[type[Settings]] = (*map(settings_of, SERVICES), CacheCommandSettings, AcceptSettings, TransformSettings)
+_SETTINGS = [(kind, name) for kind in _ALL for name in fields_of(kind)]
 # Options of other projects' programs that pages name and nothing here uses.
 _OF_OTHERS = {"--neuroncore-pipeline-cores"}
 # In the navigation of the site, so that a reader sees it whole.

@@ -12,7 +12,6 @@ from tests.reference import telemetry
 
 _ROOT = Path(neuronpipe.__file__).parent
 
-
 # Of the stages' rpcs, which their protos name (rpc/items.py).
 _OF_PROTOS = ["Spans.TOKENIZE_RPC", "Spans.EXECUTE_RPC", "Spans.POSTPROCESS_RPC"]
 
@@ -31,11 +30,8 @@ def test_every_name_is_used() -> None:
 
 
 def test_the_stages_rpcs_are_named_as_their_protos_name_them() -> None:
-    assert [rpc.path.removeprefix("/") for rpc in (TOKENIZE, EXECUTE, POSTPROCESS)] == [
-        Spans.TOKENIZE_RPC,
-        Spans.EXECUTE_RPC,
-        Spans.POSTPROCESS_RPC,
-    ]
+    paths = [rpc.path.removeprefix("/") for rpc in (TOKENIZE, EXECUTE, POSTPROCESS)]
+    assert paths == [Spans.TOKENIZE_RPC, Spans.EXECUTE_RPC, Spans.POSTPROCESS_RPC]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 LIMIT_S = 60.0
 # The pauses between two looks. The first pause suits events in this process, the longest suits a service.
@@ -41,3 +42,10 @@ async def settled() -> None:
     """Lets every task go as far as it can without time passing."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+async def cancelled(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancels tasks and waits until all have ended, however they end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

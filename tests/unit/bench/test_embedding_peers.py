@@ -32,12 +32,7 @@ def test_a_vector_is_wrong_by_its_direction(vectors: np.ndarray, is_ordered: boo
 
 def _turn(system: str, callers: int, rate: float, median_ms: float, section: str = SECTION) -> Measurement:
     return Measurement(
-        section=section,
-        system=system,
-        callers=callers,
-        round=0,
-        throughput_per_s=rate,
-        latencies_ms={"p50": median_ms},
+        section=section, system=system, callers=callers, round=0, throughput_per_s=rate, latencies_ms={"p50": median_ms}
     )
 
 

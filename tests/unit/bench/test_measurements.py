@@ -1,6 +1,7 @@
 """What a benchmark's page says, from turns that are made up here."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.bench.ceiling import cut_sorted
 from tests.bench.measurements import Measurement, Measurements, Spread, p50, throughput
@@ -13,15 +14,8 @@ def _turn(
 ) -> Measurement:
     latencies_ms = {"p50": median_ms, "p90": 2.0, "p99": 3.0}
     figures = {"padding": 0.05}
-    return Measurement(
-        section=section,
-        system=system,
-        callers=callers,
-        round=round,
-        throughput_per_s=rate,
-        latencies_ms=latencies_ms,
-        figures=figures,
-    )
+    turn: Any = {"section": section, "system": system, "callers": callers, "round": round}
+    return Measurement(**turn, throughput_per_s=rate, latencies_ms=latencies_ms, figures=figures)
 
 
 def test_a_ratio_is_of_turns_of_the_same_round() -> None:

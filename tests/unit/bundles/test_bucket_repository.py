@@ -241,9 +241,7 @@ def test_a_manifest_that_names_what_is_outside_is_refused(bucket: _Bucket, name:
         bucket.open_cache().hold(_M1, sha256(written).hexdigest())
 
 
-def test_the_least_recently_used_version_makes_room_and_one_that_is_held_does_not(
-    bucket: _Bucket, tmp_path: Path
-) -> None:
+def test_the_least_recently_used_version_makes_room_unless_it_is_held(bucket: _Bucket, tmp_path: Path) -> None:
     third = read_bundle(_write_larger(tmp_path / "compiled"))
     bucket.repository.push(third, lambda line: None)
     sizes = [
@@ -392,9 +390,7 @@ def _replaced(bucket: _Bucket, tmp_path: Path) -> Bundle:
     return changed
 
 
-def test_a_version_that_is_approved_with_another_content_takes_the_place_of_the_old_one(
-    bucket: _Bucket, tmp_path: Path
-) -> None:
+def test_a_version_approved_with_another_content_replaces_the_old_one(bucket: _Bucket, tmp_path: Path) -> None:
     bucket.open_cache().hold(_M1, bucket.bundles[0].digest)
     changed = _replaced(bucket, tmp_path)
     bundle = bucket.open_cache().hold(_M1, changed.digest)
@@ -449,9 +445,7 @@ def test_parts_that_nothing_wants_any_more_make_room(bucket: _Bucket, tmp_path: 
     assert [left.exists(), foreign.exists()] == [False, True]
 
 
-def test_the_signature_of_a_version_that_is_here_already_is_fetched_where_it_is_wanted(
-    bucket: _Bucket, tmp_path: Path
-) -> None:
+def test_the_signature_of_a_version_that_is_here_is_fetched_where_wanted(bucket: _Bucket, tmp_path: Path) -> None:
     create_key(tmp_path / "key", tmp_path / "public")
     signed = sign_bundle(bucket.bundles[0].folder, SigningKey.read(tmp_path / "key", "--key"))
     bucket.repository.push(signed, lambda line: None)
@@ -486,9 +480,7 @@ def test_the_registry_is_read_again_only_when_it_has_changed(bucket: _Bucket, ca
 
 
 @pytest.mark.parametrize("damage", ["vanished", "half-written", "denied"])
-def test_a_registry_that_cannot_be_read_changes_nothing_here_or_for_a_process_that_starts(
-    bucket: _Bucket, damage: str
-) -> None:
+def test_an_unreadable_registry_changes_nothing_here_or_for_a_process_that_starts(bucket: _Bucket, damage: str) -> None:
     _approved(bucket)
     source = BucketSource(bucket.repository, bucket.cache, _LIMIT)
     written = bucket.objects.pop("models/registry.json")

@@ -46,9 +46,7 @@ def test_what_is_no_manifest_is_refused_by_its_path(tmp_path: Path, content: byt
 
 @pytest.mark.parametrize("task", ["text_generation", "text_classification"])
 @pytest.mark.parametrize("size", [None, 0])
-def test_a_model_of_texts_without_the_size_of_its_vocabulary_is_refused(
-    task: str, size: int | None, tmp_path: Path
-) -> None:
+def test_a_model_of_texts_without_a_vocabulary_size_is_refused(task: str, size: int | None, tmp_path: Path) -> None:
     content = manifest(model=model_spec(task)).model_dump(mode="json")
     if content["model"].pop("vocabulary_size") and size is not None:
         content["model"]["vocabulary_size"] = size

@@ -75,9 +75,7 @@ def test_a_shadow_must_be_approved_and_its_percentage_make_sense(registry: Regis
         registry.alias("m", "next", 2, _SIGNED).copy_to("m", "next", 10, _SIGNED).alias("m", "next", None, _SIGNED)
 
 
-def test_an_unloaded_model_keeps_names_and_shares_for_when_it_is_loaded_again(
-    registry: Registry, bundles: list[Bundle]
-) -> None:
+def test_an_unloaded_model_keeps_names_and_shares_until_it_is_loaded(registry: Registry, bundles: list[Bundle]) -> None:
     canary = registry.alias("m", "canary", 2, _SIGNED).reroute("m", {"stable": 1, "canary": 1}, _SIGNED)
     unloaded = canary.unload("m", _SIGNED)
     assert (dict(unloaded.desired), unloaded.routes) == ({}, {})

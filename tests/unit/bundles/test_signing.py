@@ -233,9 +233,7 @@ def test_keys_are_rotated_without_a_gap(repository: Path, keys: _Keys, tmp_path:
         read_trusted_repository(repository, keys.public("ours"))
 
 
-def test_trusted_keys_may_be_a_folder_whose_hidden_files_do_not_count(
-    repository: Path, keys: _Keys, tmp_path: Path
-) -> None:
+def test_trusted_keys_may_be_a_folder_without_its_hidden_files(repository: Path, keys: _Keys, tmp_path: Path) -> None:
     folder = tmp_path / "trusted"
     (folder / "..data").mkdir(parents=True)
     (folder / ".swp").write_text("no key")

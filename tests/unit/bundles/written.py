@@ -10,17 +10,14 @@ from tests.unit.model_specs import model_spec
 
 def manifest(name: str = "m", version: int = 1, **changes: Any) -> Manifest:
     """A manifest of a bundle with artefacts for two back ends."""
+    files = ("artifacts/openvino/model.xml", "artifacts/openvino/model.bin")
     described: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "model": model_spec(name=name, version=version),
         "source": Source(location="/source", weights_sha256="0" * 64),
         "tokenizer_file": "tokenizer.json",
         "artifacts": (
-            Artifact(
-                backend="openvino",
-                dtype="float32",
-                files=("artifacts/openvino/model.xml", "artifacts/openvino/model.bin"),
-            ),
+            Artifact(backend="openvino", dtype="float32", files=files),
             Artifact(backend="fake", dtype="float32"),
         ),
         "files": {},

@@ -110,9 +110,7 @@ def test_a_key_that_cannot_be_read_ends_a_compilation_before_it_begins(capsys: p
     assert (code, said.partition(" in PEM")[0]) == expected
 
 
-def test_the_cache_is_not_warmed_by_a_model_that_nobody_signed(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
+def test_the_cache_is_not_warmed_by_an_unsigned_model(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "texts").write_text("A fine day.\n")
     redis = "--redis-url redis://127.0.0.1:9/0"
     code, said = _run(

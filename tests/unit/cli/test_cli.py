@@ -17,14 +17,7 @@ from PIL import Image
 
 from neuronpipe import __version__, cli
 from neuronpipe.api.v1.models_pb2 import Model, VersionState
-from neuronpipe.api.v1.tasks_pb2 import (
-    Entity,
-    RankedText,
-    RerankResult,
-    TaskInput,
-    TaskResult,
-    TokenClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import Entity, RankedText, TaskInput
 from neuronpipe.bundles import sources
 from neuronpipe.cli import models, serve
 from neuronpipe.cli.request import parse_target
@@ -39,6 +32,7 @@ from neuronpipe.stages.settings import NeuronExecutorSettings, PostprocessorSett
 from tests.unit.cli.running import run_command
 from tests.unit.client.fake_gateway import fake_gateway
 from tests.unit.every_error import EVERY_ERROR
+from tests.unit.task_messages import task_result
 
 _SERVICES: dict[str, type[ServerSettings]] = {
     "all": AllSettings,
@@ -104,9 +98,7 @@ _NOT_UNDERSTOOD: dict[str, str] = {
 
 
 @pytest.mark.parametrize(("command", "problem"), _NOT_UNDERSTOOD.items(), ids=lambda value: repr(value)[:60])
-def test_a_command_that_cannot_be_understood_exits_with_two(
-    capsys: pytest.CaptureFixture[str], command: str, problem: str
-) -> None:
+def test_an_unclear_command_exits_with_two(capsys: pytest.CaptureFixture[str], command: str, problem: str) -> None:
     code, output, errors = run_command(capsys, *shlex.split(command))
     assert (code, output) == (2, "")
     assert re.search(problem, errors)
@@ -129,9 +121,7 @@ def test_help_lists_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("service", [*_SERVICES, "worker"])
-def test_help_shows_at_most_twelve_options_first_and_how_to_see_all(
-    capsys: pytest.CaptureFixture[str], service: str
-) -> None:
+def test_help_shows_twelve_options_first_and_how_to_see_all(capsys: pytest.CaptureFixture[str], service: str) -> None:
     _, output, _ = run_command(capsys, "serve", service, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", output, re.MULTILINE)) - {"--help-all"}
     assert "--listen" in shown
@@ -146,9 +136,7 @@ def test_every_command_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("service", _SERVICES)
-def test_a_missing_setting_exits_with_two_and_is_named_by_its_flag(
-    capsys: pytest.CaptureFixture[str], service: str
-) -> None:
+def test_a_missing_setting_exits_with_two_and_its_flag(capsys: pytest.CaptureFixture[str], service: str) -> None:
     variable = variable_name(_SERVICES[service], "repository")
     code, output, errors = run_command(capsys, "serve", service)
     assert (code, output) == (2, "")
@@ -254,9 +242,9 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
     with fake_gateway() as gateway:
         gateway.answering.set()
         for result, field, expected in (
-            (TaskResult(rerank=RerankResult(texts=[ranked])), "rerank", {"texts": [{"index": 0, "score": 0.5}]}),
+            (task_result(rerank={"texts": [ranked]}), "rerank", {"texts": [{"index": 0, "score": 0.5}]}),
             (
-                TaskResult(token_classification=TokenClassificationResult(entities=[entity])),
+                task_result(token_classification={"entities": [entity]}),
                 "token_classification",
                 {"entities": [{"label": "PER", "score": 0.5, "text": "Ada", "start": 0, "end": 3}]},
             ),
@@ -268,9 +256,7 @@ def test_a_response_has_its_zeros_and_the_names_of_the_protos(capsys: pytest.Cap
 
 @pytest.mark.parametrize("task", [field.name for field in TaskInput.DESCRIPTOR.fields])
 @pytest.mark.parametrize("separator", "-_")
-def test_the_example_of_every_task_can_be_sent_as_it_is(
-    capsys: pytest.CaptureFixture[str], task: str, separator: str
-) -> None:
+def test_the_example_of_every_task_can_be_sent(capsys: pytest.CaptureFixture[str], task: str, separator: str) -> None:
     code, example, errors = run_command(capsys, "infer", "--example", task.replace("_", separator))
     assert (code, errors) == (0, "")
     with fake_gateway() as gateway:

@@ -61,9 +61,7 @@ def test_a_task_that_is_given_is_not_asked_for(gateway: FakeGateway) -> None:
     assert _infer(gateway, "--text", "a", "--task", "text-classification") == 0
 
 
-def test_flags_that_the_model_does_not_take_exit_with_two(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_that_the_model_lacks_exit_with_two(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert _infer(gateway, "--question", "a") == 2
     assert capsys.readouterr().err.startswith(
         "neuronpipe: model 'm' has no task for --question; text-classification takes --text [--text-pair]"
@@ -77,9 +75,7 @@ def test_an_input_is_needed(gateway: FakeGateway, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("flags", [("--text", "a"), ("--task", "rerank")], ids=lambda flags: flags[0])
-def test_json_has_all_of_the_input(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]
-) -> None:
+def test_json_has_all_of_it(gateway: FakeGateway, capsys: pytest.CaptureFixture[str], flags: tuple[str, str]) -> None:
     assert _infer(gateway, "--json", "{}", *flags) == 2
     assert capsys.readouterr().err == f"neuronpipe: --json: not with {flags[0]}; the JSON has all of the input\n"
 
@@ -96,9 +92,7 @@ def test_a_pipe_gets_json_and_a_terminal_a_table(
     assert json.loads(capsys.readouterr().out)["model"] == "m"
 
 
-def test_a_table_of_one_input_ends_with_the_time_of_each_stage(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_one_input_ends_with_stage_times(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.timings = StageTimings(
         total_ns=4_120_000, preprocess_ns=310_000, predict_ns=3_400_000, postprocess_ns=250_000
     )

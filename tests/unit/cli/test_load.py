@@ -45,18 +45,14 @@ def test_every_option_reaches_the_request(capsys: pytest.CaptureFixture[str], re
     assert requests == [dataclasses.replace(defaults, **times, **others), defaults]
 
 
-def test_table_goes_to_standard_output_and_progress_does_not(
-    capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
-) -> None:
+def test_table_goes_to_standard_output_alone(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
     code, output, errors = run_command(capsys, *_LOAD)
     assert code == 0
     assert "throughput" in output
     assert errors == "a second\n"
 
 
-def test_json_on_standard_output_is_alone_there(
-    capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]
-) -> None:
+def test_json_on_standard_output_is_alone(capsys: pytest.CaptureFixture[str], requests: list[LoadRequest]) -> None:
     _, output, errors = run_command(capsys, *_LOAD, "--json", "-")
     assert json.loads(output)["latency_ms"]["p50"] == 500.0
     assert "throughput" in errors

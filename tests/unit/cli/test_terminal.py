@@ -36,9 +36,7 @@ def test_a_third_signal_ends_a_clean_up_that_hangs(third: signal.Signals, raised
 @pytest.mark.parametrize(
     ("first", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)], ids=["SIGTERM", "Ctrl-C"]
 )
-def test_signals_cancel_work_on_an_event_loop_which_cleans_up(
-    first: signal.Signals, raised: type[BaseException]
-) -> None:
+def test_signals_cancel_work_on_event_loops_which_clean_up(first: signal.Signals, raised: type[BaseException]) -> None:
     events: list[str] = []
 
     async def work() -> None:

@@ -2,22 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageClassificationInput,
-    RerankInput,
-    ScoreFunction,
-    SentenceSimilarityInput,
-    TaskInput,
-    Truncation,
-    ZeroShotClassificationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import ImageClassificationInput, ScoreFunction, TaskInput, Truncation
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded
 from tests.unit.client.fake_gateway import FakeGateway, fake_gateway
+from tests.unit.task_messages import task_input
 
 
 @pytest.fixture
@@ -130,20 +124,13 @@ async def test_an_image_is_sent_as_it_is(gateway: FakeGateway) -> None:
 async def test_typed_calls_of_many_texts_send_what_they_are_given(gateway: FakeGateway) -> None:
     gateway.answering.set()
     cut, logits = Truncation.TRUNCATION_LEFT, ScoreFunction.SCORE_FUNCTION_NONE
+    labels: dict[str, Any] = {"hypothesis_template": "is {}", "multi_label": True, "truncation": cut}
     async with AsyncClient(gateway.target) as client:
         await client.compare("m", "a", ["b", "c"], dimensions=2, truncation=cut)
         await client.rerank("m", "a", iter(["b", "c"]), top_n=1, function=logits, truncation=cut)
-        await client.classify_zero_shot(
-            "m", "a", ["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
-        )
+        await client.classify_zero_shot("m", "a", ["b", "c"], **labels)
     assert [request.input for request in gateway.requests] == [
-        TaskInput(
-            sentence_similarity=SentenceSimilarityInput(source="a", texts=["b", "c"], dimensions=2, truncation=cut)
-        ),
-        TaskInput(rerank=RerankInput(query="a", texts=["b", "c"], top_n=1, function=logits, truncation=cut)),
-        TaskInput(
-            zero_shot_classification=ZeroShotClassificationInput(
-                text="a", candidate_labels=["b", "c"], hypothesis_template="is {}", multi_label=True, truncation=cut
-            )
-        ),
+        task_input(sentence_similarity={"source": "a", "texts": ["b", "c"], "dimensions": 2, "truncation": cut}),
+        task_input(rerank={"query": "a", "texts": ["b", "c"], "top_n": 1, "function": logits, "truncation": cut}),
+        task_input(zero_shot_classification={"text": "a", "candidate_labels": ["b", "c"], **labels}),
     ]

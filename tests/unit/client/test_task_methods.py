@@ -37,6 +37,7 @@ from tests.unit.task_messages import task_input, task_result
 
 _METHODS = [name for name in vars(TaskMethods) if not name.startswith("_")]
 _LEFT = Truncation.TRUNCATION_LEFT
+_INT8, _FLOAT32 = FeatureType.FEATURE_TYPE_INT8, FeatureType.FEATURE_TYPE_FLOAT32
 
 
 @pytest.fixture
@@ -59,9 +60,7 @@ def test_there_is_a_method_for_each_task() -> None:
 
 
 @pytest.mark.parametrize("method", _METHODS)
-async def test_options_are_named_in_the_signatures_of_both_clients(
-    client: Client, gateway: FakeGateway, method: str
-) -> None:
+async def test_options_are_in_the_signatures_of_both_clients(client: Client, gateway: FakeGateway, method: str) -> None:
     async with AsyncClient(gateway.target) as asynchronous:
         parameters = inspect.signature(getattr(client, method)).parameters
         assert parameters == inspect.signature(getattr(asynchronous, method)).parameters
@@ -101,13 +100,10 @@ def test_a_text_takes_all_options(client: Client, gateway: FakeGateway) -> None:
     text = assert_type(client.generate_text("m", "x", **given), GeneratedText)
     assert (text.text, text.score) == ("b", -0.5)
     (request,) = gateway.requests
-    assert request.input.text_generation.options == GenerationOptions(
-        num_beams=2,
-        bad_words_ids=[TokenSequence(token_ids=[3, 4])],
-        forced_bos_token_id=0,
-        top_logprobs=1,
-        length_penalty=2.0,
-    )
+    words = [TokenSequence(token_ids=[3, 4])]
+    options = GenerationOptions(num_beams=2, bad_words_ids=words, forced_bos_token_id=0, top_logprobs=1)
+    options.length_penalty = 2.0
+    assert request.input.text_generation.options == options
     with pytest.raises(TypeError, match="there is no option 'beams'"):
         client.generate_text("m", "x", beams=2)  # type: ignore[call-arg]
 
@@ -139,114 +135,54 @@ def test_an_option_that_does_not_exist_is_the_callers_mistake(client: Client, ga
 
 
 def test_every_option_is_sent(client: Client, gateway: FakeGateway) -> None:
-    result = FeatureExtractionResult(shape=[0], type=FeatureType.FEATURE_TYPE_FLOAT32)
+    result = FeatureExtractionResult(shape=[0], type=_FLOAT32)
     gateway.result = TaskResult(feature_extraction=result)
     client.classify("m", "a", "b", top_k=2, truncation=_LEFT, version="3")
     client.embed("m", "a", normalize=False, dimensions=2, truncation=_LEFT)
-    client.answer("m", "a", "b", top_k=2, max_answer_tokens=3, window_stride_tokens=4, allow_no_answer=True)
-    highest = Aggregation.AGGREGATION_MAX
-    client.find_entities(
-        "m",
-        "a",
-        aggregation=highest,
-        ignore_labels=["O"],
-        keep_all_labels=True,
-        window_stride_tokens=4,
-        truncation=_LEFT,
-    )
+    answers: dict[str, Any] = {"top_k": 2, "max_answer_tokens": 3, "window_stride_tokens": 4, "allow_no_answer": True}
+    client.answer("m", "a", "b", **answers)
+    entities: dict[str, Any] = {"ignore_labels": ["O"], "keep_all_labels": True, "window_stride_tokens": 4}
+    entities |= {"aggregation": Aggregation.AGGREGATION_MAX, "truncation": _LEFT}
+    client.find_entities("m", "a", **entities)
     client.fill_masks("m", "a", top_k=2, targets=("b", "c"), truncation=_LEFT)
-    pooling, type = FeaturePooling.FEATURE_POOLING_CLS, FeatureType.FEATURE_TYPE_INT8
-    client.extract_features("m", "a", "b", pooling=pooling, type=type, truncation=_LEFT)
+    vectors: dict[str, Any] = {"pooling": FeaturePooling.FEATURE_POOLING_CLS, "type": _INT8, "truncation": _LEFT}
+    client.extract_features("m", "a", "b", **vectors)
     assert [request.version for request in gateway.requests] == ["3", "", "", "", "", ""]
     assert [request.input for request in gateway.requests] == [
         task_input(text_classification={"text": "a", "text_pair": "b", "top_k": 2, "truncation": _LEFT}),
         task_input(sentence_embedding={"text": "a", "skip_normalize": True, "dimensions": 2, "truncation": _LEFT}),
-        task_input(
-            question_answering={
-                "question": "a",
-                "context": "b",
-                "top_k": 2,
-                "max_answer_tokens": 3,
-                "window_stride_tokens": 4,
-                "allow_no_answer": True,
-            }
-        ),
-        task_input(
-            token_classification={
-                "text": "a",
-                "aggregation": highest,
-                "ignore_labels": ["O"],
-                "keep_all_labels": True,
-                "window_stride_tokens": 4,
-                "truncation": _LEFT,
-            }
-        ),
+        task_input(question_answering={"question": "a", "context": "b", **answers}),
+        task_input(token_classification={"text": "a", **entities}),
         task_input(fill_mask={"text": "a", "top_k": 2, "targets": ["b", "c"], "truncation": _LEFT}),
-        task_input(
-            feature_extraction={"text": "a", "text_pair": "b", "pooling": pooling, "type": type, "truncation": _LEFT}
-        ),
+        task_input(feature_extraction={"text": "a", "text_pair": "b", **vectors}),
     ]
 
 
 def test_every_option_of_images_of_tokens_and_of_chunks_is_sent(client: Client, gateway: FakeGateway) -> None:
-    vectors: dict[str, Any] = {
-        "shape": [1, 2],
-        "type": FeatureType.FEATURE_TYPE_FLOAT32,
-        "data": np.array([0.5, 1], np.float32).tobytes(),
-    }
+    vectors: dict[str, Any] = {"shape": [1, 2], "type": _FLOAT32, "data": np.array([0.5, 1], np.float32).tobytes()}
     gateway.result = task_result(multi_vector_embedding={**vectors})
-    client.embed_tokens("m", "a", is_query=True, type=FeatureType.FEATURE_TYPE_INT8, truncation=_LEFT)
+    client.embed_tokens("m", "a", is_query=True, type=_INT8, truncation=_LEFT)
     client.embed_sparse("m", "a", top_k=2, prompt_name="query", truncation=_LEFT)
     client.embed_image("m", b"a", normalize=False, dimensions=2)
-    client.find_entities_zero_shot(
-        "m", "a", ["b", "c"], threshold=0.25, allow_nested=True, multi_label=True, truncation=_LEFT
-    )
-    client.classify_image_zero_shot("m", b"a", ["b", "c"], hypothesis_template="{} d", truncation=_LEFT)
+    entities: dict[str, Any] = {"threshold": 0.25, "allow_nested": True, "multi_label": True, "truncation": _LEFT}
+    client.find_entities_zero_shot("m", "a", ["b", "c"], **entities)
+    labels: dict[str, Any] = {"hypothesis_template": "{} d", "truncation": _LEFT}
+    client.classify_image_zero_shot("m", b"a", ["b", "c"], **labels)
     client.detokenize("m", [3, 4], skip_special_tokens=True, version="3")
     result = FeatureExtractionResult(chunks=[TextSpan(start=1, end=2)], **vectors)
     gateway.result = TaskResult(feature_extraction=result)
+    chunks = {"chunks": [{"start": 1, "end": 2}], "type": _FLOAT32, "truncation": _LEFT}
     (chunk,) = client.embed_chunks("m", "abc", chunk_tokens=2, chunks=[(1, 2)], truncation=_LEFT)
     assert (chunk.start, chunk.end, chunk.embedding.tolist()) == (1, 2, [0.5, 1])
     assert [request.version for request in gateway.requests] == ["", "", "", "", "", "3", ""]
     assert [request.input for request in gateway.requests] == [
-        task_input(
-            multi_vector_embedding={
-                "text": "a",
-                "is_query": True,
-                "type": FeatureType.FEATURE_TYPE_INT8,
-                "truncation": _LEFT,
-            }
-        ),
+        task_input(multi_vector_embedding={"text": "a", "is_query": True, "type": _INT8, "truncation": _LEFT}),
         task_input(sparse_embedding={"text": "a", "top_k": 2, "prompt_name": "query", "truncation": _LEFT}),
         task_input(image_embedding={"image": b"a", "skip_normalize": True, "dimensions": 2}),
-        task_input(
-            zero_shot_token_classification={
-                "text": "a",
-                "candidate_labels": ["b", "c"],
-                "threshold": 0.25,
-                "allow_nested": True,
-                "multi_label": True,
-                "truncation": _LEFT,
-            }
-        ),
-        task_input(
-            zero_shot_image_classification={
-                "image": b"a",
-                "candidate_labels": ["b", "c"],
-                "hypothesis_template": "{} d",
-                "truncation": _LEFT,
-            }
-        ),
+        task_input(zero_shot_token_classification={"text": "a", "candidate_labels": ["b", "c"], **entities}),
+        task_input(zero_shot_image_classification={"image": b"a", "candidate_labels": ["b", "c"], **labels}),
         task_input(detokenization={"token_ids": [3, 4], "skip_special_tokens": True}),
-        task_input(
-            feature_extraction={
-                "text": "abc",
-                "chunk_tokens": 2,
-                "chunks": [{"start": 1, "end": 2}],
-                "type": FeatureType.FEATURE_TYPE_FLOAT32,
-                "truncation": _LEFT,
-            }
-        ),
+        task_input(feature_extraction={"text": "abc", "chunk_tokens": 2, **chunks}),
     ]
 
 

@@ -206,9 +206,7 @@ def test_every_language_has_the_same_sentences_of_its_own() -> None:
     ],
     ids=["empty", "blank", "too few", "one text", "latin-1", "utf-16"],
 )
-def test_file_that_cannot_calibrate_is_refused_by_its_line_or_limit(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_file_that_cannot_calibrate_is_refused_by_line_or_limit(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(SetupError, match=message):
         read_calibration(_file(tmp_path, content))
 

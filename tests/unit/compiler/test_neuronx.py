@@ -67,9 +67,7 @@ def test_of_two_artefacts_of_one_stamp_the_last_one_counts(tmp_path: Path, artif
     assert found.read_bytes() == b"compiled again"
 
 
-def test_what_cannot_be_written_is_refused_with_the_folder(
-    tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_refused(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "full")
 

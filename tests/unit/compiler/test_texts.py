@@ -50,9 +50,7 @@ def test_the_mark_behind_the_reasoning_may_be_a_token(is_token: bool, tmp_path: 
         ("", ["<tool_call>", "</tool_call>"], None),
     ],
 )
-def test_the_marks_of_calls_may_be_tokens(
-    template: str, added: list[str], ids: list[int] | None, tmp_path: Path
-) -> None:
+def test_marks_of_calls_may_be_tokens(template: str, added: list[str], ids: list[int] | None, tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
     tokenizer.add_tokens(added)
     tokenizer.chat_template = template

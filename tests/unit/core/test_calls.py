@@ -51,8 +51,5 @@ def test_a_fault_is_logged_under_the_callers_trace_and_told_by_the_request_id(ca
     assert "mine" in error.message
     assert "secret" not in error.message
     (record,) = caplog.records
-    assert json.loads(json.dumps(record.__dict__["fields"])) == {
-        "request_id": "mine",
-        "trace_id": f"{0xAB:032x}",
-        "span_id": f"{0xCD:016x}",
-    }
+    expected = {"request_id": "mine", "trace_id": f"{0xAB:032x}", "span_id": f"{0xCD:016x}"}
+    assert json.loads(json.dumps(record.__dict__["fields"])) == expected

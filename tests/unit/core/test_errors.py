@@ -37,12 +37,7 @@ def test_a_setup_error_is_none_of_the_errors_that_callers_get() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("one\ntwo", "one"),
-        ("It failed:\n  why", "It failed: why"),
-        ("", "ValueError"),
-    ],
+    ("said", "shown"), [("one\ntwo", "one"), ("It failed:\n  why", "It failed: why"), ("", "ValueError")]
 )
 def test_of_what_another_library_says_the_reason_is_shown(said: str, shown: str) -> None:
     assert first_line(ValueError(said)) == shown

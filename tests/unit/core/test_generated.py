@@ -50,9 +50,7 @@ async def test_a_reader_that_is_slow_gets_the_tokens_that_wait_together() -> Non
         assert await _read(events) == ["value"]
 
 
-async def test_a_reader_that_is_not_urgent_is_woken_for_the_first_step_and_for_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_reader_that_is_not_urgent_wakes_at_the_first_step_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated, "_LATER_S", 60.0)
     stream = TokenStream(is_urgent=False)
 

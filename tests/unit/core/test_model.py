@@ -8,32 +8,73 @@ from neuronpipe.tasks.scores import ClassifierFacts
 from tests.unit.model_specs import model_spec
 
 _TABLE = ModelTable({("b", 2): "b2", ("a", 10): "a10", ("b", 1): "b1", ("a", 9): "a9"})
+_ROUTED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("a", 3): "a3", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1, "canary": 2, "next": 4}, ((1, 90.0), (2, 7.0), (3, 3.0)))},
+)
+_NAMED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1}, ((1, 1.0), (2, 1.0)))},
+    {"org/a": "a", "gpt": "gone", "b": "a"},
+)
+_ADAPTED = ModelTable(
+    {("a", 1): "a1", ("a", 2): "a2", ("a/x", 1): "x1", ("a/x", 2): "x2", ("a/y", 2): "y2", ("b", 1): "b1"},
+    {"a": ModelRoute({"stable": 1}, ((1, 1.0),))},
+    {"owner/a": "a"},
+)
+# Of the chi-square distribution with two degrees of freedom: what one fair split in a thousand exceeds.
+_CHI_SQUARE = 13.816
 
 
-def test_without_a_version_the_newest_is_found() -> None:
-    assert _TABLE.find("a", "") == "a10"  # by number, not by letter, in which 9 is behind 10
+@pytest.mark.parametrize(
+    ("table", "name", "version", "found"),
+    [
+        pytest.param(_TABLE, "a", "", "a10", id="the newest by number, not by letter, without a version"),
+        pytest.param(_TABLE, "a", "9", "a9", id="a version by its number"),
+        pytest.param(_ROUTED, "a", "stable", "a1", id="a version by its alias"),
+        pytest.param(_ROUTED, "a", "canary", "a2", id="another version by its alias"),
+        pytest.param(_ROUTED, "a", "", "a1", id="the version with the largest share without a key"),
+        pytest.param(_NAMED, "org/a", "2", "a2", id="a version by the model's other name"),
+        pytest.param(_NAMED, "org/a", "stable", "a1", id="an alias by the model's other name"),
+        pytest.param(_NAMED, "b", "", "b1", id="a served model before an other name"),
+        pytest.param(_ADAPTED, "a/x", "", "x1", id="an adapter by the route of its base"),
+        pytest.param(_ADAPTED, "a/x", "stable", "x1", id="an adapter by an alias of its base"),
+        pytest.param(_ADAPTED, "a/x", "2", "x2", id="an adapter by its version"),
+        pytest.param(_ADAPTED, "owner/a/x", "", "x1", id="an adapter by an other name of its base"),
+    ],
+)
+def test_a_request_finds(table: ModelTable[str], name: str, version: str, found: str) -> None:
+    assert table.find(name, version) == found
 
 
-def test_a_version_is_found_by_its_number() -> None:
-    assert _TABLE.find("a", "9") == "a9"
+@pytest.mark.parametrize(
+    ("table", "name", "version", "error", "problem"),
+    [
+        (_TABLE, "c", "", ModelNotFound, "model 'c' is not served; the served models are: a, b$"),
+        (_TABLE, "a", "3", ModelNotFound, "model 'a' has no version 3; it has: 9, 10$"),
+        (_ROUTED, "a", "next", Unavailable, "model 'a' version 4, its next, is not loaded"),
+        (_ROUTED, "a", "newest", InvalidInput, "or an alias of the model, which has: stable, canary$"),
+        (_ROUTED, "b", "stable", InvalidInput, "is not a whole number$"),
+        (_NAMED, "gpt", "", ModelNotFound, "model 'gone' is not served"),
+        (_NAMED.only(frozenset("b")), "org/a", "", ModelNotFound, "model 'org/a' is not served; .* models are: b$"),
+        (_ADAPTED, "a/z", "", ModelNotFound, "model 'a/z' is not served; of 'a' there are: a, a/x, a/y$"),
+        (_ADAPTED, "owner/a/z", "", ModelNotFound, "model 'a/z' is not served; of 'a' there are: a, a/x, a/y$"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(
+    table: ModelTable[str], name: str, version: str, error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem):
+        table.find(name, version)
 
 
 def test_entries_come_by_name_and_then_version() -> None:
     assert list(_TABLE) == ["a9", "a10", "b1", "b2"]
 
 
-def test_only_the_newest_version_is_the_default() -> None:
+def test_only_the_newest_version_or_that_with_the_largest_share_is_the_default() -> None:
     assert [_TABLE.is_newest("a", version) for version in (9, 10)] == [False, True]
-
-
-def test_an_unknown_model_is_told_which_there_are() -> None:
-    with pytest.raises(ModelNotFound, match=r"model 'c' is not served; the served models are: a, b$"):
-        _TABLE.find("c", "")
-
-
-def test_an_unknown_version_is_told_which_there_are() -> None:
-    with pytest.raises(ModelNotFound, match=r"model 'a' has no version 3; it has: 9, 10$"):
-        _TABLE.find("a", "3")
+    assert [_ROUTED.is_newest("a", version) for version in (1, 2, 3)] == [True, False, False]
 
 
 @pytest.mark.parametrize("version", ["latest", "1.0", "-1", " 1", "²", "١"])
@@ -43,36 +84,13 @@ def test_a_version_that_is_no_whole_number_is_refused(version: str) -> None:
     assert caught.value.field == "version"
 
 
-def test_a_version_of_thousands_of_digits_is_refused_without_repeating_it() -> None:
+@pytest.mark.parametrize(("name", "version"), [("a", "9" * 5000), ("x" * 5000, "")], ids=["version", "name"])
+def test_thousands_of_characters_are_refused_without_repeating_them(name: str, version: str) -> None:
     # int() raises ValueError from 4,301 digits on, and an answer that repeats them all would not fit into gRPC's
     # trailers.
     with pytest.raises((InvalidInput, ModelNotFound)) as caught:
-        _TABLE.find("a", "9" * 5000)
+        _TABLE.find(name, version)
     assert len(caught.value.message) < 500
-
-
-def test_a_name_of_thousands_of_characters_is_refused_without_repeating_it() -> None:
-    with pytest.raises((InvalidInput, ModelNotFound)) as caught:
-        _TABLE.find("x" * 5000, "")
-    assert len(caught.value.message) < 500
-
-
-_ROUTED = ModelTable(
-    {("a", 1): "a1", ("a", 2): "a2", ("a", 3): "a3", ("b", 1): "b1"},
-    {"a": ModelRoute({"stable": 1, "canary": 2, "next": 4}, ((1, 90.0), (2, 7.0), (3, 3.0)))},
-)
-# Of the chi-square distribution with two degrees of freedom: what one fair split in a thousand exceeds.
-_CHI_SQUARE = 13.816
-
-
-def test_an_alias_finds_its_version() -> None:
-    assert [_ROUTED.find("a", alias) for alias in ("stable", "canary")] == ["a1", "a2"]
-    with pytest.raises(Unavailable, match="model 'a' version 4, its next, is not loaded"):
-        _ROUTED.find("a", "next")
-    with pytest.raises(InvalidInput, match=r"or an alias of the model, which has: stable, canary$"):
-        _ROUTED.find("a", "newest")
-    with pytest.raises(InvalidInput, match=r"is not a whole number$"):
-        _ROUTED.find("b", "stable")
 
 
 def test_requests_without_a_version_are_shared_out_as_the_route_says() -> None:
@@ -99,11 +117,6 @@ def test_models_share_out_the_same_keys_each_in_its_own_way() -> None:
     assert 400 < same < 600
 
 
-def test_without_a_key_the_version_with_the_largest_share_is_found() -> None:
-    assert _ROUTED.find("a", "") == "a1"
-    assert [_ROUTED.is_newest("a", version) for version in (1, 2, 3)] == [True, False, False]
-
-
 def test_a_version_that_is_not_there_gets_no_share() -> None:
     table = ModelTable({("a", 1): "a1"}, {"a": ModelRoute({}, ((1, 1.0), (2, 99.0)))})
     assert {table.find("a", "", f"key {number}") for number in range(100)} == {"a1"}
@@ -115,32 +128,13 @@ def test_a_part_of_a_table_keeps_its_routes() -> None:
     assert {part.find("a", "", f"key {number}") for number in range(500)} == {"a1", "a2", "a3"}
 
 
-_NAMED = ModelTable(
-    {("a", 1): "a1", ("a", 2): "a2", ("b", 1): "b1"},
-    {"a": ModelRoute({"stable": 1}, ((1, 1.0), (2, 1.0)))},
-    {"org/a": "a", "gpt": "gone", "b": "a"},
-)
-
-
-def test_an_alias_finds_what_the_models_name_does() -> None:
-    assert (_NAMED.find("org/a", "2"), _NAMED.find("org/a", "stable")) == ("a2", "a1")
+def test_another_name_shares_out_requests_as_the_models_name_does() -> None:
     keys = [f"key {number}" for number in range(20)]
     assert [_NAMED.find("org/a", "", key) for key in keys] == [_NAMED.find("a", "", key) for key in keys]
 
 
-def test_the_name_of_a_served_model_goes_before_an_alias() -> None:
-    assert _NAMED.find("b", "") == "b1"
-
-
-def test_an_alias_of_a_model_that_is_not_served_names_the_model() -> None:
-    with pytest.raises(ModelNotFound, match=r"model 'gone' is not served"):
-        _NAMED.find("gpt", "")
-
-
 def test_a_part_of_a_table_keeps_the_aliases_of_its_models() -> None:
     assert _NAMED.only(frozenset({"a"})).find("org/a", "2") == "a2"
-    with pytest.raises(ModelNotFound, match=r"model 'org/a' is not served; the served models are: b$"):
-        _NAMED.only(frozenset({"b"})).find("org/a", "")
 
 
 class _Facts(TaskFacts):
@@ -192,29 +186,6 @@ def test_a_stage_finds_a_model_by_its_key_whatever_its_route() -> None:
         _ROUTED.at(("a", 9))
 
 
-_ADAPTED = ModelTable(
-    {("a", 1): "a1", ("a", 2): "a2", ("a/x", 1): "x1", ("a/x", 2): "x2", ("a/y", 2): "y2", ("b", 1): "b1"},
-    {"a": ModelRoute({"stable": 1}, ((1, 1.0),))},
-    {"owner/a": "a"},
-)
-
-
-def test_adapters_have_the_route_of_their_base() -> None:
-    assert _ADAPTED.find("a/x", "") == "x1"
-    assert _ADAPTED.find("a/x", "stable") == "x1"
-    assert _ADAPTED.find("a/x", "2") == "x2"
-
-
-def test_adapters_are_found_by_other_names_of_their_base() -> None:
-    assert _ADAPTED.find("owner/a/x", "") == "x1"
-
-
-def test_an_unknown_adapter_is_told_which_there_are() -> None:
-    for name in ("a/z", "owner/a/z"):
-        with pytest.raises(ModelNotFound, match=r"model 'a/z' is not served; of 'a' there are: a, a/x, a/y$"):
-            _ADAPTED.find(name, "")
-
-
 def test_part_of_a_table_has_the_adapters_of_its_models_and_adapters_that_are_named_alone() -> None:
     assert list(_ADAPTED.only(frozenset({"a"}))) == ["a1", "a2", "x1", "x2", "y2"]
     assert list(_ADAPTED.only(frozenset({"a/x", "b"}))) == ["x1", "x2", "b1"]
@@ -225,7 +196,5 @@ def test_an_adapter_with_labels_of_its_own_is_described_with_them() -> None:
     adapted = spec.adapted(1)
     assert (adapted.name, adapted.labels, adapted.adapter) == (f"{spec.name}/x", ("p", "q", "r"), 1)
     assert adapted.outputs[0].axes == (3,)
-    assert (ClassifierFacts.of(adapted).score_function, ClassifierFacts.of(spec).score_function) == (
-        "sigmoid",
-        "softmax",
-    )
+    score_functions = (ClassifierFacts.of(adapted).score_function, ClassifierFacts.of(spec).score_function)
+    assert score_functions == ("sigmoid", "softmax")

@@ -19,8 +19,8 @@ _ARRAYS = {
 }
 
 
-def _tensor(data: bytes, shape: list[int], data_type: "DataType.ValueType" = DataType.DATA_TYPE_INT32) -> TensorSet:
-    return TensorSet(tensors=[Tensor(name="t", data_type=data_type, shape=shape, data=data)])
+def _tensor(data: bytes, shape: list[int]) -> TensorSet:
+    return TensorSet(tensors=[Tensor(name="t", data_type=DataType.DATA_TYPE_INT32, shape=shape, data=data)])
 
 
 @pytest.mark.parametrize("array", _ARRAYS.values(), ids=_ARRAYS)

@@ -127,9 +127,7 @@ def test_every_error_has_the_name_of_a_grpc_status(error: NeuronpipeError) -> No
     ],
     ids=repr,
 )
-def test_a_failure_is_an_error_where_it_is_not_the_callers(
-    error: BaseException, is_error: bool, events: list[str]
-) -> None:
+def test_a_failure_that_is_not_the_callers_is_an_error(error: BaseException, is_error: bool, events: list[str]) -> None:
     span = Span("x", SpanContext.new(is_sampled=True), None, 0)
     span.fail(error, 7)
     assert span.is_error is is_error

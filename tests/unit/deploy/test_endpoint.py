@@ -23,9 +23,7 @@ def test_every_published_memory_size_is_taken(memory_mb: int) -> None:
         (2048, 201, "max_concurrency: 201, must be 1 to 200"),
     ],
 )
-def test_what_no_serverless_endpoint_has_is_refused_with_the_limits(
-    memory_mb: int, max_concurrency: int, expected: str
-) -> None:
+def test_what_no_serverless_endpoint_has_is_refused(memory_mb: int, max_concurrency: int, expected: str) -> None:
     with pytest.raises(SetupError) as refused:
         ServerlessConfig(memory_mb, max_concurrency)
     assert str(refused.value).startswith(expected)
@@ -51,6 +49,9 @@ def test_the_default_name_is_one_that_every_place_takes(source: str, expected: s
     assert Endpoint(name=endpoint_name(source), source=source).name == expected
 
 
+_AWS = {"image": "i", "role": "r", "bucket": "s3://b"}
+
+
 @pytest.mark.parametrize(
     ("to", "changes", "options", "expected"),
     [
@@ -69,22 +70,17 @@ def test_the_default_name_is_one_that_every_place_takes(source: str, expected: s
         ("kubernetes", {"source": "/tmp"}, {}, "/tmp: a cluster does not reach this folder"),
         ("sagemaker", {}, {}, "image: is needed for --to sagemaker"),
         ("sagemaker", {}, {"image": "i", "role": "r", "bucket": "gs://b"}, "bucket 'gs://b': must begin with"),
-        (
-            "sagemaker",
-            {"min_executors": 0},
-            {"image": "i", "role": "r", "bucket": "s3://b"},
-            "min: 0, but a real-time endpoint has at least one instance",
-        ),
+        ("sagemaker", {"min_executors": 0}, _AWS, "min: 0, but a real-time endpoint has at least one instance"),
         (
             "sagemaker",
             {"serverless": ServerlessConfig()},
-            {"image": "i", "role": "r", "bucket": "s3://b", "asynchronous": "s3://b/out"},
+            {**_AWS, "asynchronous": "s3://b/out"},
             "an endpoint is serverless or asynchronous, not both",
         ),
         (
             "sagemaker",
             {"serverless": ServerlessConfig(), "max_executors": 2},
-            {"image": "i", "role": "r", "bucket": "s3://b"},
+            _AWS,
             "max: a serverless endpoint scales by itself",
         ),
     ],

@@ -63,14 +63,8 @@ def test_the_manifests_keep_every_rule(
     programs: Programs, tmp_path: Path, changes: dict[str, Any], model_image: str
 ) -> None:
     out = tmp_path / "out"
-    _deployed(
-        _target(
-            out,
-            model_image=model_image,
-            **{"source": str(write_bundle(tmp_path / "models"))} if model_image else {},
-            **changes,
-        )
-    )
+    source = {"source": str(write_bundle(tmp_path / "models"))} if model_image else {}
+    _deployed(_target(out, model_image=model_image, **source, **changes))
     folders = [out] if model_image else [out, out / "compile"]
     for folder in folders:
         manifests = rendered(folder, kustomize())
@@ -79,17 +73,8 @@ def test_the_manifests_keep_every_rule(
 
 
 def test_sizes_numbers_and_images_are_those_asked_for(programs: Programs, tmp_path: Path) -> None:
-    _deployed(
-        _target(
-            tmp_path / "out",
-            serverless=_SERVERLESS,
-            min_executors=1,
-            max_executors=4,
-            image_prefix="example.com/np",
-            version="7",
-            dtype="int8",
-        )
-    )
+    sizes: Any = {"serverless": _SERVERLESS, "min_executors": 1, "max_executors": 4}
+    _deployed(_target(tmp_path / "out", **sizes, image_prefix="example.com/np", version="7", dtype="int8"))
     objects = Objects(rendered(tmp_path / "out", kustomize()))
     executor, gateway = _container(objects, "neuron-executor"), _container(objects, "gateway")
     expected = {"requests": {"cpu": "2", "memory": "4096Mi"}, "limits": {"cpu": "2", "memory": "4096Mi"}}

@@ -62,9 +62,7 @@ def test_what_the_endpoint_could_not_do_is_raised(predictor: SageMakerPredictor)
     assert _objects() == []
 
 
-def test_a_result_that_does_not_come_is_waited_for_no_longer_than_the_caller_says(
-    predictor: SageMakerPredictor,
-) -> None:
+def test_a_missing_result_is_waited_for_no_longer_than_the_caller_says(predictor: SageMakerPredictor) -> None:
     def lose(parsed: dict[str, Any], **_: object) -> None:
         place = ObjectUri.parse(parsed["OutputLocation"])
         boto3.client("s3").delete_object(Bucket=place.bucket, Key=place.path)

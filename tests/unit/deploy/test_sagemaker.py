@@ -165,9 +165,7 @@ def test_a_bucket_that_is_not_there_is_said_in_words_of_aws(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("steps", ["deploying", "undeploying"])
-def test_an_installation_without_boto3_is_told_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
-) -> None:
+def test_without_boto3_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(SetupError, match=r"boto3, which is not installed: pip install 'neuronpipe\[deploy\]'"):
         take(

@@ -9,6 +9,7 @@ from neuronpipe.api.v1.inference_pb2 import GenerateStart
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.doors.text_stream import side_by_side
 from neuronpipe.gateway.requests import GeneratedPart, TextEvent
+from tests.suite.waiting import cancelled
 
 
 class _Texts:
@@ -78,6 +79,5 @@ async def test_a_caller_that_is_cancelled_closes_a_stream_that_waits() -> None:
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
+    await cancelled(reading)
     assert closed.is_set()

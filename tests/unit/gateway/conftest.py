@@ -1,8 +1,8 @@
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.suite.waiting import cancelled
 from tests.unit.gateway.coalescer import System, Wire
 
 
@@ -10,9 +10,7 @@ from tests.unit.gateway.coalescer import System, Wire
 async def system() -> AsyncIterator[System]:
     system = System()
     yield system
-    for task in system.tasks:
-        task.cancel()
-    await asyncio.gather(*system.tasks, return_exceptions=True)
+    await cancelled(*system.tasks)
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ class _Crowd:
 
 
 CrowdOf = Callable[[AdmissionControl], _Crowd]
+_TWO_REQUESTS = r"^2 requests in flight, the limit is 2 \(the gateway's max_requests_in_flight\)$"
 
 
 @pytest.fixture
@@ -74,22 +75,25 @@ def crowd_of() -> Iterator[CrowdOf]:
         crowd.leave_all()
 
 
-def test_as_many_requests_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
-    crowd = crowd_of(AdmissionControl(max_requests=2, max_tokens=100))
-    crowd.enter("a")
-    crowd.enter("b")
-    with pytest.raises(
-        Overloaded, match=r"^2 requests in flight, the limit is 2 \(the gateway's max_requests_in_flight\)$"
-    ):
-        crowd.enter("c")
-
-
-def test_as_many_tokens_as_the_limit_are_let_in(crowd_of: CrowdOf) -> None:
-    crowd = crowd_of(AdmissionControl(max_requests=100, max_tokens=10))
-    crowd.enter("a", tokens=6)
-    crowd.enter("b", tokens=4)
-    with pytest.raises(Overloaded):
-        crowd.enter("c", tokens=1)
+@pytest.mark.parametrize(
+    ("limits", "inside", "is_bulk", "problem"),
+    [
+        pytest.param((2, 100), [1, 1], False, _TWO_REQUESTS, id="requests up to the limit"),
+        pytest.param((100, 10), [6, 4], False, "requests|tokens", id="tokens up to the limit"),
+        pytest.param((10, 10), [50], False, "requests|tokens", id="a request larger than the gate where that is empty"),
+        pytest.param((1, 100), [1], False, "requests|tokens", id="interactive requests, of which none is shed"),
+        pytest.param((1, 100), [1], True, "requests|tokens", id="bulk requests, which shed nobody"),
+    ],
+)
+def test_what_is_let_in(
+    crowd_of: CrowdOf, limits: tuple[int, int], inside: list[int], is_bulk: bool, problem: str
+) -> None:
+    crowd = crowd_of(AdmissionControl(*limits))
+    for number, tokens in enumerate(inside):
+        crowd.enter(str(number), tokens, is_bulk=is_bulk)
+    with pytest.raises(Overloaded, match=problem):
+        crowd.enter("next", is_bulk=is_bulk)
+    assert not crowd.shed
 
 
 def test_the_share_in_flight_is_that_of_the_limit_which_is_nearer(crowd_of: CrowdOf) -> None:
@@ -108,13 +112,6 @@ def test_whoever_leaves_makes_room(crowd_of: CrowdOf) -> None:
     crowd.enter("a")
     crowd.leave("a")
     crowd.enter("b")
-
-
-def test_a_request_larger_than_the_gate_is_let_into_an_empty_one(crowd_of: CrowdOf) -> None:
-    crowd = crowd_of(AdmissionControl(max_requests=10, max_tokens=10))
-    crowd.enter("giant", tokens=50)
-    with pytest.raises(Overloaded):
-        crowd.enter("b")
 
 
 def test_a_requests_real_tokens_replace_the_estimate(crowd_of: CrowdOf) -> None:
@@ -138,9 +135,8 @@ def test_bulk_requests_leave_a_quarter_of_the_gate_to_interactive_ones(crowd_of:
     crowd = crowd_of(AdmissionControl(max_requests=4, max_tokens=100))
     for name in "abc":
         crowd.enter(name, is_bulk=True)
-    with pytest.raises(
-        Overloaded, match=r"^3 requests .* bulk requests is 3 \(of the gateway's max_requests_in_flight, 4\)$"
-    ):
+    problem = r"^3 requests .* bulk requests is 3 \(of the gateway's max_requests_in_flight, 4\)$"
+    with pytest.raises(Overloaded, match=problem):
         crowd.enter("d", is_bulk=True)
     crowd.enter("e")
     assert not crowd.shed
@@ -179,22 +175,6 @@ def test_many_windows_of_one_context_do_not_make_all_texts_look_long(crowd_of: C
     crowd.enter("windows", tokens=2500).count(400_000)  # 10 KB
     # A twentieth of the way from a quarter to one token a byte.
     assert crowd.enter("next", tokens=1000).tokens == 1150
-
-
-def test_a_bulk_request_sheds_nobody(crowd_of: CrowdOf) -> None:
-    crowd = crowd_of(AdmissionControl(max_requests=1, max_tokens=100))
-    crowd.enter("a", is_bulk=True)
-    with pytest.raises(Overloaded):
-        crowd.enter("b", is_bulk=True)
-    assert not crowd.shed
-
-
-def test_an_interactive_request_is_never_shed(crowd_of: CrowdOf) -> None:
-    crowd = crowd_of(AdmissionControl(max_requests=1, max_tokens=100))
-    crowd.enter("a")
-    with pytest.raises(Overloaded):
-        crowd.enter("b")
-    assert not crowd.shed
 
 
 def test_a_shed_request_counts_no_more_when_it_leaves(crowd_of: CrowdOf) -> None:
@@ -259,9 +239,8 @@ def test_a_request_whose_estimate_let_in_too_much_is_refused_once_it_is_counted(
     crowd = crowd_of(AdmissionControl(max_requests=100, max_tokens=10))
     crowd.enter("a", tokens=6)
     admission = crowd.enter("b", tokens=2)
-    with pytest.raises(
-        Overloaded, match=r"^about 8 tokens in flight, the limit is 10 \(the gateway's max_tokens_in_flight\)$"
-    ):
+    problem = r"^about 8 tokens in flight, the limit is 10 \(the gateway's max_tokens_in_flight\)$"
+    with pytest.raises(Overloaded, match=problem):
         admission.count(5)
     crowd.leave("b")
     crowd.enter("c", tokens=4)
@@ -281,9 +260,7 @@ def test_a_request_that_turns_out_larger_sheds_bulk_requests_before_it_is_refuse
     assert crowd.control.in_flight == (1, 8)
 
 
-def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_filled_the_gate(
-    crowd_of: CrowdOf,
-) -> None:
+def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_fill_the_gate(crowd_of: CrowdOf) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=4, max_tokens=100))
     bulk = crowd.enter("bulk", tokens=2, is_bulk=True)
     for name in "abc":
@@ -292,9 +269,9 @@ def test_a_bulk_request_whose_estimate_was_right_stays_though_interactive_ones_f
     assert crowd.control.in_flight == (4, 6)
 
 
-def _crowded(crowd_of: CrowdOf, requests: int = 20, max_requests: int = 100) -> tuple[AdmissionControl, _Crowd]:
+def _crowded(crowd_of: CrowdOf, requests: int = 20) -> tuple[AdmissionControl, _Crowd]:
     """A control with requests inside, out of which ten went in the last moment."""
-    control = AdmissionControl(max_requests, 1_000_000)
+    control = AdmissionControl(100, 1_000_000)
     crowd = crowd_of(control)
     for number in range(requests + 10):
         crowd.enter(str(number))
@@ -362,9 +339,7 @@ def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: _Cloc
     assert depths == depths[:1] * 3
 
 
-def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_refused(
-    crowd_of: CrowdOf, clock: _Clock
-) -> None:
+def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
@@ -373,9 +348,8 @@ def test_after_a_late_request_those_with_too_little_time_left_for_an_answer_are_
         crowd.leave("a")
     control.check_room(0.02)
     crowd.enter("late").note_late()
-    with pytest.raises(
-        DeadlineExceeded, match=r"would pass before the result is ready: answers of model 'm' take about 0\.099 s now"
-    ):
+    problem = r"would pass before the result is ready: answers of model 'm' take about 0\.099 s now"
+    with pytest.raises(DeadlineExceeded, match=problem):
         control.check_room(0.02)
     control.check_room(0.1)
 
@@ -392,9 +366,7 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
     control.check_room(0.1)
 
 
-def test_a_request_that_was_hopeless_when_it_was_no_longer_held_says_nothing_of_others(
-    crowd_of: CrowdOf, clock: _Clock
-) -> None:
+def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_of: CrowdOf, clock: _Clock) -> None:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
@@ -411,12 +383,6 @@ def test_a_request_that_was_hopeless_when_it_was_no_longer_held_says_nothing_of_
             control.check_room(0.02)
 
 
-def _call_of(tenant: str, remaining_s: float | None = None) -> Call:
-    return Call(
-        caller=Caller(tenant, tenant), deadline_s=None if remaining_s is None else time.monotonic() + remaining_s
-    )
-
-
 class _Tenants:
     """A control of tenants who all have the same rights, and whose requests are answered or late as the test says."""
 
@@ -427,7 +393,8 @@ class _Tenants:
         self.control = AdmissionControl(max_requests, 1000, tenants, model_limits)
 
     def enter(self, tenant: str, model: str = "m", remaining_s: float | None = None) -> Admission:
-        call = _call_of(tenant, remaining_s)
+        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
+        call = Call(caller=Caller(tenant, tenant), deadline_s=deadline_s)
         return self.control.admit(call, 4, model=model, shed=lambda: self.shed.append(tenant))
 
     def answer(self, tenant: str, seconds: float, model: str = "m", times: int = 100) -> None:
@@ -511,9 +478,8 @@ def test_a_full_model_takes_the_request_of_a_tenant_that_has_less_of_it(clock: _
     system = _Tenants(clock, small=3)
     for tenant in ("mallory", "mallory", "mallory"):
         system.enter(tenant, "small")
-    with pytest.raises(
-        Overloaded, match=r"^model 'small': 3 requests in flight, the limit is 3 \(the gateway's model_concurrency\)$"
-    ):
+    problem = r"^model 'small': 3 requests in flight, the limit is 3 \(the gateway's model_concurrency\)$"
+    with pytest.raises(Overloaded, match=problem):
         system.enter("mallory", "small")
     system.enter("victim", "small")
     assert system.shed == ["mallory"]

@@ -62,9 +62,7 @@ async def test_a_message_holds_no_more_items_than_the_limit_and_bulk_items_wait(
     assert wire.names[1:] == [["a", "b", "bulk 1"], ["bulk 2"]]
 
 
-async def test_a_message_ends_with_the_item_that_passes_the_limit_of_bytes(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_ends_with_the_item_beyond_the_limit(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronpipe.gateway.stage_queue._MAX_BYTES", 1000)
     wire = await system.connect()
     await system.ask("first")
@@ -128,9 +126,7 @@ async def test_an_item_whose_caller_left_before_it_was_sent_never_is(system: Sys
     assert [message.abandoned for message in wire.messages] == [[], []]
 
 
-async def test_an_item_whose_caller_left_after_it_was_sent_is_told_as_abandoned_at_once(
-    system: System, wire: Wire
-) -> None:
+async def test_an_item_whose_caller_left_after_it_was_sent_is_abandoned_at_once(system: System, wire: Wire) -> None:
     (left,) = await system.ask("left")
     await wire.say()
     left.cancel()
@@ -138,9 +134,7 @@ async def test_an_item_whose_caller_left_after_it_was_sent_is_told_as_abandoned_
     assert wire.messages[1] == Message([], [wire.id_of("left")])
 
 
-async def test_an_item_abandoned_while_its_message_is_unanswered_is_told_with_the_next(
-    system: System, wire: Wire
-) -> None:
+async def test_an_item_abandoned_while_its_message_is_unanswered_goes_with_the_next(system: System, wire: Wire) -> None:
     (left,) = await system.ask("left")
     await system.ask("next")
     left.cancel()

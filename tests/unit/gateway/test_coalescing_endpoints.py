@@ -18,7 +18,7 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
-from tests.suite.waiting import settled
+from tests.suite.waiting import cancelled, settled
 from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, value, values
 
 
@@ -123,9 +123,7 @@ async def test_items_sent_again_go_in_their_order_and_before_those_that_came_lat
     assert second.names == [["occupies the second"], ["a", "b", "fills the first", "d", "c", "e"]]
 
 
-async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_and_waits_no_more(
-    system: System,
-) -> None:
+async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(system: System) -> None:
     first, told = await system.connect(), list[NewTokens]()
     stream: Any = SimpleNamespace(put=told.append)
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
@@ -140,9 +138,7 @@ async def test_an_item_that_only_waited_for_its_grammar_is_answered_by_another_a
     assert await values([task]) == [value("a")]
 
 
-async def test_a_text_comes_token_by_token_and_its_generator_that_is_closed_abandons_the_item(
-    system: System, wire: Wire
-) -> None:
+async def test_a_text_comes_token_by_token_and_a_closed_generator_abandons_it(system: System, wire: Wire) -> None:
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
     events = system.coalescer.generate(text)
     first = asyncio.create_task(anext(events))
@@ -317,9 +313,7 @@ async def test_items_that_failed_with_the_last_endpoint_are_not_sent_to_the_next
     assert [type(task.exception()) for task in asked] == [Unavailable, Unavailable]
 
 
-async def test_an_item_that_three_endpoints_died_with_fails_and_is_spared_the_fourth(
-    system: System, wire: Wire
-) -> None:
+async def test_an_item_that_three_endpoints_died_with_fails_before_the_fourth(system: System, wire: Wire) -> None:
     (asked,) = await system.ask("deadly")
     for _ in range(3):
         following = await system.connect()
@@ -437,8 +431,7 @@ async def test_the_first_endpoint_and_the_end_of_the_last_are_reported(system: S
 
 
 async def test_the_end_of_the_last_endpoint_is_reported_when_it_is_dropped(system: System, wire: Wire) -> None:
-    wire.serving.cancel()
-    await asyncio.wait([wire.serving])
+    await cancelled(wire.serving)
     assert system.reports == [True, False]
 
 
@@ -598,9 +591,7 @@ async def test_what_a_retired_endpoint_does_not_answer_in_time_goes_to_another(
     assert await asked == value("a")
 
 
-async def test_a_retired_endpoint_that_goes_on_answering_may_take_longer(
-    system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_retired_endpoint_that_answers_may_take_longer(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._RETIRED_LIMIT_S", 2.0)
     retired = await system.connect()
     asked = await system.ask(*"abcde")

@@ -115,9 +115,7 @@ class _System:
     [([*b"xyz"], FinishReason.FINISH_REASON_LENGTH), ([*b"xy", _END], FinishReason.FINISH_REASON_END)],
     ids=["length", "end"],
 )
-async def test_the_last_token_comes_with_the_reason_although_the_prediction_comes_later(
-    token_ids: list[int], reason: int
-) -> None:
+async def test_the_last_token_comes_with_the_reason_before_the_prediction(token_ids: list[int], reason: int) -> None:
     system = _System(token_ids, reason)
     assert await system.run(3) == bytes(token_ids).decode().strip("\2")
     assert [part.is_last for part in system.parts] == [False, False, True]
@@ -167,11 +165,8 @@ async def test_a_caller_who_reads_slowly_gets_the_parts_of_each_text_that_wait_a
     parts, start = TextParts(), GenerateStart(model="small")
     for part in (start, GeneratedPart("a", [1]), GeneratedPart("x", [7], 1), GeneratedPart("b", [2], is_last=True)):
         parts.put(part)
-    assert await parts.take() == [
-        start,
-        GeneratedPart("ab", [1, 2], 0, [], is_last=True),
-        GeneratedPart("x", [7], 1, []),
-    ]
+    ends, begins = GeneratedPart("ab", [1, 2], 0, [], is_last=True), GeneratedPart("x", [7], 1, [])
+    assert await parts.take() == [start, ends, begins]
     waiting = asyncio.create_task(parts.take())
     await asyncio.sleep(0)
     parts.put(GeneratedPart("y", [8], 1, [], is_last=True))

@@ -29,9 +29,7 @@ def _share(load: TenantLoad, more_requests: int, more_tokens: int) -> float:
         (0.21, False),
     ],
 )
-def test_the_newest_request_of_the_largest_tenant_ends_where_the_tenant_keeps_as_much(
-    own_share: float, ends: bool
-) -> None:
+def test_the_newest_request_of_the_largest_tenant_ends_if_as_much_is_kept(own_share: float, ends: bool) -> None:
     largest, smaller, idle = _load([5, 5, 5]), _load([5, 5]), _load([])
     newest = [*largest.in_flight][-1]
     assert newest_of_largest([smaller, largest, idle], _share, own_share) is (newest if ends else None)

@@ -125,9 +125,7 @@ class _Beginning(Pipeline):
 
 
 @pytest.mark.parametrize(("are_several", "most"), [(False, 64), (True, 16)])
-async def test_requests_of_large_batches_begin_a_few_in_a_turn_and_tenants_take_turns(
-    are_several: bool, most: int
-) -> None:
+async def test_requests_of_large_batches_begin_a_few_a_turn_and_tenants_alternate(are_several: bool, most: int) -> None:
     pipeline = _Beginning(are_several=are_several)
 
     def batch(tenant: str, count: int) -> "asyncio.Task[list[Any]]":

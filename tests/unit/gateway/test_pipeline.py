@@ -59,7 +59,7 @@ from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.servers.door import Door, door_of, models_of
 from tests.suite.constants import with_constants
-from tests.suite.waiting import settled
+from tests.suite.waiting import cancelled, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.gateway.coalescer import Wire
 from tests.unit.model_specs import image_spec, model_spec
@@ -409,9 +409,7 @@ async def test_a_request_without_a_deadline_gets_the_gateways_and_leaves_its_pla
     await pipeline.infer(_request(), Call())
 
 
-async def test_a_deadline_that_the_event_loop_finds_a_moment_early_is_still_the_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_deadline_that_the_event_loop_finds_early_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def tokenize(item: TokenizeItem) -> EncodedInput:
         # As uvloop's clock, which stands still while the loop is at work and then jumps.
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 0.05)
@@ -634,8 +632,7 @@ async def test_a_stream_reads_ahead_no_further_than_its_limit() -> None:
     await settled()
     # Three are worked on; a fourth is in hand, waiting for a place.
     assert (gate.entered, requests.taken) == (3, 4)
-    reading.cancel()
-    await asyncio.wait([reading])
+    await cancelled(reading)
 
 
 async def test_a_caller_who_stops_reading_stops_the_stream() -> None:
@@ -662,8 +659,7 @@ async def test_a_caller_who_leaves_a_stream_cancels_its_stages() -> None:
     reading = asyncio.create_task(_all(_pipeline(tokenize=gate.tokenize).infer_stream(_stream("a", "b"), Call())))
     await settled()
     assert gate.entered == 2
-    reading.cancel()
-    await asyncio.wait([reading])
+    await cancelled(reading)
     assert gate.left == 2
 
 

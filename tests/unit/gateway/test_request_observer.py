@@ -134,9 +134,7 @@ async def test_an_unsampled_request_is_counted_and_leaves_no_span() -> None:
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("small", "1", "OK"): 1}
 
 
-async def test_stages_record_nothing_of_a_request_that_the_gateway_does_not_sample_whatever_its_caller_decided() -> (
-    None
-):
+async def test_stages_record_nothing_of_requests_that_the_gateway_does_not_sample_whatever_callers_decide() -> None:
     seen, telemetry = list[SpanContext | None](), Recorded()
     telemetry.tracer = Tracer([telemetry.spans.append], ratio=0.0, honours_parent=False)  # always_off
     await door_of([model_spec()], _watched(seen), telemetry=telemetry).infer(_request(), Call(trace=_SAMPLED))
@@ -291,9 +289,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]
     return lambda: [vars(record)["fields"] for record in caplog.records if record.message == "request"]
 
 
-async def test_a_request_has_a_line_in_the_log_with_the_duration_of_its_answer(
-    logged: Callable[[], list[dict[str, Any]]],
-) -> None:
+async def test_a_request_is_logged_with_the_duration_of_its_answer(logged: Callable[[], list[dict[str, Any]]]) -> None:
     pipeline = _pipeline(Recorded())
     answer = await pipeline.infer(_request(request_id="r-1"), Call(caller=Caller(tenant="acme")))
     [line] = logged()
@@ -303,9 +299,7 @@ async def test_a_request_has_a_line_in_the_log_with_the_duration_of_its_answer(
     assert line == {**ids, **model, "status": "OK", "tokens": 7}
 
 
-async def test_a_request_that_fails_or_is_refused_has_a_line_with_its_status(
-    logged: Callable[[], list[dict[str, Any]]],
-) -> None:
+async def test_failed_or_refused_requests_have_a_line_with_status(logged: Callable[[], list[dict[str, Any]]]) -> None:
     with pytest.raises(NeuronpipeError):
         await _pipeline(Recorded(), Spans.PREDICT, Overloaded("no room", 1)).infer(_request(request_id="r-2"), Call())
     RequestObserver(Recorded()).refused(Overloaded("no room", 1))

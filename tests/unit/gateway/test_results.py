@@ -19,23 +19,11 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferResponse,
     Usage,
 )
-from neuronpipe.api.v1.tasks_pb2 import (
-    GenerationOptions,
-    TaskInput,
-    TaskResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, SetupError, Unavailable
-from neuronpipe.core.items import (
-    EncodedInput,
-    ExecuteItem,
-    ModelKey,
-    PostprocessItem,
-    Prediction,
-    Stages,
-    TokenizeItem,
-)
+from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
@@ -56,11 +44,8 @@ from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.task_messages import task_input, task_result
 
-_HIT, _MISS, _BYPASS = (
-    CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
-    CacheOutcome.CACHE_OUTCOME_MISS,
-    CacheOutcome.CACHE_OUTCOME_BYPASS,
-)
+_HIT, _MISS = CacheOutcome.CACHE_OUTCOME_HIT_MEMORY, CacheOutcome.CACHE_OUTCOME_MISS
+_BYPASS = CacheOutcome.CACHE_OUTCOME_BYPASS
 
 
 class _Stages:
@@ -219,9 +204,7 @@ async def test_a_known_result_is_answered_though_nothing_more_is_admitted(stages
         await waiting
 
 
-async def test_one_who_waits_for_anothers_result_waits_no_longer_than_his_deadline(
-    pipeline: Door, stages: _Stages
-) -> None:
+async def test_one_who_waits_for_anothers_result_keeps_his_deadline(pipeline: Door, stages: _Stages) -> None:
     stages.may_end.clear()
     patient = asyncio.create_task(_infer(pipeline, _request()))
     await asyncio.sleep(0)
@@ -240,9 +223,7 @@ async def test_one_without_a_deadline_learns_of_the_gateways(repository: Path, s
             await _infer(pipeline, _request())
 
 
-async def test_a_fault_of_the_cache_hits_one_request_of_a_batch(
-    pipeline: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_fault_of_the_cache_hits_one_request_of_many(pipeline: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     async def get(cache: object, *args: object, **options: object) -> None:
         raise ValueError("secret")
 
@@ -286,11 +267,8 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     assert telemetry.counts(Metrics.REQUEST_DURATION) == {("set", "2", "OK"): 2, ("plain", "1", "OK"): 1}
     assert telemetry.counts(Metrics.STAGE_DURATION)["set", "2", Spans.PREDICT] == 1
     computed, found, plain = telemetry.named(Spans.INFER)
-    assert [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)] == [
-        "miss",
-        "hit_memory",
-        None,
-    ]
+    told = [root.attributes.get(Attributes.RESULT_CACHE) for root in (computed, found, plain)]
+    assert told == ["miss", "hit_memory", None]
     assert [span.name for span in telemetry.spans if span.context.trace_id == found.context.trace_id] == [Spans.INFER]
     assert found.ended_ns - found.started_ns == known.timings.total_ns
 
@@ -311,9 +289,7 @@ async def test_spans_and_metrics_say_where_a_result_came_from(stages: _Stages, r
     ],
     ids=str,
 )
-def test_texts_that_are_drawn_without_a_seed_are_not_kept(
-    options: dict[str, Any], own: dict[str, Any], is_kept: bool
-) -> None:
+def test_texts_drawn_without_a_seed_are_not_kept(options: dict[str, Any], own: dict[str, Any], is_kept: bool) -> None:
     asked = GenerationOptions(**options)
     for task, input in (
         ("text_generation", task_input(text_generation={"prompt": "so", "options": asked})),

@@ -24,7 +24,7 @@ from neuronpipe.core.streams import Preparation
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.routing import VersionRouter, open_gateway_models
 from tests.servers.door import bundle_of
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.gateway.coalescer import System
 from tests.unit.model_specs import model_spec
@@ -88,9 +88,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[_Gateway]:
         async with made.running():
             yield made
     finally:
-        for task in system.tasks:
-            task.cancel()
-        await asyncio.gather(*system.tasks, return_exceptions=True)
+        await cancelled(*system.tasks)
 
 
 async def test_a_version_gets_requests_when_the_last_stage_has_it(gateway: _Gateway) -> None:

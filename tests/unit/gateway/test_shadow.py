@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest, Priority
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    TaskInput,
-    TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import InternalError
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
@@ -31,6 +25,7 @@ from tests.servers.door import Door, models_of
 from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
+from tests.unit.task_messages import task_input, task_result
 
 _ALL = ModelRoute({}, ((1, 1.0),), (2, 1.0))
 
@@ -64,14 +59,14 @@ class _System:
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         label = LabelScore(label=self.labels[item.model.version])
-        return pack_result(TaskResult(text_classification=TextClassificationResult(labels=[label])))
+        return pack_result(task_result(text_classification={"labels": [label]}))
 
     async def ask(self, number: int = 0, **changes: Any) -> str:
         """The version that answers."""
         described: dict[str, Any] = {
             "model": "small",
             "request_id": f"request {number}",
-            "input": TaskInput(text_classification=TextClassificationInput(text="hello")),
+            "input": task_input(text_classification={"text": "hello"}),
         }
         return (await self.door.infer(InferRequest(**described | changes), Call())).version
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from neuronpipe.gateway.tenant_turns import TenantTurns, Turn
+from tests.suite.waiting import cancelled
 
 _WINDOW_S = 0.1
 
@@ -61,9 +62,7 @@ class _Model:
         await self.end("known", after_s=1)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await cancelled(*self._tasks.values())
 
 
 async def _settle() -> None:
@@ -130,12 +129,12 @@ async def test_what_failed_says_nothing_of_the_rate(model: _Model) -> None:
     assert model.turns.window_tokens == pytest.approx(100)
 
 
-async def _fill(model: _Model, tenant: str = "flood", count: int = 20) -> None:
+async def _fill(model: _Model, count: int = 20) -> None:
     """A window of 85 tokens, and requests of 20 tokens, of which five run."""
     await model.ask("quick", "a", 17)
     await model.end("quick", after_s=0.02)
     for number in range(count):
-        await model.ask(f"{tenant}{number}", tenant, 20)
+        await model.ask(f"flood{number}", "flood", 20)
 
 
 async def test_beyond_the_window_requests_wait_in_order(model: _Model) -> None:

@@ -265,9 +265,7 @@ def test_what_somebody_else_changed_is_left(system: System) -> None:
         ({"steps": [200]}, "--steps: must be percentages that rise"),
     ],
 )
-def test_what_cannot_be_promoted_is_refused_before_anything_changes(
-    system: System, changes: dict[str, Any], told: str
-) -> None:
+def test_what_cannot_be_promoted_is_refused_before_changes(system: System, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(SetupError, match=told):
         system.promote(**changes)
     assert system.routing == system.before

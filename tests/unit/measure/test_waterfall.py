@@ -33,13 +33,8 @@ def _otlp(*, is_failing: bool = False) -> Json:
     row: dict[str, AttributeValue] = {Attributes.ROW: 1, Attributes.TOKENS: 5, Attributes.BUCKET_TOKENS: 8}
     compute.links.append(Link(_BATCH, row))
     batch = Span(Spans.BATCH, _BATCH, None, int(3.5 * _MS), int(7.5 * _MS))
-    batch.attributes |= {
-        Attributes.BATCH_SIZE: 3,
-        Attributes.BACKEND: "fake",
-        Attributes.CORE: 0,
-        Attributes.PADDING_RATIO: 0.25,
-        Attributes.BUCKET_TOKENS: 8,
-    }
+    batch.attributes |= {Attributes.BATCH_SIZE: 3, Attributes.BACKEND: "fake", Attributes.CORE: 0}
+    batch.attributes |= {Attributes.PADDING_RATIO: 0.25, Attributes.BUCKET_TOKENS: 8}
     batch.links += [Link(_MATE, {**row, Attributes.ROW: 0, Attributes.TOKENS: 8}), Link(compute.context, row)]
     if is_failing:
         for span in (root, predict):
@@ -80,8 +75,7 @@ def test_the_split_adds_up_to_the_request() -> None:
     # Of prediction's 7 ms, 2 and 4 are the executor's, 1 the way there and back.
     assert split(_trace()) == (
         "pre-process 10.0 % + prediction 70.0 % (queue 20.0 %, compute 40.0 %, hop 10.0 %) + post-process 15.0 % + "
-        "unattributed 5.0 % "
-        "= 10.000 ms"
+        "unattributed 5.0 % = 10.000 ms"
     )
 
 
@@ -96,19 +90,14 @@ def test_spans_of_several_sequences_that_overlap_count_once_so_that_no_share_is_
     assert trace
     assert split(trace) == (
         "pre-process 0.0 % + prediction 80.0 % (queue 15.0 %, compute 40.0 %, hop 25.0 %) + post-process 0.0 % + "
-        "unattributed 20.0 % "
-        "= 10.000 ms"
+        "unattributed 20.0 % = 10.000 ms"
     )
 
 
 def _generated() -> Trace:
     """Ten milliseconds, of which the first 4 end with the first of 4 tokens, in two steps, the first one linked."""
-    figures: dict[str, AttributeValue] = {
-        Attributes.FIRST_TOKEN_NS: 4 * _MS,
-        Attributes.PREFILL_NS: 2 * _MS,
-        Attributes.DECODE_NS: 3 * _MS,
-        Attributes.LONGEST_GAP_NS: 2 * _MS,
-    }
+    figures: dict[str, AttributeValue] = {Attributes.FIRST_TOKEN_NS: 4 * _MS, Attributes.PREFILL_NS: 2 * _MS}
+    figures |= {Attributes.DECODE_NS: 3 * _MS, Attributes.LONGEST_GAP_NS: 2 * _MS}
     root = _span(Spans.INFER, None, 0, 10, **figures)
     predict = _span(Spans.PREDICT, root, 1, 9)
     queue = _span(Spans.QUEUE, predict, 1.5, 2)

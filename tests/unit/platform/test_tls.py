@@ -23,9 +23,9 @@ _AUTHORITY = Authority()
 _DAY_S = 86_400
 
 
-def _files(folder: Path, issued: Issued, ca: bytes = _AUTHORITY.certificate) -> TlsFiles:
+def _files(folder: Path, issued: Issued) -> TlsFiles:
     issued.write(folder)
-    replace(folder / "ca.crt", ca)
+    replace(folder / "ca.crt", _AUTHORITY.certificate)
     return TlsFiles(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
 
 

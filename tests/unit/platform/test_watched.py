@@ -142,9 +142,7 @@ def test_a_problem_is_logged_once_and_its_end_too(tmp_path: Path, caplog: pytest
     assert found == [("WARNING", {"problem": "is bad"}), ("INFO", {"files": [str(file)]})]
 
 
-def test_files_are_looked_at_from_a_thread_that_outlives_a_fault(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_thread_that_outlives_a_fault_looks_at_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "file"
     file.write_text("a")
     has_read_anew = threading.Event()

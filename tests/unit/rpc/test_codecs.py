@@ -9,13 +9,7 @@ from neuronpipe.api.forward.v1 import stages_pb2 as wire
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-from neuronpipe.api.v1.tasks_pb2 import (
-    GenerationOptions,
-    QuestionAnsweringInput,
-    TaskInput,
-    TaskResult,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskResult
 from neuronpipe.core.callers import Caller
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, ModelNotFound
@@ -25,9 +19,10 @@ from neuronpipe.core.packed import TensorSets, pack_input, pack_result
 from neuronpipe.core.streams import Preparation, ProcessModels
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.rpc.codecs import ExecuteCodec, PostprocessCodec, TokenizeCodec, read_announcement, write_announcement
+from tests.unit.task_messages import task_input, task_result
 
 _MODEL = ModelKey("m", 3)
-_INPUT = TaskInput(question_answering=QuestionAnsweringInput(question="who?", context="nobody"))
+_INPUT = task_input(question_answering={"question": "who?", "context": "nobody"})
 _TRACE = SpanContext(5, 6, True, "a=b")
 _CALL = Call("mine", priority=Priority.PRIORITY_BULK, caller=Caller(tenant="a", cache_scope="b"))
 _WORK = Work(_TRACE, cost_tokens=7, is_beyond_share=True, weight=0.5)
@@ -81,14 +76,8 @@ def test_values_are_read_as_they_were_written_and_packed_to_the_bytes_of_their_t
     assert (read.tokens, read.truncated_tokens, read.token_cache) == (3, 4, CacheOutcome.CACHE_OUTCOME_HIT_REDIS)
     ran = ExecuteCodec().read_value(executed)
     assert isinstance(ran, Prediction)
-    assert (
-        _numbers(ran.outputs),
-        ran.queue_ns,
-        ran.compute_ns,
-        ran.batch_size,
-        ran.bucket_tokens,
-        ran.padded_tokens,
-    ) == ([1, 2], 3, 4, 5, 6, 7)
+    assert _numbers(ran.outputs) == [1, 2]
+    assert (ran.queue_ns, ran.compute_ns, ran.batch_size, ran.bucket_tokens, ran.padded_tokens) == (3, 4, 5, 6, 7)
 
 
 def test_new_tokens_and_figures_of_a_text_are_read_as_they_were_written() -> None:
@@ -109,7 +98,7 @@ def test_options_of_generation_travel_with_an_item() -> None:
 
 
 def test_a_result_is_read_as_it_was_written_though_it_is_empty() -> None:
-    for result in (TaskResult(), TaskResult(text_classification=TextClassificationResult())):
+    for result in (TaskResult(), task_result(text_classification={})):
         outcome = wire.PostprocessOutcome()
         PostprocessCodec().write_value(pack_result(result), outcome)
         assert outcome.WhichOneof("outcome") == "result"

@@ -160,9 +160,7 @@ async def test_an_error_ends_a_call_with_its_code_its_message_and_its_details(
 
 
 @each_kind_of_call
-async def test_an_overload_says_when_to_come_back_to_grpc_and_to_callers(
-    caplog: pytest.LogCaptureFixture, call: Kind
-) -> None:
+async def test_an_overload_says_to_grpc_and_callers_when_to_retry(caplog: pytest.LogCaptureFixture, call: Kind) -> None:
     async with _serving(caplog, _failing(Overloaded("full", 1.5))) as system:
         failure = await _failure(call(system))
     assert dict(failure.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "1500"
@@ -194,9 +192,7 @@ async def test_a_fault_is_internal_and_keeps_its_text_to_the_log(caplog: pytest.
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "😀"])
-async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(
-    caplog: pytest.LogCaptureFixture, letter: str
-) -> None:
+async def test_an_error_too_long_for_grpcs_trailers_arrives(caplog: pytest.LogCaptureFixture, letter: str) -> None:
     # A client takes 8 KiB of trailers, and calls anything longer RESOURCE_EXHAUSTED, which it retries.
     async with _serving(caplog, _failing(InvalidInput("text", letter * 20_000))) as system:
         failure = await _failure(_infer(system))
@@ -206,9 +202,7 @@ async def test_an_error_too_long_for_grpcs_trailers_still_arrives_as_itself(
 
 
 @pytest.mark.parametrize("data", [_NOT_UTF8, _BROKEN], ids=["not UTF-8", "broken"])
-async def test_a_message_that_cannot_be_read_is_the_callers_fault(
-    caplog: pytest.LogCaptureFixture, data: bytes
-) -> None:
+async def test_an_unreadable_message_is_the_callers_fault(caplog: pytest.LogCaptureFixture, data: bytes) -> None:
     async with _serving(caplog, _failing(AssertionError("called"))) as system:
         failure = await _failure(system.channel.unary_unary(f"/{_SERVICE.full_name}/Infer")(data, timeout=10))
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -217,9 +211,7 @@ async def test_a_message_that_cannot_be_read_is_the_callers_fault(
     assert bad_request.field_violations[0].field == "request"
 
 
-async def test_a_message_that_cannot_be_read_ends_its_stream_as_the_callers_fault(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_unreadable_message_ends_its_stream_as_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
     good = InferStreamRequest(request=InferRequest(request_id="a")).SerializeToString()
     async with _serving(caplog, {"InferStream": _echo}) as system:
         call = system.channel.stream_stream(f"/{_SERVICE.full_name}/InferStream")(iter([good, _BROKEN]), timeout=10)
@@ -506,9 +498,7 @@ async def _empty(request: InferRequest, context: Context) -> InferResponse:
     return InferResponse()
 
 
-async def test_callers_are_asked_to_connect_again_after_a_while_and_no_call_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_callers_are_asked_to_connect_again_and_no_call_fails(caplog: pytest.LogCaptureFixture) -> None:
     connections = set()
 
     async def infer(request: InferRequest, context: Context) -> InferResponse:
@@ -678,9 +668,7 @@ async def test_methods_of_one_name_in_two_services_have_their_own_handlers(caplo
     assert answers == [b"16", b"4"]
 
 
-async def test_a_message_class_of_the_same_wire_format_takes_the_place_of_the_descriptors(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_message_class_of_the_same_wire_format_replaces_descriptors(caplog: pytest.LogCaptureFixture) -> None:
     rpc = replace(Rpc.of(_SERVICE.methods_by_name["Infer"]), decode=bytes)
     seen = []
 

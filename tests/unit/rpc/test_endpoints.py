@@ -44,7 +44,7 @@ from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, StageMethod
 from tests.interop import frames
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 from tests.unit.every_error import EVERY_ERROR
 
 _LIMIT_S = 10
@@ -52,7 +52,6 @@ _LIMIT_S = 10
 _READY = b""
 # A message that says to be five bytes long, with one.
 _BROKEN = b"\x0a\x05a"
-
 
 _Requests: TypeAlias = AsyncIterator[TokenizeRequest]
 _Answer: TypeAlias = Callable[[_Requests, Any], AsyncIterator[bytes]]
@@ -148,8 +147,7 @@ async def _following(
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelled(task)
 
 
 async def _send(
@@ -369,9 +367,7 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
     assert record.__dict__["fields"] == {"target": _NAME, "problem": "Name or service not known"}
 
 
-async def test_a_name_that_cannot_be_resolved_leaves_the_other_targets_alone(
-    served: _Served, names: _Names, tmp_path: Path
-) -> None:
+async def test_an_unresolved_name_leaves_other_targets_alone(served: _Served, names: _Names, tmp_path: Path) -> None:
     names.ports = None
     async with _process(_saying(1), f"unix:{tmp_path}/socket") as target, _following(f"{_NAME},{target}", served):
         assert await served.numbers(1) == [1]
@@ -492,9 +488,7 @@ async def test_an_address_that_comes_back_after_it_was_retired_gets_a_new_stream
             await happens(lambda: kept.opened == 3)
 
 
-async def test_answers_that_fail_do_not_count_as_absences(
-    names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_that_fail_are_no_absences(names: _Names, kept: _Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neuronpipe.rpc.endpoints._MAX_ABSENCES", 2)
     async with _process(_saying(1)) as first, _process(_saying(2)) as second:
         names.ports = (_port(first), _port(second))
@@ -671,8 +665,7 @@ async def test_a_stream_whose_process_dies_is_unavailable_for_both_directions() 
         await stream.receive()
     with pytest.raises(Unavailable):
         await _send(stream, [(1, _item())], [])
-    following.cancel()
-    await asyncio.wait([following])
+    await cancelled(following)
 
 
 async def test_a_response_that_cannot_be_read_ends_the_stream_as_unavailable() -> None:
@@ -943,9 +936,6 @@ async def test_a_stream_that_ends_is_logged_with_its_code_and_reason(
     assert caplog.messages[0] == "a stage's stream is open"
     record = caplog.records[1]
     assert (record.message, record.levelno) == ("a stage's stream has ended", level)
-    assert record.__dict__["fields"] == {
-        "rpc": TOKENIZE.path,
-        "address": f"ipv4:{target}",
-        "code": code.name if code else "OK",
-        "reason": "larger than max (5 vs. 4)" if code else "",
-    }
+    name, reason = (code.name, "larger than max (5 vs. 4)") if code else ("OK", "")
+    expected = {"rpc": TOKENIZE.path, "address": f"ipv4:{target}", "code": name, "reason": reason}
+    assert record.__dict__["fields"] == expected

@@ -15,7 +15,7 @@ from neuronpipe.platform.tls import ServerTls, TlsFiles, WatchedTls, watched_tls
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints
 from neuronpipe.rpc.items import TOKENIZE
 from tests.servers.certificates import Authority, peer_names, replace, server_credentials
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 _AUTHORITY = Authority()
 
@@ -98,8 +98,7 @@ async def _following(process: _Process, served: _Served, tls: WatchedTls) -> Asy
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelled(task)
 
 
 def _gateway(folder: Path) -> WatchedTls:
@@ -117,9 +116,7 @@ async def test_a_process_proves_the_name_of_the_target_though_its_address_is_cal
         await happens(lambda: served.now == 1)
 
 
-async def test_a_process_that_proves_another_name_gets_no_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_proves_another_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     async with (
@@ -195,9 +192,7 @@ async def test_a_new_certificate_has_its_stream_before_the_old_one_loses_its_own
         await happens(lambda: process.open == 1)
 
 
-async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_until_there_is_another(
-    tmp_path: Path,
-) -> None:
+async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_until_another(tmp_path: Path) -> None:
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     async with _running(tmp_path / "stage", "localhost") as process, _following(process, served, tls):
@@ -213,9 +208,7 @@ async def test_a_certificate_that_the_process_refuses_leaves_the_old_stream_unti
         await happens(lambda: process.open == 1)
 
 
-async def test_an_address_that_is_gone_takes_its_older_certificates_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_that_left_takes_older_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = _Served()
     tls = _gateway(tmp_path / "gateway")
     addresses: dict[str, str] = {}

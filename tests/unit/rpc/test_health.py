@@ -37,9 +37,9 @@ async def stub(board: HealthBoard, caplog: pytest.LogCaptureFixture) -> AsyncIte
     await door.stop(0)
 
 
-async def _watch(stub: Any, service: str = "") -> Any:
+async def _watch(stub: Any) -> Any:
     """A watch that has said what is now."""
-    watch = stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=_LIMIT_S)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=_LIMIT_S)
     assert (await watch.read()).status == _SERVING
     return watch
 

@@ -35,7 +35,7 @@ from neuronpipe.rpc import items
 from neuronpipe.rpc.door import GrpcDoor
 from neuronpipe.rpc.endpoints import follow_endpoints
 from neuronpipe.rpc.items import EXECUTE, POSTPROCESS, TOKENIZE, StageMethod, StageRpc
-from tests.suite.waiting import happens, settled
+from tests.suite.waiting import cancelled, happens, settled
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.recorded import Recorded
 
@@ -185,8 +185,7 @@ async def gateway(stage: _Stage) -> AsyncIterator[_Gateway]:
     gateway = _Gateway(stage)
     assert await gateway.receive() == []
     yield gateway
-    gateway.reading.cancel()
-    await asyncio.wait([gateway.reading])
+    await cancelled(gateway.reading)
 
 
 @pytest.fixture(autouse=True)
@@ -359,8 +358,7 @@ async def test_a_gateway_that_goes_takes_its_items_along(stage: _Stage, gateway:
     gateway.send(1, 2)
     gateway.send(3)
     await settled()
-    gateway.reading.cancel()
-    await asyncio.wait([gateway.reading])
+    await cancelled(gateway.reading)
     assert sorted(stage.cancelled) == [1, 2, 3]
 
 
@@ -377,9 +375,7 @@ async def test_a_gateway_that_goes_while_it_does_not_read_takes_its_items_along(
     assert stage.cancelled == [2]
 
 
-async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
-    stage: _Stage, gateway: _Gateway
-) -> None:
+async def test_what_was_read_before_draining_is_answered_before_the_end(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2, 3)
     stage.finish(3)
     assert await gateway.receive() == [_outcome(3)]
@@ -394,9 +390,7 @@ async def test_what_was_read_before_draining_is_answered_before_the_stream_ends(
         await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-async def test_a_process_that_drains_begins_no_items_and_still_learns_which_of_its_items_are_abandoned(
-    stage: _Stage,
-) -> None:
+async def test_a_process_that_drains_begins_no_items_and_still_learns_which_items_are_abandoned(stage: _Stage) -> None:
     in_flight = InFlight("tokenizer", 1 << 20, 1 << 20)
     gateway = _Gateway(stage, in_flight=in_flight)
     assert await gateway.receive() == []
@@ -461,9 +455,7 @@ async def test_what_was_sent_before_the_gateway_ends_its_stream_is_answered(stag
     await asyncio.wait_for(gateway.reading, _LIMIT_S)
 
 
-async def test_what_is_ready_when_draining_begins_is_not_among_what_is_being_worked_on(
-    stage: _Stage, gateway: _Gateway
-) -> None:
+async def test_what_is_ready_when_draining_begins_is_not_what_is_worked_on(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     await settled()
     stage.finish(1)
@@ -550,9 +542,7 @@ async def test_outcomes_are_split_into_messages_of_about_a_mebibyte(stage: _Stag
     assert [outcome.item_id for outcome in (await anext(answers)).outcomes] == [6]
 
 
-async def test_an_outcome_that_is_larger_than_a_message_of_outcomes_travels_alone(
-    stage: _Stage, gateway: _Gateway
-) -> None:
+async def test_an_outcome_larger_than_a_message_of_outcomes_travels_alone(stage: _Stage, gateway: _Gateway) -> None:
     gateway.send(1, 2)
     stage.finish(1, annotation_bytes=3 << 20)
     (large,) = await gateway.receive()
@@ -655,9 +645,7 @@ async def test_the_first_message_announces_the_models_and_the_largest_message(st
     await gateway.reading
 
 
-async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_has_ended(
-    stage: _Stage,
-) -> None:
+async def test_models_are_announced_again_when_they_change_and_no_longer_when_the_stream_ended(stage: _Stage) -> None:
     models = _Models(_A)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()
@@ -698,9 +686,7 @@ async def test_how_far_models_are_prepared_is_announced(stage: _Stage) -> None:
     await gateway.reading
 
 
-async def test_what_a_gateway_needs_is_anything_until_it_says_so_and_nothing_when_its_stream_has_ended(
-    stage: _Stage,
-) -> None:
+async def test_a_gateway_needs_anything_until_it_says_so_and_nothing_when_its_stream_ended(stage: _Stage) -> None:
     models = _Models(_A, _B)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()
@@ -769,9 +755,7 @@ async def test_an_item_for_no_version_fails_alone(stage: _Stage, gateway: _Gatew
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-async def test_a_stage_makes_spans_of_what_the_gateway_sampled_and_of_nothing_else(
-    stage: _Stage, is_sampled: bool
-) -> None:
+async def test_a_stage_makes_spans_of_only_what_the_gateway_sampled(stage: _Stage, is_sampled: bool) -> None:
     telemetry = Recorded()
     gateway = _Gateway(stage, telemetry=telemetry)
     await gateway.receive()
@@ -852,5 +836,4 @@ async def test_a_text_whose_caller_leaves_while_the_process_drains_is_not_comput
     stage.finish(2)
     assert (await asked).tokens == _tokens(2)
     await asyncio.wait_for(draining, _LIMIT_S / 2)
-    following.cancel()
-    await asyncio.wait([following])
+    await cancelled(following)

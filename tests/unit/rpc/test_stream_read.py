@@ -27,11 +27,11 @@ class _Call:
         self.messages.put_nowait(error)
 
 
-def _stream(call: Any, limit_s: float, *, is_answered: bool = True) -> StreamRead:
+def _stream(call: Any, limit_s: float) -> StreamRead:
     def error_of(is_late: bool) -> NeuronpipeError:
         return DeadlineExceeded("idle")
 
-    return StreamRead(call, CallerWaits(limit_s, 10, Counter()), error_of, is_answered=is_answered)
+    return StreamRead(call, CallerWaits(limit_s, 10, Counter()), error_of, is_answered=True)
 
 
 async def test_a_stream_that_waits_for_its_next_request_is_idle() -> None:

@@ -68,9 +68,7 @@ def test_the_last_result_may_be_another_of_nearly_the_same_score(comparison: Com
     [[_A, _C, _B], [_A, _B], [_A, _B, {**_C, "label": "d"}, _C], [{**_A, "label": "d"}, _B, _C]],
     ids=["order", "one missing", "one more", "another"],
 )
-def test_results_that_rounding_does_not_explain_do_not_match(
-    ours: list[dict[str, Any]], comparison: Comparison
-) -> None:
+def test_results_that_rounding_does_not_explain_differ(ours: list[dict[str, Any]], comparison: Comparison) -> None:
     comparison.compare_ranked("case", ours, [_A, _B, _C])
 
     assert len(comparison.mismatches) == 1

@@ -77,9 +77,7 @@ def test_a_share_is_more_than_none_and_at_most_all(share: float) -> None:
 
 
 @pytest.mark.parametrize("marker", ["sampled", "long"])
-def test_of_a_file_of_long_tests_a_share_runs_and_of_other_files_all(
-    request: pytest.FixtureRequest, marker: str
-) -> None:
+def test_of_a_file_of_long_tests_a_share_runs_and_of_others_all(request: pytest.FixtureRequest, marker: str) -> None:
     def item(file: str, name: str, *, is_marked: bool) -> pytest.Item:
         made: pytest.Item = pytest.Function.from_parent(request.node.parent, name=name, callobj=lambda: None)
         made.path = Path(file)

@@ -46,7 +46,6 @@ _PLACES: Arrays = {
 }
 _MASK: Arrays = {"place": np.array([0, 3], np.int32), "target_ids": np.array([4, 2], np.int32)}
 
-
 _OPTIONS = ["top_k", "function", "dimensions", "skip_normalize", "pooling", "type"]
 _OPTIONS += ["top_n", "multi_label", "allow_nested", "threshold", "ignore_labels", "options"]
 _GENERATED: tuple[list[Arrays], list[Arrays]] = (

@@ -181,10 +181,8 @@ def test_a_short_context_is_one_window_behind_the_question_and_cls_stands_for_no
 
 
 def test_without_a_cls_token_no_token_stands_for_no_answer() -> None:
-    input, model = (
-        QuestionAnsweringInput(question="q", context="ab"),
-        model_spec("question_answering", cls_token_id=None),
-    )
+    input = QuestionAnsweringInput(question="q", context="ab")
+    model = model_spec("question_answering", cls_token_id=None)
     (annotation,) = encode_checked(TASK, input, WordTokenizer(), model).annotations
     assert annotation["char_start"].tolist() == [-1, -1, -1, 0, -1]
 

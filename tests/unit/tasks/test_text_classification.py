@@ -14,11 +14,8 @@ from neuronpipe.tasks.text_classification import TASK, decode
 from tests.unit.model_specs import model_spec
 from tests.unit.tasks.word_tokenizer import CLS, SEP, WordTokenizer, encode_checked
 
-SOFTMAX, SIGMOID, NONE = (
-    ScoreFunction.SCORE_FUNCTION_SOFTMAX,
-    ScoreFunction.SCORE_FUNCTION_SIGMOID,
-    ScoreFunction.SCORE_FUNCTION_NONE,
-)
+SOFTMAX, SIGMOID = ScoreFunction.SCORE_FUNCTION_SOFTMAX, ScoreFunction.SCORE_FUNCTION_SIGMOID
+NONE = ScoreFunction.SCORE_FUNCTION_NONE
 _RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
 _MODEL = model_spec(max_tokens=6)
 

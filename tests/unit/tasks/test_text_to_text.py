@@ -54,9 +54,7 @@ def test_a_text_in_another_language_has_its_token() -> None:
         ({"source_language": "xx", "target_language": "de_DE"}, "source_language: 'xx' is not known to model 'small'"),
     ],
 )
-def test_a_language_that_is_missing_or_unknown_is_refused_with_those_that_the_model_knows(
-    fields: dict[str, Any], problem: str
-) -> None:
+def test_a_missing_or_unknown_language_is_refused_with_the_known_ones(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         _complete(_model(), **fields)
     assert problem in refused.value.message

@@ -167,9 +167,8 @@ def test_a_long_text_is_cut_on_a_side_or_read_in_overlapping_windows(
     asked: dict[str, Any], starts: list[list[int]], cut: int
 ) -> None:
     encoded = encode_checked(TASK, TokenClassificationInput(text=_LONG, **asked), WordTokenizer(), _MODEL)
-    assert [annotation["char_start"].tolist() for annotation in encoded.annotations] == [
-        [-1, *start, -1] for start in starts
-    ]
+    found = [annotation["char_start"].tolist() for annotation in encoded.annotations]
+    assert found == [[-1, *start, -1] for start in starts]
     assert (len(encoded.sequences), encoded.truncated_tokens) == (len(starts), cut)
 
 

@@ -4,13 +4,7 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ChatMessage,
-    DetokenizationInput,
-    TextGenerationInput,
-    Token,
-    TokenizationInput,
-)
+from neuronpipe.api.v1.tasks_pb2 import ChatMessage, DetokenizationInput, TextGenerationInput, Token, TokenizationInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.tasks.tokenization import DETOKENIZATION, TOKENIZATION
 from tests.unit.model_specs import model_spec

@@ -93,9 +93,7 @@ _SCORED = {(0, 1, 0): 3.0, (1, 2, 1): 2.0, (1, 1, 0): 1.0, (1, 1, 1): 0.5, (2, 2
         ({"allow_nested": True, "multi_label": True}, [("x,", "a"), (",", "a"), (",", "b")]),
     ],
 )
-def test_the_best_spans_win_over_those_that_they_overlap(
-    options: dict[str, Any], expected: list[tuple[str, str]]
-) -> None:
+def test_the_best_spans_win_over_overlapping_ones(options: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     input = ZeroShotTokenClassificationInput(text="x, y", candidate_labels=["a", "b"], **options)
     annotations = [{"char_start": np.array([0, 1, 3], np.int32), "char_end": np.array([1, 2, 4], np.int32)}]
     logits = np.full((8, 2, MAX_LABELS), -9, np.float32)

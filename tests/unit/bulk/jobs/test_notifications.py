@@ -128,9 +128,7 @@ async def test_of_a_job_that_no_gateway_signed_no_receiver_is_told(store: JobSto
         assert (receiver.asked, _counts(meters)) == (0, {})
 
 
-async def test_a_job_that_is_deleted_while_its_receiver_is_told_is_not_told_again(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_a_job_deleted_while_its_receiver_is_told_is_not_told_again(store: JobStore, redis: RedisServer) -> None:
     async with _receiver(500) as receiver:
         id = await _ended(store, redis, receiver.url)
         (taken,) = await store.take_notifications(16, 60.0)

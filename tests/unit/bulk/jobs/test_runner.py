@@ -22,7 +22,7 @@ from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.platform.process.background import Places
 from neuronpipe.platform.storage import ObjectUri, Storage, StorageError
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 
 @pytest.fixture
@@ -53,9 +53,7 @@ async def test_a_tenant_that_is_refused_stops_no_other(gateway: BulkGateway, err
         assert await gateway.admitted(answer, "victim", _nothing) == "answer"
     assert time.monotonic() - began_s < 1
     assert set(gateway.closed_s()) == {"small"}
-    for task in flood:
-        task.cancel()
-    await asyncio.gather(*flood, return_exceptions=True)
+    await cancelled(*flood)
 
 
 async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: BulkGateway) -> None:
@@ -71,9 +69,7 @@ async def test_a_refused_call_is_sent_again_when_the_gateway_says(gateway: BulkG
     assert 0.3 <= sent[1] - sent[0] < 1
 
 
-async def test_the_log_says_once_why_the_gateway_does_not_answer(
-    gateway: BulkGateway, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_log_says_once_why_no_gateway_answers(gateway: BulkGateway, caplog: pytest.LogCaptureFixture) -> None:
     outcomes = [Unavailable("connection refused")] * 2 + [Unavailable("it stops"), None] * 2
 
     async def call() -> None:
@@ -87,9 +83,7 @@ async def test_the_log_says_once_why_the_gateway_does_not_answer(
     assert reasons == ["connection refused", "it stops", "it stops"]
 
 
-async def test_a_gateway_that_cannot_be_reached_is_in_the_log(
-    gateway: BulkGateway, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreachable_gateway_is_in_the_log(gateway: BulkGateway, caplog: pytest.LogCaptureFixture) -> None:
     asking = asyncio.create_task(gateway.outcome(InferRequest(model="a"), "a", None, 60, _nothing))
     await happens(lambda: bool(caplog.records))
     asking.cancel()
@@ -124,8 +118,7 @@ async def test_one_who_leaves_as_a_place_comes_passes_it_on() -> None:
     await asyncio.sleep(0)
     ends.set()
     await first
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    await cancelled(second)
     await asyncio.wait_for(third, 1)
 
 
@@ -267,9 +260,7 @@ async def test_a_file_that_cannot_be_read_at_first_is_left_to_the_next_attempt(f
 
 
 @pytest.mark.parametrize("hangs", ["reads", "writes"])
-async def test_a_storage_that_hangs_takes_no_thread_from_jobs_without_objects(
-    hangs: str, file: Path, tmp_path: Path
-) -> None:
+async def test_a_storage_that_hangs_delays_no_jobs_without_objects(hangs: str, file: Path, tmp_path: Path) -> None:
     file.write_bytes(_ROW)
     storage, gateway = _Hung(), _Answers()
     given = (f"file://{file}", "") if hangs == "reads" else ("", f"file://{tmp_path}/out")

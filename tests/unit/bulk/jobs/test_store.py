@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -30,17 +31,8 @@ async def _submit(
 ) -> str:
     fields: dict[str, str | int] = {"request_id": "", "notify": "", "limit": 900, "trace": "", "inputs": 1}
     id = new_id()
-    new = NewJob(
-        id,
-        id,
-        "digest",
-        tenant,
-        "normal",
-        b"x" * request_bytes,
-        ttl_s=100,
-        retention_s=retention_s,
-        fields=fields | {"outcomes": outcomes},
-    )
+    given: Any = {"ttl_s": 100, "retention_s": retention_s, "fields": fields | {"outcomes": outcomes}}
+    new = NewJob(id, id, "digest", tenant, "normal", b"x" * request_bytes, **given)
     return (await store.submit(new, 1000, 0, max_bytes))[0]
 
 
@@ -91,9 +83,7 @@ async def test_jobs_of_a_refused_tenant_are_not_moved(store: JobStore, redis: Re
     assert sum(commands.values()) < 3 * 20
 
 
-async def test_the_oldest_job_that_no_worker_has_is_taken_first_whatever_became_of_it(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_the_oldest_job_without_a_worker_is_taken_first(store: JobStore, redis: RedisServer) -> None:
     """Of a worker that died, and given back, behind more jobs of living workers than are looked at, and before newer
     ones.
     """
@@ -126,9 +116,7 @@ async def test_a_worker_does_not_get_what_it_has_whose_lease_has_ended(store: Jo
     assert (job.attempts, job.completed, job.state) == (1, 3, "running")
 
 
-async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_takes_it(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_a_job_whose_lease_ended_is_its_workers_until_another_has_it(store: JobStore, redis: RedisServer) -> None:
     ids = [await _submit(store, "a"), await _submit(store, "a")]
     taken = await store.take_jobs("slow", _LEASE_S, 2, ())
     _end_leases(redis, *ids)
@@ -138,9 +126,7 @@ async def test_a_job_whose_lease_has_ended_is_its_workers_again_until_another_ta
     assert await _waiting(store) == 0
 
 
-async def test_jobs_in_an_answer_that_was_lost_are_given_again_as_the_same_attempt(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_jobs_in_a_lost_answer_are_given_again_as_the_same_attempt(store: JobStore, redis: RedisServer) -> None:
     ids = [await _submit(store, "a") for _ in range(3)]
     async with proxy(redis.port) as between:
         cut_off = JobStore(JobSettings(jobs_redis_url=between.url))
@@ -156,9 +142,7 @@ async def test_jobs_in_an_answer_that_was_lost_are_given_again_as_the_same_attem
         await cut_off.close()
 
 
-async def test_while_redis_hangs_no_lease_ends_before_its_worker_can_renew_it(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_no_lease_ends_before_its_worker_can_renew_it_as_redis_hangs(store: JobStore, redis: RedisServer) -> None:
     id = await _submit(store, "a")
     (taken,) = await _take(store, "one", 1, lease_s=0.4)
     redis.send(signal.SIGSTOP)
@@ -176,9 +160,7 @@ async def test_while_redis_hangs_no_lease_ends_before_its_worker_can_renew_it(
     assert 0.2 < time.monotonic() - began_s < 2
 
 
-async def test_a_longer_lease_of_another_worker_ends_none_while_redis_hangs(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_a_longer_lease_of_another_worker_ends_none_as_redis_hangs(store: JobStore, redis: RedisServer) -> None:
     await _submit(store, "a")
     (taken,) = await _take(store, "short", 1, lease_s=1.0)
     assert await _take(store, "long", 1, lease_s=600.0) == []
@@ -301,9 +283,7 @@ async def test_tenants_without_room_are_looked_at_once_in_short_scripts(store: J
     assert commands < 20
 
 
-async def test_tenants_that_a_worker_may_run_no_more_of_are_passed_in_blocks(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_tenants_that_a_worker_may_run_no_more_of_are_passed(store: JobStore, redis: RedisServer) -> None:
     closed = [f"closed {number}" for number in range(300)]
     for tenant in closed:
         await _submit(store, tenant)
@@ -350,9 +330,7 @@ async def test_a_tenant_without_room_is_looked_at_again_when_something_changes(
     assert _ids(await _take(store, "third", 1)) == [expected]
 
 
-async def test_jobs_of_tenants_without_room_count_as_waiting_since_they_came(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_jobs_of_tenants_without_room_wait_since_they_came(store: JobStore, redis: RedisServer) -> None:
     await _fill(store, "a")
     await asyncio.sleep(0.3)
     await _submit(store, "b", _LIMIT)
@@ -456,9 +434,7 @@ async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: Re
     await store.close()
 
 
-async def test_a_start_does_not_wait_for_a_redis_that_hangs(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_does_not_wait_for_a_hanging_redis(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_REACH_LIMIT_S", 0.05)
     store = JobStore(JobSettings(jobs_redis_url=redis.url))
     redis.send(signal.SIGSTOP)
@@ -542,9 +518,7 @@ async def test_an_answer_that_redis_gives_for_no_job_is_unavailable(redis: Redis
         await store.close()
 
 
-async def test_a_redis_that_would_lose_jobs_is_told_to_callers_and_used_again_once_it_does_not(
-    redis: RedisServer,
-) -> None:
+async def test_a_redis_that_would_lose_jobs_is_told_to_callers_until_it_does_not(redis: RedisServer) -> None:
     store = JobStore(JobSettings(jobs_redis_url=redis.url))
     redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(NotConfigured, match="this Redis would lose jobs: maxmemory-policy is 'allkeys-lru'"):

@@ -18,8 +18,8 @@ from neuronpipe.bulk.jobs.server import JobWorker
 from neuronpipe.bulk.jobs.settings import JobSettings, WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
 from neuronpipe.core.metrics import Telemetry
-from tests.servers.redis import Proxy, RedisServer, proxy
-from tests.suite.waiting import happens
+from tests.servers.redis import RedisServer, proxy
+from tests.suite.waiting import cancelled, happens
 
 _LEASE_S = 1.0
 _STEP_S = 0.05
@@ -67,8 +67,7 @@ async def _worker(url: str, runner: Any, max_jobs: int = 8) -> AsyncIterator[Job
     try:
         yield worker
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await cancelled(running)
         await store.close()
 
 
@@ -119,9 +118,7 @@ async def test_while_redis_is_away_for_longer_than_a_lease_jobs_go_on(
     assert set(runs.began.values()) == {1}
 
 
-async def test_what_was_computed_while_redis_was_away_is_stored_and_not_computed_again(
-    store: JobStore, redis: RedisServer
-) -> None:
+async def test_what_was_computed_without_redis_is_stored_and_not_repeated(store: JobStore, redis: RedisServer) -> None:
     runs = _Runs(steps=3)
     async with _worker(redis.url, runs.of("one")), _worker(redis.url, runs.of("two")):
         id = await _submit(store)
@@ -147,12 +144,6 @@ async def test_jobs_in_answers_that_were_lost_run_once(store: JobStore, redis: R
     assert set(runs.began.values()) == {1}
 
 
-def _cut_off(between: Proxy) -> None:
-    """Cuts the connections of a proxy, and lets no others through."""
-    between.is_open = False
-    between.close()
-
-
 async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store: JobStore, redis: RedisServer) -> None:
     runs = _Runs(steps=3)
     async with (
@@ -164,7 +155,8 @@ async def test_a_worker_that_is_cut_off_stops_before_another_takes_its_job(store
         ids = [await _submit(store), await _submit(store)]
         await happens(lambda: len(runs.began) == 2)
         (theirs,) = {id for id, worker, _ in runs.steps if worker == "cut off"}
-        _cut_off(between)
+        between.is_open = False
+        between.close()
         runs.is_held = False
         other = next(id for id in ids if id != theirs)
         await _ended(store, other)

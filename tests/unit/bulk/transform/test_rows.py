@@ -76,11 +76,8 @@ def test_vectors_of_tokens_are_lists_of_numbers() -> None:
 
 
 def test_cells_of_csv_hold_lists_as_json() -> None:
-    rows = _rows(
-        {"text": "body", "candidate_labels": "topics"},
-        cells_are_texts=True,
-        zero_shot_classification=ZeroShotClassificationInput(),
-    )
+    asked = ZeroShotClassificationInput()
+    rows = _rows({"text": "body", "candidate_labels": "topics"}, cells_are_texts=True, zero_shot_classification=asked)
     (input,) = rows.inputs({"body": "7", "topics": '["a"]'})
     assert input.zero_shot_classification == ZeroShotClassificationInput(text="7", candidate_labels=["a"])
     for cell in ("a, b", "[" * 100_000):
@@ -115,15 +112,10 @@ def test_the_best_label_has_columns_of_its_own_and_several_are_a_list() -> None:
 
 def test_a_row_that_failed_has_its_error_and_what_it_keeps() -> None:
     rows = _rows({"text": "review"}, prefix="p_", text_classification=TextClassificationInput())
-    expected = {
-        "id": 5,
-        "p_label": None,
-        "p_score": None,
-        "p_error": "text: is empty",
-        "p_error_reason": "INVALID_INPUT",
-    }
-    assert rows.record({"id": 5}, [InvalidInput("text", "is empty")]) == expected
-    assert [column.name for column in rows.columns] == list(expected)
+    found = rows.record({"id": 5}, [InvalidInput("text", "is empty")])
+    failed = {"p_error": "text: is empty", "p_error_reason": "INVALID_INPUT"}
+    assert found == {"id": 5, "p_label": None, "p_score": None, **failed}
+    assert [column.name for column in rows.columns] == list(found)
 
 
 def test_truncation_is_not_silent() -> None:

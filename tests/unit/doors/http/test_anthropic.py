@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    TaskInput,
-    TaskResult,
-    TextGenerationResult,
-    TokenizationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TaskResult, TextGenerationResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError, Overloaded
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _TEMPLATE = "<tool_call> <think></think>"
 _TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"at": {}}}}
@@ -267,7 +261,7 @@ async def test_half_a_surrogate_pair_in_the_arguments_of_a_call_harms_no_answer(
 async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:
     def answer(input: TaskInput) -> TaskResult:
         assert [message.content for message in input.tokenization.chat.messages] == ["b", "a"]
-        return TaskResult(tokenization=TokenizationResult(chat_tokens=7))
+        return task_result(tokenization={"chat_tokens": 7})
 
     browser = Browser([model_spec("text_generation", chat_template=_TEMPLATE)], answer)
     status, counted = await browser.post("/v1/messages/count_tokens", {"messages": _ASKED["messages"], "system": "b"})

@@ -691,7 +691,9 @@ _SAID = {"role": "user", "content": "a"}
 _REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No.", "annotations": []}]}
 _RESPONSE_REFUSAL = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
 _TOOL = {"type": "function", "function": {"name": "look"}}
-_ALLOWED = {"type": "allowed_tools", "mode": "auto"}
+_LOOK = {"type": "function", "name": "look"}
+_ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [_LOOK]}
+_ALLOWED_IN_A_CHAT = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_TOOL]}}
 
 
 @pytest.mark.parametrize(
@@ -699,25 +701,9 @@ _ALLOWED = {"type": "allowed_tools", "mode": "auto"}
     [
         ("/v1/chat/completions", {"messages": [_REFUSAL, _SAID]}, "annotations"),
         ("/v1/chat/completions", {"messages": [_SAID], "tools": [_TOOL], "tool_choice": _TOOL}, None),
-        (
-            "/v1/chat/completions",
-            {
-                "messages": [_SAID],
-                "tools": [_TOOL],
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [_TOOL]}},
-            },
-            None,
-        ),
+        ("/v1/chat/completions", {"messages": [_SAID], "tools": [_TOOL], "tool_choice": _ALLOWED_IN_A_CHAT}, None),
         ("/v1/responses", {"input": [_RESPONSE_REFUSAL, _SAID]}, None),
-        (
-            "/v1/responses",
-            {
-                "input": "a",
-                "tools": [{"type": "function", "name": "look"}],
-                "tool_choice": _ALLOWED | {"tools": [{"type": "function", "name": "look"}]},
-            },
-            None,
-        ),
+        ("/v1/responses", {"input": "a", "tools": [_LOOK], "tool_choice": _ALLOWED}, None),
     ],
 )
 async def test_a_field_of_one_of_several_kinds_is_not_ignored_for_the_others(

@@ -7,17 +7,10 @@ import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageEmbeddingInput,
-    ImageEmbeddingResult,
-    SentenceEmbeddingInput,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingInput, SentenceEmbeddingInput, TaskInput, TaskResult, Truncation
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 # The vector of a model, which is not of length one, and its ranges of int8.
 _VECTOR = np.array([3, -1, 0.5, 2, -4, 1, 1, -0.25], np.float32)
@@ -26,7 +19,7 @@ _ASKED = {"texts": ["a", "b"], "input_type": "search_document"}
 
 
 def _answer(input: TaskInput) -> TaskResult:
-    return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=_VECTOR))
+    return task_result(sentence_embedding={"embedding": _VECTOR})
 
 
 def _browser(**facts: Any) -> Browser:
@@ -135,7 +128,7 @@ async def test_long_texts_are_cut_as_cohere_cuts_them(
 )
 async def test_images_become_vectors(asked: dict[str, Any]) -> None:
     spec = model_spec("image_embedding", embedding_dimensions=8, lowest=_LOWEST, highest=_HIGHEST)
-    result = TaskResult(image_embedding=ImageEmbeddingResult(embedding=_VECTOR))
+    result = task_result(image_embedding={"embedding": _VECTOR})
     browser = Browser([spec], lambda _: result)
     _, answer = await browser.post("/v2/embed", asked | {"input_type": "image", "embedding_types": ["ubinary"]})
     assert answer["embeddings"] == {"ubinary": [[0b10110110]]}
@@ -149,7 +142,7 @@ async def test_texts_and_images_are_billed_each_in_their_units() -> None:
 
     def answer(input: TaskInput) -> TaskResult:
         if input.HasField("image_embedding"):
-            return TaskResult(image_embedding=ImageEmbeddingResult(embedding=_VECTOR))
+            return task_result(image_embedding={"embedding": _VECTOR})
         return _answer(input)
 
     contents = [{"image": "aW1hZ2U="}, {"text": "a"}, {"image": "aW1hZ2U="}]

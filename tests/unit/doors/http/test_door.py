@@ -29,6 +29,8 @@ from tests.suite.waiting import happens
 _WAIT = Route("GET", "/wait", "waits")
 _TAKE = Route("POST", "/take", "takes a body", is_raw=True)
 _SERVICE = "a.Service"
+_GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+_GET_WAIT = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
 _HALF_BODY = b"POST /take HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\nabc"
 
 
@@ -59,14 +61,23 @@ def _server(door: HttpDoor) -> HttpServer:
     return door._server
 
 
-async def _ask(port: int, request: bytes) -> bytes:
-    """The answer's first line."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
+@asynccontextmanager
+async def _connected(
+    port: int, sent: bytes = b"", **options: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection of a caller who has sent this."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **options)
+    writer.write(sent)
     try:
-        return await reader.readline()
+        yield reader, writer
     finally:
         writer.close()
+
+
+async def _ask(port: int, request: bytes) -> bytes:
+    """The answer's first line."""
+    async with _connected(port, request) as (reader, _):
+        return await reader.readline()
 
 
 def _answering(body: bytes = b"{}", *, after_s: float = 0) -> HttpHandler:
@@ -152,7 +163,7 @@ async def test_a_caller_that_ends_its_side_has_left_and_its_work_ends(*, leaves_
 
     async with _running([(_WAIT, wait)]) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writer.write(_GET_WAIT)
         await has_begun.wait()
         if leaves_half:
             writer.write_eof()
@@ -162,21 +173,16 @@ async def test_a_caller_that_ends_its_side_has_left_and_its_work_ends(*, leaves_
 
 
 async def test_a_connection_that_ends_between_requests_is_told_nothing() -> None:
-    async with _running([]) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with _running([]) as (_, _, port), _connected(port) as (reader, writer):
         writer.write_eof()
         assert await asyncio.wait_for(reader.read(), 20) == b""
-        writer.close()
 
 
 async def test_a_second_head_that_does_not_arrive_ends_the_connection() -> None:
-    async with _running([], max_handshake_s=0.1) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    async with _running([], max_handshake_s=0.1) as (_, _, port), _connected(port, _GET_HEALTH) as (reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"GET /hea")
         assert await reader.readline() == b"HTTP/1.1 400 Bad Request\r\n"
-        writer.close()
 
 
 async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_its_place() -> None:
@@ -185,26 +191,24 @@ async def test_a_head_that_does_not_arrive_behind_a_request_is_not_told_so_in_it
         raise AssertionError
 
     async with _running([(_WAIT, wait)], max_handshake_s=0.1) as (_, _, port):
-        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea") == b""
+        assert await _ask(port, _GET_WAIT + b"GET /hea") == b""
 
 
 async def test_a_request_that_is_slow_to_answer_is_no_head_that_is_slow_to_come() -> None:
     after = _answering(after_s=0.4)  # four times the limit of a head
     async with _running([(_WAIT, after)], max_handshake_s=0.1) as (_, _, port):
-        assert await _ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n") == b"HTTP/1.1 200 OK\r\n"
+        assert await _ask(port, _GET_WAIT) == b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
 async def test_a_request_that_asks_for_another_protocol_is_answered(protocol: str) -> None:
     head = f"POST /take HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: {protocol}\r\n"
     body = b"a" * 3000
-    async with _running([(_TAKE, _echo)]) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with _running([(_TAKE, _echo)]) as (_, _, port), _connected(port) as (reader, writer):
         for _ in range(2):
             writer.write(head.encode() + b"content-length: 3000\r\n\r\n" + body)
             assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
             assert (await reader.readuntil(body)).endswith(b"\r\n\r\n" + body)
-        writer.close()
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["a connection that closes", "a caller that sends no more"])
@@ -245,7 +249,7 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
 
     async with _running([(_WAIT, wait)]) as (door, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 12)
-        writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writer.write(_GET_WAIT)
         await happens(lambda: bool(_server(door).connections))
         (connection,) = _server(door).connections
         assert isinstance(connection, HttpConnection)
@@ -264,14 +268,12 @@ async def test_a_caller_that_reads_late_is_not_taken_for_one_that_does_not_read(
 
 async def test_thousands_of_questions_for_another_protocol_behind_a_body_are_all_answered() -> None:
     question = b"GET /health HTTP/1.1\r\nhost:localhost\r\nupgrade:a\r\nconnection:upgrade\r\n\r\n"
-    async with _running([(_TAKE, _answering(b""))]) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with _running([(_TAKE, _answering(b""))]) as (_, _, port), _connected(port) as (reader, writer):
         body = b"a" * (156 << 10)  # so that what follows comes in the largest pieces
         head = b"POST /take HTTP/1.1\r\nhost:localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
         writer.write(head + body + question * 1400)
         for _ in range(1401):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
-        writer.close()
 
 
 async def test_a_caller_of_http_1_0_that_asks_for_another_protocol_sees_the_end_of_its_answer() -> None:
@@ -306,7 +308,7 @@ async def test_a_body_that_waits_to_be_asked_for_and_is_not_read_ends_its_connec
     """What comes next may be that body, or a request of a caller who does not send it (RFC 9110, 10.1.1)."""
     awaited = b"GET /health HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 60\r\n\r\n"
     async with _running([]) as (_, _, port):
-        answers = await _refused(port, awaited, _SMUGGLED)
+        answers = await _refused(port, awaited, _GET_WAIT)
     head, _, rest = answers.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"connection: close" in head.split(b"\r\n")
@@ -354,8 +356,7 @@ async def test_an_answer_that_cannot_be_written_is_a_fault_of_the_server(caplog:
         return HttpResponse(b"{}", headers=[(b"a", b"b\r\nc: d")])
 
     async with _running([(_WAIT, answer)]) as (_, _, port):
-        request = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        assert await _ask(port, request) == b"HTTP/1.1 500 Internal Server Error\r\n"
+        assert await _ask(port, _GET_WAIT) == b"HTTP/1.1 500 Internal Server Error\r\n"
     assert "a request over HTTP cannot be answered" in caplog.text
 
 
@@ -364,7 +365,7 @@ async def test_an_idle_connection_is_closed_and_one_that_waits_for_its_answer_is
     async with _running([(_WAIT, after)], max_connection_idle_s=0.2) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
-            writer.write(b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            writer.write(_GET_WAIT)
             assert (await reader.readuntil(b"\r\n\r\n{}")).startswith(b"HTTP/1.1 200 OK\r\n")
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
@@ -394,7 +395,7 @@ async def test_what_outlasts_the_grace_is_told_that_the_server_stops() -> None:
         raise AssertionError
 
     async with _running([(_WAIT, wait)]) as (door, _, port):
-        asking = asyncio.create_task(_ask(port, b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"))
+        asking = asyncio.create_task(_ask(port, _GET_WAIT))
         await began.wait()
         await door.stop(0)
         assert await asking == b"HTTP/1.1 503 Service Unavailable\r\n"
@@ -407,8 +408,7 @@ async def test_connections_are_refused_until_it_is_open() -> None:
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", door.port)
     door.open([])
-    expected = b"HTTP/1.1 503 Service Unavailable\r\n"
-    assert await _ask(door.port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n") == expected
+    assert await _ask(door.port, _GET_HEALTH) == b"HTTP/1.1 503 Service Unavailable\r\n"
     await door.stop(0)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", door.port)
@@ -433,7 +433,7 @@ async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
 async def test_a_connection_of_a_certain_age_ends_with_its_answer(max_age_s: float, is_ended: bool) -> None:
     async with _running([], max_connection_age_s=max_age_s) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writer.write(_GET_HEALTH)
         head = await reader.readuntil(b"\r\n\r\n")
         assert (b"connection: close" in head) == is_ended
         writer.close()
@@ -457,7 +457,6 @@ async def _refused(port: int, *parts: bytes) -> bytes:
 _HOST = b"host: localhost\r\n"
 _LENGTH, _CODING = b"content-length: 3\r\n", b"transfer-encoding: chunked\r\n"
 _CHUNK = b"3\r\nabc\r\n0\r\n\r\n"
-_SMUGGLED = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -495,7 +494,7 @@ async def test_a_request_that_a_proxy_may_read_as_another_one_is_refused_and_the
 ) -> None:
     """RFC 9112, 3.2, 5.1, 5.2, 6.1, 6.3 and 7.1."""
     async with _running([(_TAKE, _answering()), (_WAIT, _answering())]) as (_, _, port):
-        answers = await _refused(port, b"POST /take HTTP/%s\r\n" % version.encode() + rest + _SMUGGLED)
+        answers = await _refused(port, b"POST /take HTTP/%s\r\n" % version.encode() + rest + _GET_WAIT)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 %d " % status) == 1
 
 
@@ -517,7 +516,7 @@ async def test_extensions_and_zeros_of_a_chunk_mean_nothing(chunk: bytes) -> Non
 @pytest.mark.parametrize("first", [1, 2])
 async def test_a_request_before_a_bad_one_is_answered_and_the_bad_one_is_not(behind: bytes, first: int) -> None:
     async with _running([(_WAIT, _answering(after_s=0.1))], max_handshake_s=0.05) as (_, _, port):
-        answers = await _refused(port, _SMUGGLED * first + behind, b"a" * 40_000, _SMUGGLED)
+        answers = await _refused(port, _GET_WAIT * first + behind, b"a" * 40_000, _GET_WAIT)
     assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 200 OK\r\n") == first
     assert answers.count(b"connection: close\r\n") == 1
     assert answers.endswith(b"\r\n\r\n{}")
@@ -608,9 +607,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
     async def take(request: HttpRequest) -> HttpResponse:
         raise AssertionError
 
-    async with _running([(_TAKE, take)]) as (door, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
+    async with _running([(_TAKE, take)]) as (door, _, port), _connected(port, sent) as (reader, _):
         connections: Any = _server(door).connections
         await happens(lambda: any(connection._parser.requests for connection in connections))
         await asyncio.sleep(0.05)
@@ -620,7 +617,6 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
         assert time.monotonic() - began_s < 4
         answer = await reader.read()
         assert (sent == _HALF_BODY) == answer.startswith(b"HTTP/1.1 503 ")
-        writer.close()
 
 
 _LARGE = b"a: " + b"b" * 900 + b"\r\n"
@@ -654,13 +650,11 @@ async def test_trailers_are_limited_as_heads_are(trailers: list[bytes]) -> None:
 
 async def test_chunks_whose_heads_come_with_the_data_before_are_no_trailers() -> None:
     """Each part ends right behind the head of a chunk."""
-    async with _running([(_TAKE, _echo)], max_header_bytes=100) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with _running([(_TAKE, _echo)], max_header_bytes=100) as (_, _, port), _connected(port) as (reader, writer):
         for part in (_CHUNKED, b"5\r\n", *[b"     \r\n5\r\n"] * 20, b"12345\r\n0\r\n\r\n"):
             writer.write(part)
             await asyncio.sleep(0.005)
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        writer.close()
 
 
 async def test_a_head_behind_a_body_in_the_same_bytes_has_the_limit_of_any_head() -> None:
@@ -682,15 +676,13 @@ async def test_trailers_within_the_limit_are_taken_and_mean_nothing() -> None:
 
     # Much larger than the limit of a head, and cut right before its end.
     body = b"%x\r\n%s\r\n" % (8000, b"[" + b" " * 7998 + b"]")
-    async with _running([(_TAKE, take)], max_header_bytes=2000) as (_, _, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with _running([(_TAKE, take)], max_header_bytes=2000) as (_, _, port), _connected(port) as (reader, writer):
         for _ in range(2):
             writer.write(_CHUNKED + body + b"0\r\n")
             await asyncio.sleep(0.02)
             writer.write(_LARGE + b"\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             await reader.readexactly(2)
-        writer.close()
 
 
 async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
@@ -704,7 +696,7 @@ async def test_what_has_ended_leaves_nothing_to_the_garbage_collector() -> None:
         gc.disable()
         try:
             before = left()
-            request = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
+            request = _GET_WAIT
             assert await _ask(port, request) == b"HTTP/1.1 200 OK\r\n"
             for sent in (request, request[:5], _HALF_BODY, b"broken\r\n\r\n"):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -24,11 +24,10 @@ from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import image_spec, model_spec
 from tests.unit.task_messages import task_input, task_result
 
-_UNSET, _UNCUT, _RIGHT = (
-    Truncation.TRUNCATION_UNSPECIFIED,
-    Truncation.TRUNCATION_ERROR,
-    Truncation.TRUNCATION_RIGHT,
-)
+_UNSET, _UNCUT, _RIGHT = (Truncation.TRUNCATION_UNSPECIFIED, Truncation.TRUNCATION_ERROR, Truncation.TRUNCATION_RIGHT)
+_LEFT = Truncation.TRUNCATION_LEFT
+_NONE = Aggregation.AGGREGATION_NONE
+_SIGMOID, _RAW = ScoreFunction.SCORE_FUNCTION_SIGMOID, ScoreFunction.SCORE_FUNCTION_NONE
 _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _WRITTEN_LABELS = [{"label": "b", "score": 0.75}, {"label": "a", "score": 0.25}]
 _MASK = FilledMask(tokens=[TokenScore(token="sat", score=0.5, token_id=7)], start=4, end=7)
@@ -64,9 +63,7 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
 
 _SPECS = [
     model_spec(name="labels"),
-    model_spec(
-        "zero_shot_classification", name="entailer", labels=("x", "y", "z"), also_answers=("text_classification",)
-    ),
+    model_spec("zero_shot_classification", name="entailer", labels=tuple("xyz"), also_answers=("text_classification",)),
     model_spec("summarization", name="shortener", decoder_start_token_ids=(2,), max_text_tokens=9),
     model_spec("translation", name="translator", languages={"fr": 5}, decoder_start_token_ids=(2,), max_text_tokens=9),
     model_spec("token_classification", name="tagger"),
@@ -93,6 +90,10 @@ def test_every_task_has_its_json() -> None:
     assert set(CONVERTERS) == set(TASKS)
 
 
+_QUESTION = {"question": "q", "context": "c"}
+_WINDOWED = {"max_answer_len": 5, "doc_stride": 2, "handle_impossible_answer": True, "align_to_words": True}
+_HYPOTHESES = {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"}
+_SPANS = {"candidate_labels": ["a"], "threshold": 0.25, "multi_label": True}
 _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "shortener",
@@ -109,14 +110,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "labels",
         {"inputs": "t", "parameters": {"top_k": 9, "function_to_apply": "sigmoid"}},
-        task_input(
-            text_classification={
-                "text": "t",
-                "top_k": 3,
-                "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-                "truncation": _UNSET,
-            }
-        ),
+        task_input(text_classification={"text": "t", "top_k": 3, "function": _SIGMOID, "truncation": _UNSET}),
         [_WRITTEN_LABELS],
     ),
     (
@@ -127,19 +121,8 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "entailer",
-        {
-            "inputs": "t",
-            "parameters": {"candidate_labels": ["b", "a"], "multi_label": True, "hypothesis_template": "{}!"},
-        },
-        task_input(
-            zero_shot_classification={
-                "truncation": _UNSET,
-                "text": "t",
-                "candidate_labels": ["b", "a"],
-                "multi_label": True,
-                "hypothesis_template": "{}!",
-            }
-        ),
+        {"inputs": "t", "parameters": _HYPOTHESES},
+        task_input(zero_shot_classification={"text": "t", **_HYPOTHESES, "truncation": _UNSET}),
         _WRITTEN_LABELS,
     ),
     (
@@ -160,12 +143,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
         "tagger",
         {"inputs": "t", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}},
         task_input(
-            token_classification={
-                "truncation": _UNSET,
-                "text": "t",
-                "aggregation": Aggregation.AGGREGATION_NONE,
-                "keep_all_labels": True,
-            }
+            token_classification={"truncation": _UNSET, "text": "t", "aggregation": _NONE, "keep_all_labels": True}
         ),
         [{"entity": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
@@ -177,43 +155,22 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "answerer",
-        {
-            "inputs": {"question": "q", "context": "c"},
-            "parameters": {
-                "max_answer_len": 5,
-                "doc_stride": 2,
-                "handle_impossible_answer": True,
-                "align_to_words": True,
-            },
-        },
+        {"inputs": _QUESTION, "parameters": _WINDOWED},
         task_input(
-            question_answering={
-                "question": "q",
-                "context": "c",
-                "max_answer_tokens": 5,
-                "window_stride_tokens": 2,
-                "allow_no_answer": True,
-            }
+            question_answering={**_QUESTION, "max_answer_tokens": 5, "window_stride_tokens": 2, "allow_no_answer": True}
         ),
         {"answer": "a cat", "score": 0.5, "start": 1, "end": 6},
     ),
     (
         "answerer",
-        {"inputs": {"question": "q", "context": "c"}, "parameters": {"top_k": 2}},
+        {"inputs": _QUESTION, "parameters": {"top_k": 2}},
         task_input(question_answering={"question": "q", "context": "c", "top_k": 2}),
         [{"answer": "a cat", "score": 0.5, "start": 1, "end": 6}],
     ),
     (
         "embedder",
         {"inputs": "t", "normalize": False, "dimensions": 2, "truncate": True, "truncation_direction": "Left"},
-        task_input(
-            sentence_embedding={
-                "text": "t",
-                "skip_normalize": True,
-                "dimensions": 2,
-                "truncation": Truncation.TRUNCATION_LEFT,
-            }
-        ),
+        task_input(sentence_embedding={"text": "t", "skip_normalize": True, "dimensions": 2, "truncation": _LEFT}),
         [1.0, 2.0],
     ),
     (
@@ -225,15 +182,7 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     (
         "reranker",
         {"inputs": {"query": "q", "texts": ["a", "b"]}, "parameters": {"top_k": 9, "function_to_apply": "none"}},
-        task_input(
-            rerank={
-                "query": "q",
-                "texts": ["a", "b"],
-                "top_n": 2,
-                "function": ScoreFunction.SCORE_FUNCTION_NONE,
-                "truncation": _UNSET,
-            }
-        ),
+        task_input(rerank={"query": "q", "texts": ["a", "b"], "top_n": 2, "function": _RAW, "truncation": _UNSET}),
         [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}],
     ),
     (
@@ -253,19 +202,9 @@ _CASES: list[tuple[str, dict[str, Any], TaskInput, Any]] = [
     ),
     (
         "finder",
-        {
-            "inputs": "a text",
-            "parameters": {"candidate_labels": ["a"], "threshold": 0.25, "flat_ner": False, "multi_label": True},
-        },
+        {"inputs": "a text", "parameters": {**_SPANS, "flat_ner": False}},
         task_input(
-            zero_shot_token_classification={
-                "text": "a text",
-                "candidate_labels": ["a"],
-                "threshold": 0.25,
-                "allow_nested": True,
-                "multi_label": True,
-                "truncation": _UNSET,
-            }
+            zero_shot_token_classification={"text": "a text", **_SPANS, "allow_nested": True, "truncation": _UNSET}
         ),
         [{"entity_group": "PER", "score": 0.5, "word": "Ann", "start": 1, "end": 4}],
     ),
@@ -301,7 +240,7 @@ async def test_many_masks_are_a_list_each(browser: Browser) -> None:
 
 async def test_many_inputs_have_a_list_of_answers(browser: Browser) -> None:
     assert await browser.post("/models/labels", {"inputs": ["a", "b"]}) == (200, [_WRITTEN_LABELS, _WRITTEN_LABELS])
-    questions = [{"question": "q", "context": "c"}] * 2
+    questions = [_QUESTION] * 2
     _, answers = await browser.post("/models/answerer", {"inputs": questions})
     assert [answer["answer"] for answer in answers] == ["a cat", "a cat"]
 
@@ -344,11 +283,7 @@ async def test_the_root_is_an_endpoint_of_one_model() -> None:
         ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: input should be a valid integer"),
         ("entailer", {"inputs": "t"}, "parameters: field required"),
         ("answerer", {"inputs": {"question": "q"}}, "inputs.context: field required"),
-        (
-            "answerer",
-            {"inputs": {"question": "q", "context": "c"}, "parameters": {"max_seq_len": 9}},
-            "is not supported",
-        ),
+        ("answerer", {"inputs": _QUESTION, "parameters": {"max_seq_len": 9}}, "is not supported"),
         ("extractor", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is for models of sentence embeddings"),
         ("late", {"inputs": "t", "prompt_name": "other"}, "prompt_name: must be query or document for a model of late"),
         ("extractor", {"inputs": "t", "dimensions": 3}, "dimensions: is for models of sentence embeddings"),
@@ -363,23 +298,17 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
     assert browser.inputs == []
 
 
+_RANKED = {"query": "q", "texts": ["a"]}
+_TOO_LONG = InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"])
+
+
 @pytest.mark.parametrize(
     ("model", "body", "error", "told"),
     [
         ("labels", {"inputs": "t"}, InvalidInput("text", "is long"), "inputs: is long"),
         ("labels", {"inputs": ["t"]}, InvalidInput("text", "is long"), "inputs[0]: is long"),
-        (
-            "reranker",
-            {"inputs": {"query": "q", "texts": ["a"]}},
-            InvalidInput("texts[0]", "is long"),
-            "inputs.texts[0]: is long",
-        ),
-        (
-            "answerer",
-            {"inputs": {"question": "q", "context": "c"}},
-            InvalidInput("question", "is long"),
-            "inputs.question: is long",
-        ),
+        ("reranker", {"inputs": _RANKED}, InvalidInput("texts[0]", "is long"), "inputs.texts[0]: is long"),
+        ("answerer", {"inputs": _QUESTION}, InvalidInput("question", "is long"), "inputs.question: is long"),
         ("filler", {"inputs": "t"}, InvalidInput("targets[1]", "is none"), "parameters.targets[1]: is none"),
         (
             "tagger",
@@ -397,23 +326,16 @@ async def test_what_is_wrong_is_named(browser: Browser, model: str, body: Any, e
             InvalidInput("texts[0]", "9 tokens; set truncation to cut", ["truncation"]),
             "inputs.sentences[0]: 9 tokens; set parameters.truncation to cut",
         ),
-        (
-            "embedder",
-            {"inputs": "t"},
-            InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"]),
-            "inputs: 9 tokens; set truncate to cut",
-        ),
+        ("embedder", {"inputs": "t"}, _TOO_LONG, "inputs: 9 tokens; set truncate to cut"),
         (
             "embedder",
             {"inputs": "t", "parameters": {"truncation": False}},
-            InvalidInput("text", "9 tokens; set truncation to cut", ["truncation"]),
+            _TOO_LONG,
             "inputs: 9 tokens; set parameters.truncation to cut",
         ),
     ],
 )
-async def test_an_error_of_the_pipeline_names_the_bodys_field(
-    model: str, body: Any, error: NeuronpipeError, told: str
-) -> None:
+async def test_pipeline_errors_name_the_bodys_field(model: str, body: Any, error: NeuronpipeError, told: str) -> None:
     browser = Browser(_SPECS, lambda given: error)
     assert await browser.post(f"/models/{model}", body) == (400, {"error": told, "error_type": "validation"})
 

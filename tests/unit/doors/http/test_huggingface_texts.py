@@ -7,14 +7,7 @@ import orjson
 import pytest
 
 from neuronpipe.api.v1.inference_pb2 import StageTimings, Usage
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    TaskInput,
-    TaskResult,
-    TextGenerationResult,
-    TokenLogprob,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, GeneratedText, TaskInput, TokenLogprob
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.packed import pack_result
@@ -24,6 +17,7 @@ from neuronpipe.doors.http.huggingface_texts import answer_tokens, write_text
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SPEC = model_spec("text_generation")
 _DETAILS = {"generated_tokens": 3, "seed": None, "input_length": 5}
@@ -39,7 +33,7 @@ async def _events(reason: int, *parts: GeneratedPart) -> list[dict[str, Any]]:
     text = "".join(part.text for part in parts)
     token_ids = [token_id for part in parts for token_id in part.token_ids]
     sequence = GeneratedText(text=text, token_ids=token_ids, finish_reason=FinishReason.ValueType(reason))
-    result = pack_result(TaskResult(text_generation=TextGenerationResult(sequences=[sequence])))
+    result = pack_result(task_result(text_generation={"sequences": [sequence]}))
 
     class Written:
         async def stream(self, model_call: ModelCall, input: TaskInput) -> AsyncGenerator[TextEvent, None]:

@@ -4,17 +4,11 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    TaskInput,
-    TaskResult,
-    TextClassificationInput,
-    TextClassificationResult,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult, TextClassificationInput, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _SCORES = {"kind": {"a": 0.4, "b": 0.1, "c": 0.2}, "rude": {"b": 0.9, "a": 0.5, "c": 0.1}}
 
@@ -24,7 +18,7 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     if not text:
         return InvalidInput("text", "is empty")
     labels = [LabelScore(label=label, score=score) for label, score in _SCORES[text].items()]
-    return TaskResult(text_classification=TextClassificationResult(labels=labels))
+    return task_result(text_classification={"labels": labels})
 
 
 def _browser(**facts: Any) -> Browser:

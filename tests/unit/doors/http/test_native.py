@@ -7,28 +7,22 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, InferResponse, Priority
-from neuronpipe.api.v1.tasks_pb2 import (
-    LabelScore,
-    ScoreFunction,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from neuronpipe.doors.http.messages import message_body
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _TEXT: dict[str, Any] = {"model": "small", "input": {"text_classification": {"text": "a"}}}
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     if input.HasField("sentence_embedding"):
-        return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=[0.1, -2.5]))
+        return task_result(sentence_embedding={"embedding": [0.1, -2.5]})
     if input.WhichOneof("task") is None:
         return InvalidInput("input", "has no task")
-    return TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label="b", score=0.75)]))
+    return task_result(text_classification={"labels": [{"label": "b", "score": 0.75}]})
 
 
 @pytest.fixture

@@ -7,36 +7,31 @@ import numpy as np
 import orjson
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    ImageClassificationResult,
-    LabelScore,
-    SentenceEmbeddingResult,
-    TaskInput,
-    TaskResult,
-    TextClassificationResult,
-)
+from neuronpipe.api.v1.tasks_pb2 import LabelScore, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.problems import CODES
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.every_error import EVERY_ERROR
 from tests.unit.model_specs import image_spec, model_spec
+from tests.unit.task_messages import task_result
 
 _VECTOR = [0.5, 1.5, -2.0, 0.0]
 _BINARY = "application/octet-stream"
+_IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES"}
 _SPECS = [model_spec(), model_spec("sentence_embedding", name="vectors"), image_spec(name="viewer")]
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     match input.WhichOneof("task"):
         case "sentence_embedding":
-            return TaskResult(sentence_embedding=SentenceEmbeddingResult(embedding=_VECTOR))
+            return task_result(sentence_embedding={"embedding": _VECTOR})
         case "image_classification":
             label = LabelScore(label=str(len(input.image_classification.image)), score=1)
-            return TaskResult(image_classification=ImageClassificationResult(labels=[label]))
+            return task_result(image_classification={"labels": [label]})
     text = input.text_classification.text
     if text.isdigit():
         return EVERY_ERROR[int(text)]
-    return TaskResult(text_classification=TextClassificationResult(labels=[LabelScore(label=text, score=1)]))
+    return task_result(text_classification={"labels": [{"label": text, "score": 1}]})
 
 
 @pytest.fixture
@@ -147,11 +142,10 @@ async def test_vectors_are_binary_where_an_output_asks_for_it(browser: Browser) 
 
 async def test_images_are_binary_or_in_base64(browser: Browser) -> None:
     encoded = base64.b64encode(b"\xff\xd8\xff").decode()
-    tensor = {"name": "image", "shape": [1], "datatype": "BYTES"}
-    given = tensor | {"data": [encoded], "parameters": {"content_type": "base64"}}
+    given = _IMAGE | {"data": [encoded], "parameters": {"content_type": "base64"}}
     status, body = await browser.post("/v2/models/viewer/infer", {"inputs": [given]})
     assert (status, body["outputs"][0]["data"]) == (200, ["3"])
-    given = tensor | {"parameters": {"binary_data_size": 7}}
+    given = _IMAGE | {"parameters": {"binary_data_size": 7}}
     status, body = await _post_binary(browser, "/v2/models/viewer/infer", {"inputs": [given]}, _raw(b"\xff\xd8\xff"))
     assert (status, body["outputs"][0]["data"]) == (200, ["3"])
 
@@ -164,111 +158,80 @@ async def test_every_error_has_the_protocol_s_form(browser: Browser, error: Neur
 
 _IDS = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64"}
 
+_A = [_text("a")]
+
+
+def _with(**parameters: Any) -> dict[str, Any]:
+    return {"inputs": [_text("a", parameters=parameters)]}
+
+
+def _ids(**changes: Any) -> dict[str, Any]:
+    return {"inputs": [_IDS | changes]}
+
+
+# For a classifier of texts.
+_AT_FAULT: list[tuple[Any, str]] = [
+    (b"{", "body: is no valid JSON in UTF-8: line 1, column 2"),
+    (b'{"inputs": [], "parameters": {"top_k": NaN}}', "body: is no valid JSON in UTF-8: line 1, column 40"),
+    ({}, "inputs: field required"),
+    ({"inputs": {}}, "inputs: input should be a valid list"),
+    ({"inputs": []}, "text: is missing"),
+    ({"inputs": _A * 65}, "inputs: list should have at most 64 items"),
+    ({"inputs": _A, "outputs": [{"name": "label"}] * 65}, "outputs: list should have at most 64"),
+    (
+        {"inputs": _A, "parameters": {f"p{number}": 1 for number in range(65)}},
+        "parameters: dictionary should have at most 64 items",
+    ),
+    ({"inputs": [_text("a") | {"shape": "1"}]}, "inputs[0].shape: input should be a valid list"),
+    ({"inputs": [_text("a", shape=[1.5])]}, "inputs[0].shape[0]: input should be a valid integer"),
+    (b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1%s]}]}' % (b"0" * 40), "inputs[0].shape[0]: "),
+    ({"inputs": [_text("a", shape=[1 << 63, 1])]}, "text: 9223372036854775808 rows, must be 1 to 256"),
+    ({"inputs": [_text("a", data=None)]}, "inputs[0]: has neither data nor parameters.binary_data_size"),
+    ({"inputs": [_text("a", data=[1])]}, "text: has elements that are not strings"),
+    ({"inputs": [_text("a", data=[["a"], "b"])]}, "text: its lists have different depths"),
+    ({"inputs": [_text("a", data=["a", "b"])]}, "text: 2 elements, its shape takes 1"),
+    ({"inputs": _A, "parameters": {"top_k": []}}, "parameters.top_k: "),
+    ({"inputs": _A, "parameters": {"top_k": 1.5}}, "top_k: 1.5, must be a whole number"),
+    ({"inputs": _A, "outputs": [{"name": "x"}]}, "outputs: there is no output 'x', only label"),
+    (
+        {"inputs": [_text("a", parameters={"binary_data_size": 5}, data=None)]},
+        "inputs[0].parameters.binary_data_size: must be a number of bytes, 0 are left",
+    ),
+    (_with(binary_data_size=0), "inputs[0]: has both data and parameters.binary_data_size"),
+    (_with(shared_memory_region="r"), "inputs[0].parameters: shared memory is not supported"),
+    (
+        {"inputs": _A, "outputs": [{"name": "label", "parameters": {"classification": 2}}]},
+        "outputs: shared_memory_region and classification are not supported",
+    ),
+    (
+        _with(content_typ="base64"),
+        "inputs[0].parameters: there is no parameter 'content_typ', only binary_data_size, content_type",
+    ),
+    (_with(content_type="hex"), "inputs[0].parameters.content_type: 'hex', must be str or np or base64"),
+    (
+        {"inputs": _A, "outputs": [{"name": "label"}, {"name": "score", "parameters": {"binary": True}}]},
+        "outputs[1].parameters: there is no parameter 'binary', only binary_data, content_type",
+    ),
+]
+
 
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("small", b"{", "body: is no valid JSON in UTF-8: line 1, column 2"),
-        (
-            "small",
-            b'{"inputs": [], "parameters": {"top_k": NaN}}',
-            "body: is no valid JSON in UTF-8: line 1, column 40",
-        ),
-        ("small", {}, "inputs: field required"),
-        ("small", {"inputs": {}}, "inputs: input should be a valid list"),
-        ("small", {"inputs": []}, "text: is missing"),
-        ("small", {"inputs": [_text("a")] * 65}, "inputs: list should have at most 64 items"),
-        (
-            "small",
-            {"inputs": [_text("a")], "outputs": [{"name": "label"}] * 65},
-            "outputs: list should have at most 64",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a")], "parameters": {f"p{number}": 1 for number in range(65)}},
-            "parameters: dictionary should have at most 64 items",
-        ),
-        ("small", {"inputs": [_text("a") | {"shape": "1"}]}, "inputs[0].shape: input should be a valid list"),
-        ("small", {"inputs": [_text("a", shape=[1.5])]}, "inputs[0].shape[0]: input should be a valid integer"),
-        (
-            "small",
-            b'{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1%s]}]}' % (b"0" * 40),
-            "inputs[0].shape[0]: ",
-        ),
-        ("small", {"inputs": [_text("a", shape=[1 << 63, 1])]}, "text: 9223372036854775808 rows, must be 1 to 256"),
-        ("small", {"inputs": [_text("a", data=None)]}, "inputs[0]: has neither data nor parameters.binary_data_size"),
-        ("small", {"inputs": [_text("a", data=[1])]}, "text: has elements that are not strings"),
-        ("small", {"inputs": [_text("a", data=[["a"], "b"])]}, "text: its lists have different depths"),
-        ("small", {"inputs": [_text("a", data=["a", "b"])]}, "text: 2 elements, its shape takes 1"),
-        ("small", {"inputs": [_text("a")], "parameters": {"top_k": []}}, "parameters.top_k: "),
-        ("small", {"inputs": [_text("a")], "parameters": {"top_k": 1.5}}, "top_k: 1.5, must be a whole number"),
-        ("small", {"inputs": [_text("a")], "outputs": [{"name": "x"}]}, "outputs: there is no output 'x', only label"),
-        (
-            "small",
-            {"inputs": [_text("a", parameters={"binary_data_size": 5}, data=None)]},
-            "inputs[0].parameters.binary_data_size: must be a number of bytes, 0 are left",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a", parameters={"binary_data_size": 0})]},
-            "inputs[0]: has both data and parameters.binary_data_size",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a", parameters={"shared_memory_region": "r"})]},
-            "inputs[0].parameters: shared memory is not supported",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a")], "outputs": [{"name": "label", "parameters": {"classification": 2}}]},
-            "outputs: shared_memory_region and classification are not supported",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a", parameters={"content_typ": "base64"})]},
-            "inputs[0].parameters: there is no parameter 'content_typ', only binary_data_size, content_type",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a", parameters={"content_type": "hex"})]},
-            "inputs[0].parameters.content_type: 'hex', must be str or np or base64",
-        ),
-        (
-            "small",
-            {"inputs": [_text("a")], "outputs": [{"name": "label"}, {"name": "score", "parameters": {"binary": True}}]},
-            "outputs[1].parameters: there is no parameter 'binary', only binary_data, content_type",
-        ),
+        *(("small", body, message) for body, message in _AT_FAULT),
         (
             "viewer",
-            {
-                "inputs": [
-                    {
-                        "name": "image",
-                        "shape": [1],
-                        "datatype": "BYTES",
-                        "data": ["?"],
-                        "parameters": {"content_type": "base64"},
-                    }
-                ]
-            },
+            {"inputs": [_IMAGE | {"data": ["?"], "parameters": {"content_type": "base64"}}]},
             "inputs[0].data: is no list of texts in Base64",
         ),
-        ("small/raw", {"inputs": [_IDS | {"data": [1.0, 2]}]}, "input_ids: has elements that are not INT64"),
-        ("small/raw", {"inputs": [_IDS | {"data": [True, False]}]}, "input_ids: has elements that are not INT64"),
-        ("small/raw", {"inputs": [_IDS | {"data": ["1", "2"]}]}, "input_ids: has elements that are not INT64"),
-        ("small/raw", {"inputs": [_IDS | {"data": [{}, None]}]}, "input_ids: has elements that are not INT64"),
-        ("small/raw", {"inputs": [_IDS | {"data": [1, 1 << 63]}]}, "input_ids: has elements that are not INT64"),
-        ("small/raw", {"inputs": [_IDS | {"data": [[1, 2], [3]]}]}, "input_ids: its lists have different lengths"),
-        (
-            "small/raw",
-            {"inputs": [_IDS | {"data": [[1], [2]]}]},
-            "input_ids: its lists have the shape [2, 1], not that",
-        ),
-        (
-            "small/raw",
-            {"inputs": [_IDS | {"datatype": "INT32", "data": [1, 1 << 31]}]},
-            "input_ids: has elements that are not INT32",
-        ),
+        ("small/raw", _ids(data=[1.0, 2]), "input_ids: has elements that are not INT64"),
+        ("small/raw", _ids(data=[True, False]), "input_ids: has elements that are not INT64"),
+        ("small/raw", _ids(data=["1", "2"]), "input_ids: has elements that are not INT64"),
+        ("small/raw", _ids(data=[{}, None]), "input_ids: has elements that are not INT64"),
+        ("small/raw", _ids(data=[1, 1 << 63]), "input_ids: has elements that are not INT64"),
+        ("small/raw", _ids(data=[[1, 2], [3]]), "input_ids: its lists have different lengths"),
+        ("small/raw", _ids(data=[[1], [2]]), "input_ids: its lists have the shape [2, 1], not that"),
+        ("small/raw", _ids(datatype="INT32", data=[1, 1 << 31]), "input_ids: has elements that are not INT32"),
     ],
     ids=str,
 )

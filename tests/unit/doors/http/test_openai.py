@@ -65,17 +65,9 @@ async def test_texts_become_vectors_in_their_order_and_their_tokens_are_summed(b
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("prompt", "query: "),
-        ("instruction", "Find."),
-        ("foo", 1),
-        ("late_chunking", True),
-        ("add_special_tokens", False),
-    ],
+    [("prompt", "a: "), ("instruction", "Find."), ("foo", 1), ("late_chunking", True), ("add_special_tokens", False)],
 )
-async def test_a_field_that_would_change_the_vector_is_refused_by_its_name(
-    browser: Browser, field: str, value: object
-) -> None:
+async def test_a_field_that_would_change_the_vector_is_refused(browser: Browser, field: str, value: object) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": "a", field: value})
     assert (status, body["error"]["param"], browser.inputs) == (400, field, [])
     assert "is not supported" in body["error"]["message"]
@@ -269,10 +261,8 @@ async def test_several_types_have_the_options_of_one() -> None:
 
 async def test_a_list_without_token_ids_is_refused() -> None:
     status, body = await _typed_browser().post("/v1/embeddings", {"input": [[1], []]})
-    assert (status, body["error"]["message"]) == (
-        400,
-        "input[1]: list should have at least 1 item after validation, not 0",
-    )
+    expected = (400, "input[1]: list should have at least 1 item after validation, not 0")
+    assert (status, body["error"]["message"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -297,12 +287,8 @@ async def test_a_type_that_the_model_cannot_have_is_refused(given: dict[str, Any
 async def test_an_error_of_one_text_names_its_place(browser: Browser) -> None:
     status, body = await browser.post("/v1/embeddings", {"model": "small", "input": ["a", ""]})
     assert status == 400
-    assert body["error"] == {
-        "message": "input[1]: is empty",
-        "type": "invalid_request_error",
-        "param": "input[1]",
-        "code": "invalid_input",
-    }
+    problem = {"message": "input[1]: is empty", "type": "invalid_request_error", "param": "input[1]"}
+    assert body["error"] == problem | {"code": "invalid_input"}
     _, body = await browser.post("/v1/embeddings", {"model": "small", "input": ""})
     assert body["error"]["param"] == "input"
 

@@ -100,9 +100,7 @@ async def test_what_changes_nothing_is_ignored(browser: Browser, given: dict[str
 
 
 @pytest.mark.parametrize("name", ["summary", "generate_summary"])
-async def test_a_summary_of_the_reasoning_is_named_as_ignored_and_refused_by_strict(
-    browser: Browser, name: str
-) -> None:
+async def test_a_summary_of_reasoning_is_named_as_ignored_and_refused_by_strict(browser: Browser, name: str) -> None:
     asked = {"input": "a", "reasoning": {name: "auto"}}
     assert (await browser.post("/v1/responses", asked))[0] == 200
     assert browser.headers["x-neuronpipe-ignored"] == f"reasoning.{name}"
@@ -306,12 +304,8 @@ async def test_reasoning_that_is_sent_again_is_the_reasoning_of_the_assistants_m
     status, answer = await browser.post("/v1/responses", {"input": items})
     assert status == 200, answer
     messages = browser.inputs[0].text_generation.messages
-    assert [(message.role, message.content) for message in messages] == [
-        ("user", "a"),
-        ("assistant", "Four."),
-        ("user", "b"),
-        ("assistant", ""),
-    ]
+    expected = [("user", "a"), ("assistant", "Four."), ("user", "b"), ("assistant", "")]
+    assert [(message.role, message.content) for message in messages] == expected
     assert json.loads(messages[1].fields) == {"reasoning_content": "Hm."}
     assert len(json.loads(messages[3].fields)["tool_calls"]) == 2
 
@@ -339,9 +333,7 @@ async def test_an_error_within_a_stream_is_its_last_event(monkeypatch: pytest.Mo
         ({"conversation": {"id": "conv_1"}}, "send the whole conversation"),
     ],
 )
-async def test_what_would_be_stored_is_refused_with_advice(
-    browser: Browser, given: dict[str, Any], advice: str
-) -> None:
+async def test_what_is_stored_is_refused_with_advice(browser: Browser, given: dict[str, Any], advice: str) -> None:
     _, body = await browser.post("/v1/responses", {"input": "a", **given})
     assert advice in body["error"]["message"]
 
@@ -447,6 +439,9 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
 
+_F = {"type": "function", "name": "f"}
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
@@ -459,23 +454,13 @@ async def test_a_text_that_reached_its_limit_is_incomplete(browser: Browser) -> 
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"messages": []}, "messages"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "function", "name": "f"}, {"type": "web_search"}]}, "tools[1].type"),
+        ({"tools": [_F, {"type": "web_search"}]}, "tools[1].type"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),  # as in a chat
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-        (
-            {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "function", "name": "g"}},
-            "tool_choice.name",
-        ),
+        ({"tools": [_F], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [_F], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [{"type": "function", "name": "f"}],
-                "tool_choice": "required",
-                "text": {"format": {"type": "json_object"}},
-            },
-            "tool_choice",
-        ),
+        ({"tools": [_F], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
         ({"reasoning": {"effort": "much", "summary": None}}, "reasoning.effort"),

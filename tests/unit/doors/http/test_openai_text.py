@@ -7,18 +7,11 @@ import pytest
 
 from neuronpipe import __version__
 from neuronpipe.api.v1.inference_pb2 import GenerateStart
-from neuronpipe.api.v1.tasks_pb2 import (
-    FinishReason,
-    GeneratedText,
-    TaskInput,
-    TaskResult,
-    TextGenerationResult,
-    TokenLogprob,
-    TopLogprob,
-)
+from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult, TokenLogprob, TopLogprob
 from neuronpipe.gateway.requests import GeneratedPart
 from tests.unit.doors.http.written_pipeline import Browser, parts_of
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_result
 
 _TEMPLATE = "{%- if enable_thinking is false %}<think>\n\n</think>\n\n{%- endif %}"
 _THOUGHT = "<think>\nTwo and two.\n</think>\n\nFour."
@@ -33,7 +26,7 @@ def _browser(
     read: list[str] | None = None,
     **fields: Any,
 ) -> Browser:
-    result = TaskResult(text_generation=TextGenerationResult(sequences=[GeneratedText(text=text, **fields)]))
+    result = task_result(text_generation={"sequences": [{"text": text, **fields}]})
 
     def answer(input: TaskInput) -> TaskResult:
         return result
@@ -172,17 +165,12 @@ async def test_the_token_that_was_drawn_is_among_the_best_tokens_of_a_completion
     same_text = TokenLogprob(token_id=3, utf8=b"a", text="a", logprob=-4, top=[best])
     browser = _browser("baaa", logprobs=[drawn, alone, chosen, same_text])
     _, answer = await browser.post("/v1/completions", {"prompt": "p", "logprobs": 1})
-    assert answer["choices"][0]["logprobs"]["top_logprobs"] == [
-        {"a": -0.5, "b": -2},
-        {"a": -0.5},
-        {"a": -0.5},
-        {"a": -0.5, "token_id:3": -4},
-    ]
+    expected = [{"a": -0.5, "b": -2}, {"a": -0.5}, {"a": -0.5}, {"a": -0.5, "token_id:3": -4}]
+    assert answer["choices"][0]["logprobs"]["top_logprobs"] == expected
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", _CHAT | {"n": 2}), ("/v1/completions", {"prompt": "a", "echo": True})],
+    ("path", "body"), [("/v1/chat/completions", _CHAT | {"n": 2}), ("/v1/completions", {"prompt": "a", "echo": True})]
 )
 async def test_the_first_chunk_tells_the_tokens_of_the_prompt(path: str, body: dict[str, Any]) -> None:
     browser = _browser()

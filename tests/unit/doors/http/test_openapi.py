@@ -114,9 +114,7 @@ def test_each_object_of_an_answer_has_its_name(document: dict[str, Any]) -> None
         ("/embed", {"inputs": 3}),
     ],
 )
-async def test_answers_and_errors_are_as_described(
-    browser: Browser, document: dict[str, Any], path: str, body: Any
-) -> None:
+async def test_answers_and_errors_are_as_said(browser: Browser, document: dict[str, Any], path: str, body: Any) -> None:
     status, answer = await browser.post(path, body)
     response = document["paths"][path]["post"]["responses"]["200" if status == 200 else "default"]
     (content,) = response["content"].values()

@@ -4,18 +4,11 @@ from typing import Any
 
 import pytest
 
-from neuronpipe.api.v1.tasks_pb2 import (
-    RankedText,
-    RerankInput,
-    RerankResult,
-    ScoreFunction,
-    TaskInput,
-    TaskResult,
-    Truncation,
-)
+from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TaskResult, Truncation
 from neuronpipe.core.errors import InvalidInput, NeuronpipeError
 from tests.unit.doors.http.written_pipeline import Browser
 from tests.unit.model_specs import model_spec
+from tests.unit.task_messages import task_input, task_result
 
 
 def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
@@ -24,7 +17,7 @@ def _answer(input: TaskInput) -> TaskResult | NeuronpipeError:
     if "" in texts:
         return InvalidInput(f"query and texts[{list(texts).index('')}]", "is empty")
     order = list(reversed(range(len(texts))))[: input.rerank.top_n or None]
-    return TaskResult(rerank=RerankResult(texts=[RankedText(index=index, score=index / 4) for index in order]))
+    return task_result(rerank={"texts": [{"index": index, "score": index / 4} for index in order]})
 
 
 @pytest.fixture
@@ -46,7 +39,7 @@ async def test_documents_come_back_as_cohere_and_jina_have_them(browser: Browser
     }
     truncation = Truncation.TRUNCATION_RIGHT
     found = browser.inputs
-    assert found == [TaskInput(rerank=RerankInput(query="q", texts=["a", "b", "c"], top_n=2, truncation=truncation))]
+    assert found == [task_input(rerank={"query": "q", "texts": ["a", "b", "c"], "top_n": 2, "truncation": truncation})]
 
 
 async def test_documents_are_returned_where_they_are_asked_for(browser: Browser) -> None:
@@ -157,14 +150,8 @@ async def test_what_would_change_the_answer_and_is_not_there_is_refused(browser:
 
 
 async def test_texts_come_back_as_tei_has_them(browser: Browser) -> None:
-    body = {
-        "query": "q",
-        "texts": ["a", "b"],
-        "raw_scores": True,
-        "return_text": True,
-        "truncate": True,
-        "truncation_direction": "Left",
-    }
+    asked = {"query": "q", "texts": ["a", "b"], "raw_scores": True, "return_text": True}
+    body = {**asked, "truncate": True, "truncation_direction": "Left"}
     status, answer = await browser.post("/rerank", body)
     expected = (200, [{"index": 1, "score": 0.25, "text": "b"}, {"index": 0, "score": 0.0, "text": "a"}])
     assert (status, answer) == expected

@@ -79,27 +79,26 @@ async def test_answers_to_csv_are_lines_where_those_are_accepted(browser: Browse
     assert [orjson.loads(line) for line in answer.splitlines()] == [_labels("a"), _labels("b")]
 
 
+_CSV, _LINES = "text/csv", "application/jsonlines"
+
+
 @pytest.mark.parametrize(
     ("body", "media_type", "error"),
     [
-        (b"inputs\na,b\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
-        (b"inputs,x\na\n", "text/csv", "inputs[0]: has another number of columns than the heading"),
-        (b"inputs,inputs\na,b\n", "text/csv", "body: its heading has the column `inputs` twice"),
-        (b"inputs,inputs\n", "text/csv", "body: its heading has the column `inputs` twice"),
-        (
-            b"a,%s,b,%s\nc,d,e,f\n" % (2 * (b"x" * 999,)),
-            "text/csv",
-            f"body: its heading has the column `{'x' * 200}` twice",
-        ),
-        (b'inputs\n"a\n', "text/csv", "body: is no valid CSV"),
-        (b"\xff", "text/csv", "body: is no UTF-8"),
-        (b"", "text/csv", "inputs: 0 inputs, must be from 1 to 2048"),
-        (b'inputs\na\n""\n', "text/csv", "inputs[1]: is empty"),
-        (b'{"inputs": "a"}\n{"inputs"', "application/jsonlines", "line 2: is no valid JSON in UTF-8"),
-        (b'{"inputs": "a"}\n3', "application/jsonlines", "line 2: must be an object with `inputs`"),
+        (b"inputs\na,b\n", _CSV, "inputs[0]: has another number of columns than the heading"),
+        (b"inputs,x\na\n", _CSV, "inputs[0]: has another number of columns than the heading"),
+        (b"inputs,inputs\na,b\n", _CSV, "body: its heading has the column `inputs` twice"),
+        (b"inputs,inputs\n", _CSV, "body: its heading has the column `inputs` twice"),
+        (b"a,%s,b,%s\nc,d,e,f\n" % (2 * (b"x" * 999,)), _CSV, f"body: its heading has the column `{'x' * 200}` twice"),
+        (b'inputs\n"a\n', _CSV, "body: is no valid CSV"),
+        (b"\xff", _CSV, "body: is no UTF-8"),
+        (b"", _CSV, "inputs: 0 inputs, must be from 1 to 2048"),
+        (b'inputs\na\n""\n', _CSV, "inputs[1]: is empty"),
+        (b'{"inputs": "a"}\n{"inputs"', _LINES, "line 2: is no valid JSON in UTF-8"),
+        (b'{"inputs": "a"}\n3', _LINES, "line 2: must be an object with `inputs`"),
         (
             b'{"inputs": "a"}\n{"inputs": "b", "parameters": {}}',
-            "application/jsonlines",
+            _LINES,
             "line 2: has other parameters than the first line",
         ),
     ],
@@ -139,9 +138,7 @@ async def test_of_too_many_inputs_only_one_too_many_is_read(body: bytes, media_t
     ],
     ids=["columns", "more columns", "lines"],
 )
-async def test_columns_and_lines_of_csv_are_counted_before_they_are_read(
-    browser: Browser, body: bytes, problem: str
-) -> None:
+async def test_columns_and_lines_of_csv_are_counted_before_reading(browser: Browser, body: bytes, problem: str) -> None:
     status, answer = await browser.post("/invocations", body, "text/csv")
     assert (status, answer["error"][: len(problem)]) == (400, problem)
 
@@ -173,12 +170,7 @@ _FULL = Overloaded("7 requests in flight, the limit is 7", 1.25)
     [
         (_FULL, 429, "Overloaded", {"retry-after": "2", "retry-after-ms": "1250"}),
         (Unauthenticated("no valid API key came with the call"), 401, "Unauthorized", {"www-authenticate": "Bearer"}),
-        (
-            Unavailable("the tokenizer cannot be reached"),
-            503,
-            "Unhealthy",
-            {"retry-after": "1", "retry-after-ms": "1000"},
-        ),
+        (Unavailable("the tokenizer is gone"), 503, "Unhealthy", {"retry-after": "1", "retry-after-ms": "1000"}),
     ],
     ids=["429", "401", "503"],
 )

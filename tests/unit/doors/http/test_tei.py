@@ -51,11 +51,8 @@ async def test_the_options_of_embed(browser: Browser) -> None:
         "/embed", {"inputs": "a", "normalize": False, "dimensions": 3, "truncate": True, "truncation_direction": "left"}
     )
     default, changed = (input.sentence_embedding for input in browser.inputs)
-    assert (default.skip_normalize, default.dimensions, default.truncation) == (
-        False,
-        0,
-        Truncation.TRUNCATION_UNSPECIFIED,
-    )
+    expected = (False, 0, Truncation.TRUNCATION_UNSPECIFIED)
+    assert (default.skip_normalize, default.dimensions, default.truncation) == expected
     assert (changed.skip_normalize, changed.dimensions, changed.truncation) == (True, 3, Truncation.TRUNCATION_LEFT)
 
 

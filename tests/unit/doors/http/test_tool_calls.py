@@ -2,7 +2,7 @@
 
 import json
 import random
-from typing import Any
+from typing import Any, TypeAlias
 
 import jsonschema
 import pytest
@@ -18,27 +18,20 @@ _PLACE = {
     "required": ["place"],
     "$defs": {"Place": {"enum": ["here", "there"]}},
 }
+_FIELDS = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "is_new": {"type": "boolean"},
+    "due": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "tree": {"type": ["object", "array"]},
+}
 _TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "look", "parameters": _PLACE}},
     {"type": "function", "function": {"name": "wait"}},
-    {
-        "type": "function",
-        "function": {
-            "name": "note",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string"},
-                    "count": {"type": "integer"},
-                    "is_new": {"type": "boolean"},
-                    "due": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                    "tree": {"type": ["object", "array"]},
-                },
-            },
-        },
-    },
+    {"type": "function", "function": {"name": "note", "parameters": {"type": "object", "properties": _FIELDS}}},
 ]
 _LOOK, _WAIT = ("look", '{"place": "here"}'), ("wait", "{}")
+_LOOK_JSON, _WAIT_JSON = '{"name": "look", "arguments": {"place": "here"}}', '{"name": "wait", "arguments": {}}'
 _TEMPLATES = {
     "hermes": "{{ '<tool_call>' }}",
     "llama": "{{ '<|python_tag|>' }}",
@@ -50,6 +43,7 @@ _TEMPLATES = {
     "gemma": "{{ '<start_of_turn>' }}",
     "json": "",
 }
+_HERMES_LOOK = f"<tool_call>{_LOOK_JSON}</tool_call>"
 _HARD = '{"a": "}]\\"{\\\\", "b": [{"c": {}}]}'
 _SAID = 'He said: "go\\n".\n  </b> {"a": [1'
 _NOTE = ("note", json.dumps({"text": _SAID, "count": 5, "is_new": True, "due": None, "tree": {"a": [{"b": "]}"}]}}))
@@ -62,6 +56,7 @@ _GLM_NOTE = "".join(
 _XML_LOOK = "<tool_call>\n<function=look>\n<parameter=place>\nhere\n</parameter>\n</function>\n</tool_call>"
 _GLM_LOOK = "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>here</arg_value>\n</tool_call>"
 _FENCED_LOOK = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"place": "here"}\n```<｜tool▁call▁end｜>'
+_FENCED_LOOKS = f"<｜tool▁calls▁begin｜>{_FENCED_LOOK}\n{_FENCED_LOOK}<｜tool▁calls▁end｜>"
 _CHANNEL_LOOK = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"place": "here"}'
 
 
@@ -73,24 +68,28 @@ def _calls(found: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
 
 
+_Case: TypeAlias = tuple[str, str, str, list[tuple[str, str]]]
+
+
+def _without_calls(template: str, *texts: str) -> list[_Case]:
+    """Texts that say all that is in them."""
+    return [(template, text, text, []) for text in texts]
+
+
+def _noted(parameters: str) -> str:
+    return f"<tool_call><function=note>{parameters}</function></tool_call>"
+
+
 # A format, a text in it, what it says, and its calls.
-_TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+_TEXTS: list[_Case] = [
     ("hermes", '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>', "", [_LOOK]),
-    (
-        "hermes",
-        'So.\n<tool_call>{"name": "look", "arguments": {"place": "here"}}</tool_call>\n'
-        '<tool_call>{"name": "wait", "arguments": {}}</tool_call>\nDone.',
-        "So.Done.",
-        [_LOOK, _WAIT],
-    ),
+    ("hermes", f"So.\n{_HERMES_LOOK}\n<tool_call>{_WAIT_JSON}</tool_call>\nDone.", "So.Done.", [_LOOK, _WAIT]),
     ("hermes", '<tool_call>{"name": "wait", "arguments": {}}', "", [_WAIT]),
     ("hermes", '<tool_call>{"arguments": {"place": "here"}, "name": "look"}</tool_call>', "", [_LOOK]),
     # Where its tags are special tokens, which no text has.
     ("hermes", '\n{"name": "wait", "arguments": {}}\n', "", [_WAIT]),
     ("hermes", '<tool_call>{"name": "wait", "arguments": ' + _HARD + "}</tool_call>", "", [("wait", _HARD)]),
-    ("hermes", "a\n<tool_call>nothing</tool_call> b", "a\n<tool_call>nothing</tool_call> b", []),
-    ("hermes", "<tool_call><tool_call>x", "<tool_call><tool_call>x", []),
-    ("hermes", "A < b <tool> c\n", "A < b <tool> c\n", []),
+    *_without_calls("hermes", "a\n<tool_call>nothing</tool_call> b", "<tool_call><tool_call>x", "A < b <tool> c\n"),
     ("llama", ' {"name": "look", "parameters": {"place": "here"}}', "", [_LOOK]),
     (
         "llama",
@@ -102,17 +101,10 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("llama", '{"name": "wait", "parameters": {"s": ["cut", "sh', "", [("wait", '{"s": ["cut", "sh')]),
     ("llama", '{"name": "wait", "parameters": {"s": "cut\\', "", [("wait", '{"s": "cut\\')]),
     ("mistral", '[TOOL_CALLS][{"name": "wait", "arguments": {}, "id": "123456789"}]', "", [_WAIT]),
-    (
-        "mistral",
-        '[{"name": "look", "arguments": {"place": "here"}}, {"name": "wait", "arguments": {}}]',
-        "",
-        [_LOOK, _WAIT],
-    ),
+    ("mistral", f"[{_LOOK_JSON}, {_WAIT_JSON}]", "", [_LOOK, _WAIT]),
     ("mistral", 'look{"place": "here"}wait123456abc{}', "", [_LOOK, _WAIT]),
     ("mistral", "look{", "", [("look", "{")]),
-    ("mistral", "wait, look here", "wait, look here", []),
-    ("mistral", "loo", "loo", []),
-    ("json", 'look{"place": "here"}', 'look{"place": "here"}', []),
+    *_without_calls("mistral", "wait, look here", "loo"),
     ("json", '[{"name": "look", "arguments": {"place": "here"}}, {"name": "wait"}]', "", [_LOOK, _WAIT]),
     # As structured output writes it.
     (
@@ -124,76 +116,34 @@ _TEXTS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("json", '{"type" : "function" , "function" : {"name" : "wait" , "arguments" : {} } }', "", [_WAIT]),
     ("json", '{"type": "function", "function": {"name": "wait", "arguments": {}}}', "", [_WAIT]),
     ("json", '{"name": "wait"} and more', "and more", [_WAIT]),
-    ("json", "Hello.", "Hello.", []),
-    ("json", '{"name": "sing", "arguments": {}}', '{"name": "sing", "arguments": {}}', []),
-    ("json", '{"name": "wait", "arguments": 3}', '{"name": "wait", "arguments": 3}', []),
-    ("json", '{"answer": {"name": "wait"}}', '{"answer": {"name": "wait"}}', []),
-    ("json", '{"name": ["wait"]}', '{"name": ["wait"]}', []),
-    ("json", '{"name": "wa', '{"name": "wa', []),
-    ("json", "[1, 2]\n", "[1, 2]\n", []),
-    ("json", "{}", "{}", []),
-    ("json", "[" * 5000, "[" * 5000, []),
-    ("json", '{"name": ' * 5000, '{"name": ' * 5000, []),
-    ("json", " \n", " \n", []),
-    ("json", "", "", []),
+    *_without_calls("json", "", " \n", "Hello.", 'look{"place": "here"}', "{}", "[1, 2]\n", "[" * 5000),
+    *_without_calls("json", '{"name": "sing", "arguments": {}}', '{"name": "wait", "arguments": 3}', '{"name": "wa'),
+    *_without_calls("json", '{"answer": {"name": "wait"}}', '{"name": ["wait"]}', '{"name": ' * 5000),
 ]
 
 # The same for the forms of calls that are read when they end.
-_MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+_MARKED: list[_Case] = [
     ("qwen", f"So.\n\n{_XML_LOOK}\n{_XML_LOOK}\nDone.", "So.Done.", [_LOOK, _LOOK]),
     ("qwen", f"<tool_call>\n<function=note>\n{_XML_NOTE}</function>\n</tool_call>", "", [_NOTE]),
     ("qwen", "<function=wait></function></tool_call>", "", [_WAIT]),
+    ("qwen", _noted("<parameter=text>a</parameter>b</parameter>"), "", [("note", '{"text": "a</parameter>b"}')]),
     (
         "qwen",
-        "<tool_call><function=note><parameter=text>a</parameter>b</parameter></function></tool_call>",
-        "",
-        [("note", '{"text": "a</parameter>b"}')],
-    ),
-    (
-        "qwen",
-        "<tool_call><function=note><parameter=count>many</parameter><parameter=is_new>False</parameter>"
-        "<parameter=more>[1]</parameter></function></tool_call>",
+        _noted("<parameter=count>many</parameter><parameter=is_new>False</parameter><parameter=more>[1]</parameter>"),
         "",
         [("note", '{"count": "many", "is_new": false, "more": [1]}')],
     ),
-    (
-        "qwen",
-        "<tool_call><function=note><parameter=tree>NaN</parameter></function></tool_call>",
-        "",
-        [("note", '{"tree": "NaN"}')],
-    ),
+    ("qwen", _noted("<parameter=tree>NaN</parameter>"), "", [("note", '{"tree": "NaN"}')]),
     ("qwen", '<tool_call>{"name": "wait", "arguments": {}}</tool_call>', "", [_WAIT]),
-    ("qwen", _XML_LOOK[:-30], _XML_LOOK[:-30], []),
-    (
-        "qwen",
-        "a <tool_call><function=sing></function></tool_call> b",
-        "a <tool_call><function=sing></function></tool_call> b",
-        [],
-    ),
-    (
-        "qwen",
-        "<function=look><parameter=place>here</function> and <function",
-        "<function=look><parameter=place>here</function> and <function",
-        [],
-    ),
+    *_without_calls("qwen", _XML_LOOK[:-30], "a <tool_call><function=sing></function></tool_call> b"),
+    *_without_calls("qwen", "<function=look><parameter=place>here</function> and <function"),
     ("glm", f"So.\n{_GLM_LOOK}\n{_GLM_LOOK} Done.", "So.Done.", [_LOOK, _LOOK]),
     ("glm", f"<tool_call>note{_GLM_NOTE}\n</tool_call>", "", [_NOTE]),
     ("glm", "<tool_call>look<arg_key>place</arg_key><arg_value>here</arg_value></tool_call>", "", [_LOOK]),
     ("glm", "<tool_call>wait</tool_call><tool_call>wait\n</tool_call>", "", [_WAIT, _WAIT]),
-    ("glm", _GLM_LOOK[:-4], _GLM_LOOK[:-4], []),
-    ("glm", "<tool_call>looks</tool_call>", "<tool_call>looks</tool_call>", []),
-    (
-        "glm",
-        "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>",
-        "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>",
-        [],
-    ),
-    (
-        "deepseek",
-        f"So.\n<｜tool▁calls▁begin｜>{_FENCED_LOOK}\n{_FENCED_LOOK}<｜tool▁calls▁end｜>Done.",
-        "So.Done.",
-        [_LOOK, _LOOK],
-    ),
+    *_without_calls("glm", _GLM_LOOK[:-4], "<tool_call>looks</tool_call>"),
+    *_without_calls("glm", "<tool_call>look\n<arg_key>place</arg_key>here</tool_call>"),
+    ("deepseek", f"So.\n{_FENCED_LOOKS}Done.", "So.Done.", [_LOOK, _LOOK]),
     (
         "deepseek",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>wait<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
@@ -201,13 +151,8 @@ _MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [_WAIT, _NOTE],
     ),
-    ("deepseek", f"<｜tool▁calls▁begin｜>{_FENCED_LOOK[:-20]}", f"<｜tool▁calls▁begin｜>{_FENCED_LOOK[:-20]}", []),
-    (
-        "deepseek",
-        "<｜tool▁call▁begin｜>wait<｜tool▁sep｜>{a}<｜tool▁call▁end｜>",
-        "<｜tool▁call▁begin｜>wait<｜tool▁sep｜>{a}<｜tool▁call▁end｜>",
-        [],
-    ),
+    *_without_calls("deepseek", f"<｜tool▁calls▁begin｜>{_FENCED_LOOK[:-20]}"),
+    *_without_calls("deepseek", "<｜tool▁call▁begin｜>wait<｜tool▁sep｜>{a}<｜tool▁call▁end｜>"),
     ("harmony", _CHANNEL_LOOK, "", [_LOOK]),
     (
         "harmony",
@@ -218,8 +163,7 @@ _MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ),
     # Where its tags are special tokens, which no text has.
     ("harmony", 'commentary to=functions.look json{"place": "here"}', "", [_LOOK]),
-    ("harmony", _CHANNEL_LOOK[:-1], _CHANNEL_LOOK[:-1], []),
-    ("harmony", "commentary to=functions.sing json{}<|call|>", "commentary to=functions.sing json{}<|call|>", []),
+    *_without_calls("harmony", _CHANNEL_LOOK[:-1], "commentary to=functions.sing json{}<|call|>"),
     ("gemma", 'So.\n```tool_code\nprint(api.look(place="here"))\nwait()\n```\nDone.', "So.Done.", [_LOOK, _WAIT]),
     ("gemma", f"```tool_code\n{_PYTHON_NOTE}\n```\n```tool_code\nwait()\n```", "", [_NOTE, _WAIT]),
     (
@@ -229,10 +173,8 @@ _MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [_NOTE, _WAIT],
     ),
     ("gemma", '```tool_call\n{"name": "wait", "arguments": {}}\n```', "", [_WAIT]),
-    ("gemma", "```json\n[1, 2]\n``` and `a`", "```json\n[1, 2]\n``` and `a`", []),
-    ("gemma", "```tool_code\nlook(place=here())\n```", "```tool_code\nlook(place=here())\n```", []),
-    ("gemma", '```tool_code\nlook("here")\n```', '```tool_code\nlook("here")\n```', []),
-    ("gemma", '```tool_code\nlook(place="he', '```tool_code\nlook(place="he', []),
+    *_without_calls("gemma", "```json\n[1, 2]\n``` and `a`", "```tool_code\nlook(place=here())\n```"),
+    *_without_calls("gemma", '```tool_code\nlook("here")\n```', '```tool_code\nlook(place="he'),
     # Half a surrogate pair, which no answer could be sent with, stays an escape; NaN is no JSON.
     (
         "hermes",
@@ -240,15 +182,13 @@ _MARKED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("look", r'{"place": "\ud83d"}')],
     ),
-    ("json", '{"arguments": {"place": NaN}, "name": "look"}', '{"arguments": {"place": NaN}, "name": "look"}', []),
+    *_without_calls("json", '{"arguments": {"place": NaN}, "name": "look"}'),
 ]
 _TEXTS += _MARKED
 
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _TEXTS, ids=lambda value: str(value)[:40])
-def test_calls_are_read_in_the_forms_of_models(
-    template: str, text: str, said: str, calls: list[tuple[str, str]]
-) -> None:
+def test_calls_are_read_in_forms_of_models(template: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
     found_text, found = _reader(template).whole(text)
     assert (found_text, _calls(found)) == (said, calls)
 
@@ -285,9 +225,7 @@ def test_calls_are_told_as_they_come_however_the_text_is_cut(
 
 
 @pytest.mark.parametrize(("template", "text", "said", "calls"), _MARKED, ids=lambda value: str(value)[:40])
-def test_marked_calls_may_be_cut_at_every_character(
-    template: str, text: str, said: str, calls: list[tuple[str, str]]
-) -> None:
+def test_marked_calls_may_be_cut_anywhere(template: str, text: str, said: str, calls: list[tuple[str, str]]) -> None:
     for pieces in ([*text], *([text[:size], text[size:]] for size in range(1, len(text)))):
         reader = _reader(template)
         parts = [part for piece in pieces for part in reader.read(piece)] + [*reader.read("", is_last=True)]
@@ -355,9 +293,7 @@ def test_a_text_that_must_call_is_a_list_of_calls() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", None])
-def test_arguments_of_a_list_of_calls_are_valid_by_their_own_schema(
-    parameters: dict[str, Any], draft: str | None
-) -> None:
+def test_arguments_of_a_list_of_calls_are_valid_by_their_schema(parameters: dict[str, Any], draft: str | None) -> None:
     given = parameters | ({"$schema": draft} if draft else {}) | {"required": ["place"]}
     tools = [*_TOOLS, {"type": "function", "function": {"name": "go", "parameters": given}}]
     schema = ToolUse(tools, must_call=True).schema()
@@ -423,13 +359,10 @@ _FORM = {"type": "object", "properties": {"a": {"type": "integer"}}}
 _RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": _FORM}}
 _CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "tools": _TOOLS[:2]}
 _RESPONSE: dict[str, Any] = {"input": "a", "tools": [{"type": "function", **tool["function"]} for tool in _TOOLS[:2]]}
+_FORMAT = {"type": "json_schema", "name": "n", "schema": _FORM}
 _WITH_FORM = [
     ("/v1/chat/completions", _CHAT | {"response_format": _RESPONSE_FORMAT}, "tools and response_format"),
-    (
-        "/v1/responses",
-        _RESPONSE | {"text": {"format": {"type": "json_schema", "name": "n", "schema": _FORM}}},
-        "tools and text.format",
-    ),
+    ("/v1/responses", _RESPONSE | {"text": {"format": _FORMAT}}, "tools and text.format"),
 ]
 
 

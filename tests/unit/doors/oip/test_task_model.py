@@ -37,26 +37,17 @@ _LABELS = [LabelScore(label="b", score=0.75), LabelScore(label="a", score=0.25)]
 _NO_LOGPROBS: dict[str, Any] = {"logprobs": [[]], "top_token_ids": [[]], "top_logprobs": [[]]}
 _ENDED: dict[str, Any] = {"finish_reason": FinishReason.FINISH_REASON_STOP_STRING, "stop_string": "."}
 _WRITTEN: dict[str, Any] = {"text": " it", "token_ids": [7, 6], **_ENDED}
-_SAID: dict[str, Any] = {
-    "text": [" it"],
-    "token_ids": [[7, 6]],
-    "finish_reason": [2],
-    "stop_string": ["."],
-    "count": [1],
-}
+_SAID = {"text": [" it"], "token_ids": [[7, 6]], "finish_reason": [2], "stop_string": ["."], "count": [1]}
 _A, _SPACE = {"token_id": 9, "text": "a", "logprob": -0.5}, {"token_id": 7, "text": " ", "logprob": -1.5}
 _RIGHT, _LEFT = Truncation.TRUNCATION_RIGHT, Truncation.TRUNCATION_LEFT
+_SIGMOID, _STOPS_EARLY = ScoreFunction.SCORE_FUNCTION_SIGMOID, EarlyStopping.EARLY_STOPPING_TRUE
+_GUESSES = [{"token": "y", "score": 0.5, "token_id": 7}, {"token": "x", "token_id": 6}]
+_SPANS = {"threshold": 0.25, "allow_nested": True, "multi_label": True}
 _CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "text_classification": (
         {"text": [["so"]], "text_pair": [["and so"]]},
         {"top_k": 2, "function": "sigmoid", "truncation": "LEFT"},
-        {
-            "text": "so",
-            "text_pair": "and so",
-            "top_k": 2,
-            "function": ScoreFunction.SCORE_FUNCTION_SIGMOID,
-            "truncation": _LEFT,
-        },
+        {"text": "so", "text_pair": "and so", "top_k": 2, "function": _SIGMOID, "truncation": _LEFT},
         {"labels": _LABELS},
         {"label": ["b", "a"], "score": [0.75, 0.25], "count": [2]},
     ),
@@ -98,11 +89,7 @@ _CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "text_generation": (
         {"prompt": [["so"]]},
         {"truncation": "left", "top_logprobs": 2, "early_stopping": True},
-        {
-            "prompt": "so",
-            "truncation": _LEFT,
-            "options": {"top_logprobs": 2, "early_stopping": EarlyStopping.EARLY_STOPPING_TRUE},
-        },
+        {"prompt": "so", "truncation": _LEFT, "options": {"top_logprobs": 2, "early_stopping": _STOPS_EARLY}},
         {"sequences": [_WRITTEN | {"logprobs": [_SPACE | {"top": [_A, _SPACE]}, {"token_id": 6, "logprob": -2.0}]}]},
         {
             **_SAID,
@@ -130,15 +117,7 @@ _CASES: dict[str, tuple[dict[str, Any], ...]] = {
         {"text": [["a [M]"]], "targets": [["x", "y"]]},
         {"top_k": 2},
         {"text": "a [M]", "targets": ["x", "y"], "top_k": 2},
-        {
-            "masks": [
-                {
-                    "tokens": [{"token": "y", "score": 0.5, "token_id": 7}, {"token": "x", "token_id": 6}],
-                    "start": 2,
-                    "end": 5,
-                }
-            ]
-        },
+        {"masks": [{"tokens": _GUESSES, "start": 2, "end": 5}]},
         {"token": [["y", "x"]], "score": [[0.5, 0]], "token_id": [[7, 6]], "start": [2], "end": [5], "count": [1]},
     ),
     "feature_extraction": (
@@ -185,15 +164,8 @@ _CASES: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "zero_shot_token_classification": (
         {"text": [["Ann sat"]], "candidate_labels": [["a", "b"]]},
-        {"threshold": 0.25, "allow_nested": True, "multi_label": True, "truncation": "right"},
-        {
-            "text": "Ann sat",
-            "candidate_labels": ["a", "b"],
-            "threshold": 0.25,
-            "allow_nested": True,
-            "multi_label": True,
-            "truncation": Truncation.TRUNCATION_RIGHT,
-        },
+        {**_SPANS, "truncation": "right"},
+        {"text": "Ann sat", "candidate_labels": ["a", "b"], **_SPANS, "truncation": _RIGHT},
         {"entities": [{"label": "a", "score": 0.5, "text": "Ann", "start": 0, "end": 3}]},
         {"label": ["a"], "score": [0.5], "text": ["Ann"], "start": [0], "end": [3], "count": [1]},
     ),

@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jwt
@@ -146,12 +147,6 @@ def test_what_is_no_jwks_is_told(content: bytes) -> None:
         TokenVerifier(content, _RULES)
 
 
-def test_a_jwks_without_keys_for_signatures_is_told(issuer: Issuer) -> None:
-    content = json.dumps({"keys": [{**issuer.public("rsa"), "use": "enc"}]}).encode()
-    with pytest.raises(SetupError, match="has no key for signatures"):
-        TokenVerifier(content, _RULES)
-
-
 def test_keys_that_are_too_weak_or_secret_are_told(issuer: Issuer) -> None:
     weak = RSAAlgorithm.to_jwk(
         rsa.generate_private_key(public_exponent=65537, key_size=1024).public_key(), as_dict=True
@@ -163,19 +158,17 @@ def test_keys_that_are_too_weak_or_secret_are_told(issuer: Issuer) -> None:
             TokenVerifier(json.dumps({"keys": [issuer.public("ec"), {**key, "kid": "x"}]}).encode(), _RULES)
 
 
-def test_a_key_for_another_algorithm_is_told(issuer: Issuer) -> None:
-    content = json.dumps({"keys": [{**issuer.public("rsa"), "alg": "RS512"}]}).encode()
-    with pytest.raises(SetupError, match="key 1 is for 'RS512'"):
-        TokenVerifier(content, _RULES)
-
-
-def test_a_key_that_cannot_be_read_is_told(issuer: Issuer) -> None:
-    content = json.dumps({"keys": [issuer.public("ec"), {"kty": "EC", "crv": "P-256", "kid": "x"}]}).encode()
-    with pytest.raises(SetupError, match="key 2 cannot be read"):
-        TokenVerifier(content, _RULES)
-
-
-def test_two_keys_of_one_id_are_told(issuer: Issuer) -> None:
-    content = json.dumps({"keys": [issuer.public("ec"), {**issuer.public("rsa"), "kid": "ec"}]}).encode()
-    with pytest.raises(SetupError, match="key 2 has no `kid` of its own"):
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (lambda rsa, ec: [{**rsa, "use": "enc"}], "has no key for signatures"),
+        (lambda rsa, ec: [{**rsa, "alg": "RS512"}], "key 1 is for 'RS512'"),
+        (lambda rsa, ec: [ec, {"kty": "EC", "crv": "P-256", "kid": "x"}], "key 2 cannot be read"),
+        (lambda rsa, ec: [ec, {**rsa, "kid": "ec"}], "key 2 has no `kid` of its own"),
+    ],
+    ids=["of none for signatures", "for another algorithm", "that cannot be read", "of one id"],
+)
+def test_keys_are_told(issuer: Issuer, keys: Callable[..., list[dict[str, Any]]], problem: str) -> None:
+    content = json.dumps({"keys": keys(issuer.public("rsa"), issuer.public("ec"))}).encode()
+    with pytest.raises(SetupError, match=problem):
         TokenVerifier(content, _RULES)

@@ -16,6 +16,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import AdmissionControl
 from neuronpipe.gateway.tenants.tenants import Rights, Tenants
+from tests.suite.waiting import cancelled
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 
 _MODEL = ModelKey("m", 1)
@@ -76,9 +77,7 @@ class Simulation:
         tasks.append(asyncio.create_task(self._compute()))
         await asyncio.sleep(seconds)
         told = {tenant: Outcome(list(outcome.latencies_s), outcome.refused) for tenant, outcome in outcomes.items()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)
         return told
 
     async def _send(self, tenant: str, rate: float, random_: random.Random, outcome: Outcome) -> None:

@@ -107,9 +107,7 @@ async def test_what_is_taken_and_put_back_while_an_exchange_is_repeated_counts_w
         assert _CAPACITY - 22_000 <= await direct.exchange() < _CAPACITY - 22_000 + _SLACK
 
 
-async def test_a_gateway_that_was_silent_counts_no_more_and_its_last_exchange_is_still_known(
-    redis: RedisServer,
-) -> None:
+async def test_a_silent_gateway_counts_no_more_and_its_last_exchange_is_still_known(redis: RedisServer) -> None:
     async with _gateways(redis) as (proxied, between, direct):
         await proxied.exchange()
         proxied.budget[1].take(10_000)

@@ -17,6 +17,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.gateway.admission import Admission, AdmissionControl
 from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 from neuronpipe.gateway.tenants.tenants import NOTHING, Rights, Tenants
+from tests.suite.waiting import cancelled
 
 _MODEL = ModelKey("m", 1)
 
@@ -327,8 +328,7 @@ async def test_a_request_that_is_shed_as_its_turn_comes_gives_it_back(gates: lis
 
     task = asyncio.create_task(work("a0"))
     await running.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancelled(task)
     turns = control.tenants._turns[_MODEL]
     assert turns._running == 0
     assert turns._running_tokens == 0

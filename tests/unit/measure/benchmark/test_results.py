@@ -83,15 +83,9 @@ def test_every_table_has_the_columns_of_published_figures() -> None:
 
 
 def test_a_page_names_what_is_wrong(tmp_path: Path) -> None:
-    write_results(
-        found := run(
-            [
-                *(result(cell(1, length), length / 4) for length in (8, 128)),
-                CellResult(cell=cell(64), reason="no | or yes"),
-            ]
-        ),
-        tmp_path,
-    )
+    measured = [result(cell(1, length), length / 4) for length in (8, 128)]
+    found = run([*measured, CellResult(cell=cell(64), reason="no | or yes")])
+    write_results(found, tmp_path)
     found.planned = 9
     markdown = write_report(found, _COSTS, tmp_path, Goal(40.0, 100.0)).read_text()
     assert "not complete: 3 of 9" in markdown

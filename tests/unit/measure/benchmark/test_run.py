@@ -44,17 +44,11 @@ class _Worker:
 
 
 def _reasons(folder: Path, dtype: str) -> dict[int, str]:
-    matrix = make_matrix(
-        MatrixRequest(
-            [published_model("bert-base-uncased")],
-            lengths=_LENGTHS,
-            batches=(1,),
-            modes=(LATENCY,),
-            is_product=True,
-            dtypes=(dtype,),
-            cores=(1,),
-        )
+    models, one = [published_model("bert-base-uncased")], (1,)
+    wanted = MatrixRequest(
+        models, lengths=_LENGTHS, batches=one, modes=(LATENCY,), is_product=True, dtypes=(dtype,), cores=one
     )
+    matrix = make_matrix(wanted)
     request = RunRequest(matrix=matrix, effort=CellEffort(), folder=folder, cache=folder, minutes=1e6, command="")
     results = BenchmarkRun(request, lambda line: None).run()
     return {cell.cell.length: cell.reason for cell in results.cells}

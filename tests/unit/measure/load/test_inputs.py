@@ -83,14 +83,10 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, p
     assert str(caught.value) == f"--texts {file}: {problem}"
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=f"--texts {tmp_path}/none: No such file or directory"):
-        read_texts(tmp_path / "none")
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=f"--texts {tmp_path}: Is a directory"):
-        read_texts(tmp_path)
+@pytest.mark.parametrize(("name", "problem"), [("none", "No such file or directory"), (".", "Is a directory")])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+    with pytest.raises(SetupError, match=f"--texts {tmp_path / name}: {problem}"):
+        read_texts(tmp_path / name)
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,10 +182,8 @@ def _prompts(load: GenerationLoad, words: Words | None) -> list[InferRequest]:
 def test_texts_are_prompts_again_and_again_where_no_length_is_given() -> None:
     made = [prompt.input.text_generation for prompt in _prompts(GenerationLoad(), None)]
     assert [input.prompt for input in made] == ["A text.", "Another.", "A text."]
-    expected = {(32, 32, 1)}
-    assert {
-        (input.options.max_new_tokens, input.options.min_new_tokens, input.options.num_beams) for input in made
-    } == expected
+    options = [(input.options.max_new_tokens, input.options.min_new_tokens, input.options.num_beams) for input in made]
+    assert set(options) == {(32, 32, 1)}
 
 
 def test_prompts_of_a_length_share_what_they_shall_share() -> None:

@@ -68,19 +68,11 @@ def test_latency_is_that_of_answers() -> None:
     assert found == pytest.approx((200.0, 300.0, 200.0))
 
 
+_TIMES = {"total_ms": 15.0, "preprocess_ms": 1.0, "queue_ms": 4.0, "compute_ms": 6.0, "postprocess_ms": 2.0}
+
+
 def test_stages_sum_to_the_latency() -> None:
-    result = result_of(
-        rows(
-            {
-                "latency_s": 0.02,
-                "total_ms": 15.0,
-                "preprocess_ms": 1.0,
-                "queue_ms": 4.0,
-                "compute_ms": 6.0,
-                "postprocess_ms": 2.0,
-            }
-        )
-    )
+    result = result_of(rows({"latency_s": 0.02, **_TIMES}))
     # 15 - (1 + 4 + 6 + 2) = 2 in the gateway and on the hops, 20 - 15 = 5 outside.
     assert {name: found.p50 for name, found in result.stages_ms.items()} == pytest.approx(
         {"preprocess": 1.0, "queue": 4.0, "compute": 6.0, "postprocess": 2.0, "gateway_and_hops": 2.0, "outside": 5.0}
@@ -197,16 +189,8 @@ def test_a_second_without_answers_has_no_percentile() -> None:
 
 
 def test_the_table_has_every_figure() -> None:
-    answer = {
-        "due_s": 1.0,
-        "latency_s": 0.0205,
-        "total_ms": 15.0,
-        "preprocess_ms": 1.0,
-        "queue_ms": 4.0,
-        "compute_ms": 6.0,
-    }
-    usage = {"postprocess_ms": 2.0, "tokens": 30, "padded_tokens": 40, "batch_size": 4}
-    found = rows({**answer, **usage}, {"due_s": 2.0, "outcome": "OVERLOADED"})
+    answer = {"due_s": 1.0, "latency_s": 0.0205, **_TIMES, "tokens": 30, "padded_tokens": 40, "batch_size": 4}
+    found = rows(answer, {"due_s": 2.0, "outcome": "OVERLOADED"})
     lines = table(result_of(found, rate_per_s=0.2, deadline_ms=50.0, priority="bulk")).splitlines()
     words = [line.split() for line in lines]
 
@@ -234,11 +218,8 @@ def test_a_closed_loop_has_callers_and_no_offered_rate() -> None:
 
 
 def test_warnings_stand_at_the_end() -> None:
-    assert (
-        table(result_of(rows(), cpu_shares=(0.95,)))
-        .splitlines()[-1]
-        .startswith("WARNING: generator process 1 of 1 used 0.95")
-    )
+    last = table(result_of(rows(), cpu_shares=(0.95,))).splitlines()[-1]
+    assert last.startswith("WARNING: generator process 1 of 1 used 0.95")
 
 
 def test_a_run_without_answers_says_so() -> None:

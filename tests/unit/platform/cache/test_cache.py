@@ -152,9 +152,7 @@ async def test_a_failure_is_nobodys_but_the_one_whose_it_is(cache: Cache[bytes],
 
 
 @pytest.mark.parametrize("error", [InvalidInput("text", "is empty"), Unavailable("the stage is away")], ids=repr)
-async def test_a_failure_that_is_true_of_all_ends_all_at_once(
-    cache: Cache[bytes], work: _Work, error: Exception
-) -> None:
+async def test_a_failure_of_all_ends_all_at_once(cache: Cache[bytes], work: _Work, error: Exception) -> None:
     failing = asyncio.create_task(cache.get(b"key", 1, _failing(error)))
     others = [asyncio.create_task(cache.get(b"key", 1, work.compute)) for _ in range(20)]
     ended = await asyncio.gather(failing, *others, return_exceptions=True)

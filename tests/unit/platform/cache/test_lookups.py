@@ -212,9 +212,7 @@ async def test_a_fault_while_measuring_does_not_end_the_use_of_redis(caplog: pyt
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
-async def test_faults_while_measuring_are_logged_once_with_pauses_between_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_faults_while_measuring_are_logged_once_and_pauses_follow(caplog: pytest.LogCaptureFixture) -> None:
     class Faulty(_Redis):
         async def get(self, keys: Sequence[bytes], limit_s: float | None = None) -> list[bytes | None]:
             self.measured += 1

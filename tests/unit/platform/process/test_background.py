@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from neuronpipe.platform.process.background import Places, run_beside, run_together
+from tests.suite.waiting import cancelled
 
 
 async def test_coroutines_end_with_the_block() -> None:
@@ -95,8 +96,7 @@ async def test_a_place_of_a_caller_that_leaves_goes_to_the_next(comes_first: boo
         places.leave()
         left.cancel()
     else:
-        left.cancel()
-        await asyncio.wait([left])
+        await cancelled(left)
         places.leave()
     async with asyncio.timeout(1):
         await next_one

@@ -58,9 +58,7 @@ async def test_waiting_ends_with_the_last_call_and_at_the_limit() -> None:
     await asyncio.wait_for(waiting, _LIMIT_S)
 
 
-async def test_callers_that_go_on_calling_while_it_drains_are_told_until_they_stop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_callers_that_call_while_it_drains_are_told_until_they_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_in_flight, "_QUIET_S", 0.05)
     in_flight = _in_flight()
     in_flight.drain()

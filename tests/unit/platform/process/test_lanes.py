@@ -12,6 +12,7 @@ import pytest
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.platform.process import lanes as lanes_module
 from neuronpipe.platform.process.lanes import Lane, Lanes, is_on_event_loop
+from tests.suite.waiting import cancelled
 
 _SMALL_BYTES = 100
 _LARGE_BYTES = 1 << 20
@@ -147,8 +148,7 @@ async def test_small_work_waits_behind_large_work_instead_of_holding_up_the_even
 async def test_small_work_waits_behind_large_work_whose_caller_left(lane: Lane) -> None:
     released = threading.Event()
     large = await _blocked(lane, released)
-    large.cancel()
-    await asyncio.gather(large, return_exceptions=True)
+    await cancelled(large)
     small = asyncio.create_task(lane.run("", _SMALL_BYTES, threading.get_ident))
     await asyncio.sleep(0)
     assert not small.done()
@@ -250,12 +250,8 @@ async def test_lanes_take_turns_where_there_are_more_of_them_than_threads() -> N
     done: list[str] = []
     blocking = asyncio.create_task(first.run("", _LARGE_BYTES, released.wait, 10))
     await asyncio.sleep(0)
-    work = asyncio.gather(
-        *(
-            lane.run("", _LARGE_BYTES, done.append, name)
-            for name, lane in [("first", first)] * 4 + [("second", second)] * 4
-        )
-    )
+    named = [("first", first)] * 4 + [("second", second)] * 4
+    work = asyncio.gather(*(lane.run("", _LARGE_BYTES, done.append, name) for name, lane in named))
     await asyncio.sleep(0)
     released.set()
     await asyncio.gather(blocking, work)
@@ -286,8 +282,7 @@ async def test_long_work_whose_caller_left_is_not_begun_and_its_input_is_let_go(
     image = Image()
     left = asyncio.create_task(lane.run("", _LARGE_BYTES, done.append, image))
     await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.gather(left, return_exceptions=True)
+    await cancelled(left)
     await asyncio.sleep(0)
     seen = weakref.ref(image)
     del image, left

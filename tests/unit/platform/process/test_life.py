@@ -118,9 +118,7 @@ async def test_new_calls_are_taken_until_every_part_is_done_with_the_news(life: 
     await draining
 
 
-async def test_a_part_that_is_never_done_with_the_news_does_not_outlast_the_grace(
-    life: Life, events: list[str]
-) -> None:
+async def test_a_part_that_never_ends_with_the_news_does_not_outlast_the_grace(life: Life, events: list[str]) -> None:
     life.on_draining(asyncio.Event().wait)  # type: ignore[arg-type]
     await asyncio.wait_for(life.drain(0.01), _LIMIT_S)
     assert events[-1] == "door stops"

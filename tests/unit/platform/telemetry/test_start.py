@@ -57,15 +57,8 @@ def test_one_trace_cannot_fill_the_memory() -> None:
 
 def test_spans_are_valid_otlp_json() -> None:
     store = _store()
-    span = Span(
-        "x",
-        SpanContext.new(is_sampled=True),
-        SpanContext.new(is_sampled=True),
-        1_000,
-        2_000,
-        kind="server",
-        is_error=True,
-    )
+    context, parent = SpanContext.new(is_sampled=True), SpanContext.new(is_sampled=True)
+    span = Span("x", context, parent, 1_000, 2_000, kind="server", is_error=True)
     span.attributes |= {"text": "a", "number": 3, "real": 0.5, "flag": True}
     span.events.append(SpanEvent("e", 1_500))
     span.links.append(Link(SpanContext.new(is_sampled=True), {"row": 1}))

@@ -18,7 +18,7 @@ from neuronpipe.rpc.http2.server import Http2Server
 from neuronpipe.rpc.transport import ServerCall, ServerOptions, end_of
 from tests.interop import frames
 from tests.suite.constants import with_constants
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 
 Answer: TypeAlias = Callable[[ServerCall, bytes | None], Awaitable[None]]
 
@@ -128,8 +128,7 @@ class Caller:
 
     async def close(self) -> None:
         self.writer.close()
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        await cancelled(self._reading)
 
 
 class System:

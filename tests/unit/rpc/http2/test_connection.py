@@ -177,9 +177,7 @@ def _rapid_resets(head: bytes, *, has_message: bool = False) -> Iterator[bytes]:
         "rapid reset of calls that are refused",
     ],
 )
-async def test_a_flood_ends_the_connection(
-    flood: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_floods_end_the_connection(flood: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
     async with serving(Held()) as system:
         reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
@@ -325,9 +323,7 @@ async def test_a_call_that_still_answers_a_caller_that_does_not_read_is_cancelle
         assert _goaways(reader.caller) == []
 
 
-async def test_where_too_many_answers_wait_the_one_that_waited_longest_is_reset_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_where_too_many_answers_wait_the_oldest_one_is_reset_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight_module, "_MAX_WAITS", 3)
     monkeypatch.setattr(caller_waits, "_PATIENCE_S", 0.0)
     async with serving() as system:

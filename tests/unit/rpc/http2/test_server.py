@@ -496,9 +496,7 @@ async def test_a_caller_whose_calls_hear_of_the_stop_late_loses_none() -> None:
         caller.close()
 
 
-async def test_answers_wait_until_the_notice_is_acknowledged_for_a_moment_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_answers_wait_a_moment_at_most_until_the_notice_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_HOLD_S", 1.0)
     answer = Held(b"answer")
     async with serving(answer) as system:
@@ -602,9 +600,7 @@ async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -
         assert system.method.ended == 3
 
 
-async def test_a_caller_that_acknowledges_nothing_holds_up_the_end_for_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_caller_that_acknowledges_nothing_delays_the_end_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
     async with serving() as system:
         _, writer = await asyncio.open_connection("127.0.0.1", system.port)

@@ -104,6 +104,12 @@ class System:
         assert await self.backend.begun() == [[500]]
         return caller
 
+    async def finish(self, *callers: asyncio.Task[list[ComputedSequence]]) -> list[list[ComputedSequence]]:
+        """The answers of callers who are queued, or have just left, once the core is let run."""
+        await queued()
+        self.backend.let_run()
+        return await asyncio.gather(*callers)
+
 
 def joined(
     device: DeviceScheduler,
@@ -170,14 +176,8 @@ async def held_scheduler(
     """Without a `batch_time` nothing is known of it: lengths share a batch as if padding cost nothing, and no wait is
     foreseen.
     """
-    backend = HeldBackend(
-        spec,
-        cores=cores,
-        is_held=is_held,
-        in_flight=in_flight,
-        buckets=tuple(parse_bucket(bucket) for bucket in buckets),
-        menu=menu,
-    )
+    plan = tuple(parse_bucket(bucket) for bucket in buckets)
+    backend = HeldBackend(spec, cores=cores, is_held=is_held, in_flight=in_flight, buckets=plan, menu=menu)
     times = batch_time or KnownTime(0, 0), lone_batch_time
     async with running_model(backend, spec, limits, *times, model_class=model_class) as scheduler:
         yield System(scheduler, backend)

@@ -42,9 +42,7 @@ def test_a_back_end_whose_library_is_missing_says_how_to_install_it(
 
 
 @pytest.mark.parametrize("name", ["openvino", "torch", "neuronx"])
-def test_a_decoder_without_the_library_of_grammars_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_decoder_without_the_grammar_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     advice = f"install it with: pip install 'neuronpipe[executor-{name}]'"
     with pytest.raises(SetupError, match=f"^back end '{name}' needs llguidance; {re.escape(advice)}$"):

@@ -77,9 +77,7 @@ async def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaita
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-async def test_what_a_core_that_hangs_had_is_computed_on_another(
-    in_flight: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_a_hanging_core_had_is_computed_on_another(in_flight: int, caplog: pytest.LogCaptureFixture) -> None:
     async with _system(2, in_flight) as (system, backend):
         backend.hanging.add(0)
         callers = [system.submit([number]) for number in range(1, 9)]

@@ -82,9 +82,7 @@ async def test_a_model_that_opens_warms_up_between_the_batches_of_others(
     assert device.overlaps == []
 
 
-async def test_a_model_is_closed_by_itself_and_the_others_are_served(
-    bundles: dict[str, Bundle], device: type[_OneDevice]
-) -> None:
+async def test_a_model_is_closed_while_others_are_served(bundles: dict[str, Bundle], device: type[_OneDevice]) -> None:
     telemetry = Telemetry()
 
     def gauges() -> set[str]:

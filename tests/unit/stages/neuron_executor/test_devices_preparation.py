@@ -169,9 +169,7 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
         await happens(lambda: not stage.models.announced.prepared)
 
 
-async def test_a_shape_that_a_request_had_is_not_computed_again(
-    bundles: dict[str, Bundle], backend: type[_MenuBackend]
-) -> None:
+async def test_the_shape_of_a_request_is_computed_once(bundles: dict[str, Bundle], backend: type[_MenuBackend]) -> None:
     async with (
         running_devices(EngineSettings(cores=1), Telemetry()) as devices,
         devices.open_batches(bundles["m"]) as model,
@@ -286,10 +284,7 @@ async def test_items_that_are_kept_whole_have_shapes_of_their_own_and_none_is_pr
     bundles: dict[str, Bundle], backend: type[_MenuBackend]
 ) -> None:
     settings, telemetry = EngineSettings(cores=_CORES), Telemetry()
-    async with (
-        running_devices(settings, telemetry, WholeItemModel) as devices,
-        devices.open_batches(bundles["m"]),
-    ):
+    async with running_devices(settings, telemetry, WholeItemModel) as devices, devices.open_batches(bundles["m"]):
         warm_ups = len(backend.prepared)
         await asyncio.sleep(0.02)  # ten times as long as the device has to be idle
         assert (len(backend.prepared), _gauges(telemetry)) == (warm_ups, [])

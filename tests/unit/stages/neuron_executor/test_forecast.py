@@ -205,9 +205,7 @@ class _OneAtATime(FakeBackend):
 
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("cores", [1, 4])
-def test_the_queue_takes_as_long_as_callers_are_told(
-    monkeypatch: pytest.MonkeyPatch, cores: int, in_flight: int
-) -> None:
+def test_the_queue_takes_what_callers_are_told(monkeypatch: pytest.MonkeyPatch, cores: int, in_flight: int) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
     async def simulate() -> tuple[float, float, float]:

@@ -134,9 +134,7 @@ async def test_a_version_whose_back_end_hangs_is_unloaded_and_can_be_loaded_agai
         await _ask(stage, "a")
 
 
-async def test_a_model_whose_loading_hangs_delays_others_for_as_long_as_a_batch_may_take(
-    tmp_path: Path, hangs: _Hangs
-) -> None:
+async def test_a_model_whose_loading_hangs_delays_others_at_most_by_a_batch(tmp_path: Path, hangs: _Hangs) -> None:
     hangs.loading = {"a"}
     async with running_executor(_repository(tmp_path, a=1, b=1), _settings(2), Telemetry()) as stage:
         waiting = asyncio.create_task(_ask(stage, "a"))
@@ -148,9 +146,7 @@ async def test_a_model_whose_loading_hangs_delays_others_for_as_long_as_a_batch_
         assert hangs.loaded == ["b", "a"]
 
 
-async def test_a_model_whose_loading_hangs_is_given_up_after_a_limit_and_leaves_its_room(
-    tmp_path: Path, hangs: _Hangs
-) -> None:
+async def test_a_model_whose_loading_hangs_is_given_up_and_leaves_its_room(tmp_path: Path, hangs: _Hangs) -> None:
     hangs.loading = {"a"}
     settings = _settings(1.5, impaired_limit_s=2)
     async with running_executor(_repository(tmp_path, a=1, b=1), settings, Telemetry()) as stage:

@@ -24,8 +24,9 @@ from neuronpipe.stages.neuron_executor.neuron_monitor import (
 from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.fake_monitor import SAMPLE, write_monitor
 
-_SAMPLE = (Path(__file__).parent / "neuron_monitor_sample.json").read_bytes()
+_SAMPLE = SAMPLE.read_bytes()
 _PID = 4242
+_TIMES_S = {"p0": 0.00096, "p1": 0.00097, "p25": 0.00098, "p50": 0.00099, "p75": 0.001, "p99": 0.00104, "p100": 0.0031}
 
 
 def _changed(**report: Any) -> bytes:
@@ -51,15 +52,7 @@ def test_a_document_becomes_a_snapshot_of_the_process() -> None:
         },
         errors={"generic": 0, "numerical": 2, "transient": 0, "model": 0, "runtime": 0, "hardware": 1},
         device_latency_s={},
-        total_latency_s={
-            "p0": 0.00096,
-            "p1": 0.00097,
-            "p25": 0.00098,
-            "p50": 0.00099,
-            "p75": 0.001,
-            "p99": 0.00104,
-            "p100": 0.0031,
-        },
+        total_latency_s=_TIMES_S,
     )
 
 
@@ -120,7 +113,7 @@ def _numbers(meters: Meters, instrument: Instrument) -> dict[str, float]:
 
 
 def _snapshot() -> NeuronSnapshot:
-    snapshot = parse_snapshot(SAMPLE.read_bytes(), 4242)
+    snapshot = parse_snapshot(_SAMPLE, _PID)
     assert snapshot
     return snapshot
 
@@ -131,16 +124,7 @@ def test_every_figure_of_a_snapshot_is_a_metric() -> None:
     assert _numbers(meters, Metrics.NEURON_UTILIZATION) == pytest.approx({"0": 0.4201, "1": 0.975})
     assert _numbers(meters, Metrics.NEURON_CORE_MEMORY) == {"0": 450_000_000, "1": 450_000_000}
     assert _numbers(meters, Metrics.NEURON_MEMORY) == {"device": 900_000_000, "host": 6_900_000}
-    latencies_s = {
-        "p0": 0.00096,
-        "p1": 0.00097,
-        "p25": 0.00098,
-        "p50": 0.00099,
-        "p75": 0.001,
-        "p99": 0.00104,
-        "p100": 0.0031,
-    }
-    assert _numbers(meters, Metrics.NEURON_TOTAL_LATENCY) == pytest.approx(latencies_s)
+    assert _numbers(meters, Metrics.NEURON_TOTAL_LATENCY) == pytest.approx(_TIMES_S)
     assert _numbers(meters, Metrics.NEURON_DEVICE_LATENCY) == {}  # the sample has none
     assert _numbers(meters, Metrics.NEURON_EXECUTIONS)["completed"] == 4400
     assert _numbers(meters, Metrics.NEURON_ERRORS)["hardware"] == 1

@@ -65,9 +65,7 @@ async def test_a_caller_who_leaves_while_its_batch_runs_leaves_its_batch_mates_a
         system.backend.let_run(1)
         assert await system.backend.begun() == [[11, 12], [21, 22, 23]]
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        (computed,) = await staying
+        [(computed,)] = await system.finish(staying)
         assert computed.outputs["start_logits"].tolist() == _start_logits(21, 22, 23)
 
 
@@ -85,9 +83,7 @@ async def test_a_cancelled_sequence_is_never_computed() -> None:
         leaving, staying = system.submit([11], [12]), system.submit([21])
         await queued()
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        await staying
+        await system.finish(staying)
         assert system.backend.batches == [[[500]], [[21]]]
 
 
@@ -206,47 +202,37 @@ async def test_nobody_is_refused_for_the_sake_of_those_who_left(clock: FixedCloc
         leaving.cancel()
         await queued()
         staying = system.submit([21], deadline_s=clock.now_s + 3)
-        await queued()
-        system.backend.let_run()
-        await staying
+        await system.finish(staying)
 
 
 _BEGIN_S = FixedClock().now_s
 
 
-@pytest.mark.parametrize(
-    ("calls", "wait_s", "fails", "batches"),
-    # A sequence takes two seconds, two in one batch take four, three six.
-    [
-        pytest.param(
-            [call([11], deadline_s=_BEGIN_S + 1), call([21])], 1, [0], [[[21]]], id="an expired one is never computed"
-        ),
-        pytest.param(
-            [call([11], deadline_s=_BEGIN_S + 5), call([21])], 3, [0], [[[21]]], id="nor one that has two seconds left"
-        ),
-        pytest.param(
-            [call([11], deadline_s=_BEGIN_S + 5), call([21]), call([31])],
-            *(0, [], [[[11], [21]], [[31]]]),
-            id="a batch does not grow beyond what its oldest can wait",
-        ),
-        pytest.param(
-            [call([11]), call([21], deadline_s=_BEGIN_S + 5), call([31])],
-            *(0, [], [[[11], [21]], [[31]]]),
-            id="a batch does not grow beyond what one that joined can wait",
-        ),
-        # 1.5 seconds are left for the first; 4.5 for the second, which takes two alone and six with the others.
-        pytest.param(
-            [call([11], deadline_s=_BEGIN_S + 5), call([21], deadline_s=_BEGIN_S + 8), call([31], [41])],
-            *(3.5, [0, 1], [[[31], [41]]]),
-            id="after one came too late, those that cannot wait for a full batch are dropped as well",
-        ),
-        pytest.param(
-            [call([11], [12]), call([21], deadline_s=_BEGIN_S + 6.1), call([31])],
-            *(5, [1], [[[11], [12], [31]]]),
-            id="one that is too late does not keep those behind it out of a batch",
-        ),
-    ],
-)
+# A sequence takes two seconds, two in one batch take four, three six.
+_DEADLINES: dict[str, tuple[Any, ...]] = {
+    "an expired one is never computed": ([call([11], deadline_s=_BEGIN_S + 1), call([21])], 1, [0], [[[21]]]),
+    "nor one that has two seconds left": ([call([11], deadline_s=_BEGIN_S + 5), call([21])], 3, [0], [[[21]]]),
+    "a batch does not grow beyond what its oldest can wait": (
+        [call([11], deadline_s=_BEGIN_S + 5), call([21]), call([31])],
+        *(0, [], [[[11], [21]], [[31]]]),
+    ),
+    "a batch does not grow beyond what one that joined can wait": (
+        [call([11]), call([21], deadline_s=_BEGIN_S + 5), call([31])],
+        *(0, [], [[[11], [21]], [[31]]]),
+    ),
+    # 1.5 seconds are left for the first; 4.5 for the second, which takes two alone and six with the others.
+    "after one came too late, those that cannot wait for a full batch are dropped as well": (
+        [call([11], deadline_s=_BEGIN_S + 5), call([21], deadline_s=_BEGIN_S + 8), call([31], [41])],
+        *(3.5, [0, 1], [[[31], [41]]]),
+    ),
+    "one that is too late does not keep those behind it out of a batch": (
+        [call([11], [12]), call([21], deadline_s=_BEGIN_S + 6.1), call([31])],
+        *(5, [1], [[[11], [12], [31]]]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "wait_s", "fails", "batches"), _DEADLINES.values(), ids=_DEADLINES)
 async def test_deadlines_decide_who_is_computed_with_whom(
     clock: FixedClock, calls: list[Any], wait_s: float, fails: list[int], batches: list[list[list[int]]]
 ) -> None:
@@ -427,9 +413,7 @@ async def test_a_full_queue_of_abandoned_work_makes_room() -> None:
             caller.cancel()
         await queued()
         staying = system.submit([21])
-        await queued()
-        system.backend.let_run()
-        (computed,) = await staying
+        [(computed,)] = await system.finish(staying)
         assert computed.outputs["start_logits"].tolist() == _start_logits(21)
 
 
@@ -454,99 +438,84 @@ async def test_an_idle_core_takes_a_sequence_at_once() -> None:
 _COSTLY: dict[str, Any] = {"batch_time": KnownTime(overhead_s=51, token_s=1)}
 
 
-@pytest.mark.parametrize(
-    ("calls", "batches", "options"),
-    [
-        pytest.param(
-            [call([11]), call([21], [22]), call([31])], [[[11], [21], [22], [31]]], {}, id="what waits runs together"
-        ),
-        pytest.param(
-            [call([11, 12]), call([21]), call([31, 32, 33])],
-            [[[11, 12]], [[21]], [[31, 32, 33]]],
-            {"limits": limits(max_batch_size=1)},
-            id="the oldest goes first, of any length",
-        ),
-        pytest.param(
-            [call([11]), call([21, 22]), call([31])],
-            [[[11], [31]], [[21, 22]]],
-            {"limits": limits(max_batch_size=2)},
-            id="a batch prefers the length of its oldest",
-        ),
-        # Four tokens first; the others are four, one, three and two away from it.
-        pytest.param(
-            [call([1] * 4), call([2] * 8), call([3] * 3), call([4]), call([5] * 6)],
-            [[[1] * 4, [3] * 3, [5] * 6], [[2] * 8, [4]]],
-            {"limits": limits(max_batch_size=3)},
-            id="a batch is filled with the nearest lengths first",
-        ),
-        # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, a sixth of the overhead.
-        pytest.param(
-            [call([1] * 9), call([2] * 6, [3] * 6, [4] * 6)],
-            [[[1] * 9, [2] * 6, [3] * 6], [[4] * 6]],
-            _COSTLY,
-            id="shorter ones join while their padding costs far less than a batch of their own",
-        ),
-        # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5; or by 5, which makes 10.
-        pytest.param(
-            [call([1] * 3, [2] * 3), call([9] * 7)],
-            [[[1] * 3, [2] * 3, [9] * 7]],
-            _COSTLY,
-            id="a longer one joins where padding the others costs far less than a batch of its own",
-        ),
-        pytest.param(
-            [call([1] * 3, [2] * 3), call([9] * 8)],
-            [[[1] * 3, [2] * 3], [[9] * 8]],
-            _COSTLY,
-            id="a longer one does not join where padding the others costs more",
-        ),
-        # 4 x 11 = 44 padded tokens, of 11 + 3 x 2 = 17 of their own.
-        pytest.param(
-            [call([1] * 10), call([2], [3], [4])],
-            [[[1] * 10, [2], [3], [4]]],
-            {},
-            id="the only idle core takes all, with any padding",
-        ),
-        pytest.param(
-            [call([11], is_bulk=True), call([21]), call([31])],
-            [[[21]], [[31]], [[11]]],
-            {"limits": limits(max_batch_size=1)},
-            id="bulk waits while interactive work waits",
-        ),
-        pytest.param(
-            [call([21]), call([11], is_bulk=True), call([31]), call([12], is_bulk=True)],
-            [[[21], [31]], [[11], [12]]],
-            {},
-            id="a batch is of one priority",
-        ),
-        pytest.param(
-            [call([number]) for number in range(1, 6)],
-            [[[1], [2]], [[3], [4]], [[5]]],
-            {"limits": limits(max_batch_size=2)},
-            id="a batch has at most as many sequences as the limit",
-        ),
-        # Two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just fits.
-        pytest.param(
-            [call([1, 1, 1], [2, 2, 2], [3, 3], [4, 4], [5, 5])],
-            [[[1, 1, 1], [2, 2, 2]], [[3, 3], [4, 4], [5, 5]]],
-            {"limits": limits(max_batch_tokens=9)},
-            id="a batch has at most as many padded tokens as the limit",
-        ),
-        # Two of 1 make 2 x 2; with one of 4 all three would be padded to 5, which makes 15.
-        pytest.param(
-            [call([1], [2], [3, 3, 3, 3])],
-            [[[1], [2]], [[3, 3, 3, 3]]],
-            {"limits": limits(max_batch_tokens=12)},
-            id="a long one behind short ones counts with what it does to them",
-        ),
-        # One of 4 is padded to 5, and so is every other beside it: two make 10, three would make 15.
-        pytest.param(
-            [call([1, 1, 1, 1], [2], [3])],
-            [[[1, 1, 1, 1], [2]], [[3]]],
-            {"limits": limits(max_batch_tokens=10)},
-            id="a short one behind a long one counts with what it is padded to",
-        ),
-    ],
-)
+_SHARED: dict[str, tuple[Any, ...]] = {
+    "what waits runs together": ([call([11]), call([21], [22]), call([31])], [[[11], [21], [22], [31]]], {}),
+    "the oldest goes first, of any length": (
+        [call([11, 12]), call([21]), call([31, 32, 33])],
+        [[[11, 12]], [[21]], [[31, 32, 33]]],
+        {"limits": limits(max_batch_size=1)},
+    ),
+    "a batch prefers the length of its oldest": (
+        [call([11]), call([21, 22]), call([31])],
+        [[[11], [31]], [[21, 22]]],
+        {"limits": limits(max_batch_size=2)},
+    ),
+    # Four tokens first; the others are four, one, three and two away from it.
+    "a batch is filled with the nearest lengths first": (
+        [call([1] * 4), call([2] * 8), call([3] * 3), call([4]), call([5] * 6)],
+        [[[1] * 4, [3] * 3, [5] * 6], [[2] * 8, [4]]],
+        {"limits": limits(max_batch_size=3)},
+    ),
+    # Three tokens of padding each: two of them cost 6, a third would make it 9 of 8.5, a sixth of the overhead.
+    "shorter ones join while their padding costs far less than a batch of their own": (
+        [call([1] * 9), call([2] * 6, [3] * 6, [4] * 6)],
+        [[[1] * 9, [2] * 6, [3] * 6], [[4] * 6]],
+        _COSTLY,
+    ),
+    # The two that are there would be padded by 4 tokens each, which makes 8 of 8.5; or by 5, which makes 10.
+    "a longer one joins where padding the others costs far less than a batch of its own": (
+        [call([1] * 3, [2] * 3), call([9] * 7)],
+        [[[1] * 3, [2] * 3, [9] * 7]],
+        _COSTLY,
+    ),
+    "a longer one does not join where padding the others costs more": (
+        [call([1] * 3, [2] * 3), call([9] * 8)],
+        [[[1] * 3, [2] * 3], [[9] * 8]],
+        _COSTLY,
+    ),
+    # 4 x 11 = 44 padded tokens, of 11 + 3 x 2 = 17 of their own.
+    "the only idle core takes all, with any padding": (
+        [call([1] * 10), call([2], [3], [4])],
+        [[[1] * 10, [2], [3], [4]]],
+        {},
+    ),
+    "bulk waits while interactive work waits": (
+        [call([11], is_bulk=True), call([21]), call([31])],
+        [[[21]], [[31]], [[11]]],
+        {"limits": limits(max_batch_size=1)},
+    ),
+    "a batch is of one priority": (
+        [call([21]), call([11], is_bulk=True), call([31]), call([12], is_bulk=True)],
+        [[[21], [31]], [[11], [12]]],
+        {},
+    ),
+    "a batch has at most as many sequences as the limit": (
+        [call([number]) for number in range(1, 6)],
+        [[[1], [2]], [[3], [4]], [[5]]],
+        {"limits": limits(max_batch_size=2)},
+    ),
+    # Two of 3 make 2 x 4 = 8, a third would make 12; 3 x 3 = 9 just fits.
+    "a batch has at most as many padded tokens as the limit": (
+        [call([1, 1, 1], [2, 2, 2], [3, 3], [4, 4], [5, 5])],
+        [[[1, 1, 1], [2, 2, 2]], [[3, 3], [4, 4], [5, 5]]],
+        {"limits": limits(max_batch_tokens=9)},
+    ),
+    # Two of 1 make 2 x 2; with one of 4 all three would be padded to 5, which makes 15.
+    "a long one behind short ones counts with what it does to them": (
+        [call([1], [2], [3, 3, 3, 3])],
+        [[[1], [2]], [[3, 3, 3, 3]]],
+        {"limits": limits(max_batch_tokens=12)},
+    ),
+    # One of 4 is padded to 5, and so is every other beside it: two make 10, three would make 15.
+    "a short one behind a long one counts with what it is padded to": (
+        [call([1, 1, 1, 1], [2], [3])],
+        [[[1, 1, 1, 1], [2]], [[3]]],
+        {"limits": limits(max_batch_tokens=10)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "batches", "options"), _SHARED.values(), ids=_SHARED)
 async def test_who_is_computed_with_whom(
     calls: list[Any], batches: list[list[list[int]]], options: dict[str, Any]
 ) -> None:
@@ -560,9 +529,7 @@ async def test_sequences_given_up_cost_a_batch_no_padding() -> None:
         staying = system.submit([4] * 6, [5] * 6)
         await queued()
         leaving.cancel()
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(oldest, staying)
+        await system.finish(oldest, staying)
         assert system.backend.batches[1:] == [[[1] * 9, [4] * 6, [5] * 6]]
 
 
@@ -589,9 +556,7 @@ async def test_bulk_delays_interactive_work_by_one_batch_at_most() -> None:
         bulk = system.submit([1], [2], [3], [4], [5], is_bulk=True)
         assert await system.backend.begun() == [[1], [2]]
         interactive = system.submit([21])
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(bulk, interactive)
+        await system.finish(bulk, interactive)
         assert system.backend.batches[1] == [[21]]
 
 
@@ -651,9 +616,7 @@ async def test_interactive_work_is_not_refused_for_the_sake_of_bulk(clock: Fixed
         system.submit([1, 1, 1], is_bulk=True)
         await queued()
         interactive = system.submit([21], deadline_s=clock.now_s + 3)
-        await queued()
-        system.backend.let_run()
-        await interactive
+        await system.finish(interactive)
 
 
 async def test_bulk_is_refused_for_the_sake_of_interactive_work(clock: FixedClock) -> None:

@@ -1,6 +1,5 @@
 """stages/neuron_executor/scheduler.py with buckets."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -25,49 +24,39 @@ _BUCKETS = ("1x4", "4x4", "1x8", "4x8")
 _TIME = {"overhead_s": 16.0, "token_s": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("calls", "batches", "options"),
-    [
-        pytest.param(
-            [call([number]) for number in range(1, 6)],
-            [[[1], [2], [3], [4]], [[5]]],
-            {},
-            id="a batch has no more sequences than its bucket",
-        ),
-        # 32 s for two in 4x4, 20 s for one in 1x4. A token costs so much that empty rows are worse than batches of
-        # their own.
-        pytest.param(
-            [call([1]), call([2])],
-            [[[1]], [[2]]],
-            {"batch_time": KnownTime(overhead_s=1, token_s=1)},
-            id="a large bucket is not used for few sequences",
-        ),
-        pytest.param(
-            [call([1] * 8), call([2] * 8, [3] * 8), call([4], [5])],
-            [[[1] * 8, [2] * 8, [3] * 8, [4]], [[5]]],
-            {},
-            id="shorter ones take rows that would stay empty, and longer ones do not join",
-        ),
-        pytest.param(
-            [call([1]), call([2] * 8)],
-            [[[1]], [[2] * 8]],
-            {},
-            id="a short one does not wait in a long batch while its own comes first",
-        ),
-        pytest.param(
-            [call([1], [2], [3])],
-            [[[1], [2], [3]]],
-            {"limits": limits(1, 1)},
-            id="limits of a batch do not apply to buckets",
-        ),
-        pytest.param(
-            [call([1]), call([2] * 8), call([3] * 8), call([4] * 8)],
-            [[[1], [2] * 8, [3] * 8, [4] * 8]],
-            {"buckets": ("1x4", "1x8", "4x8")},
-            id="longer ones take rows of a longer bucket",
-        ),
-    ],
-)
+_SHARED: dict[str, tuple[Any, ...]] = {
+    "a batch has no more sequences than its bucket": (
+        [call([number]) for number in range(1, 6)],
+        [[[1], [2], [3], [4]], [[5]]],
+        {},
+    ),
+    # 32 s for two in 4x4, 20 s for one in 1x4. A token costs so much that empty rows are worse than batches of
+    # their own.
+    "a large bucket is not used for few sequences": (
+        [call([1]), call([2])],
+        [[[1]], [[2]]],
+        {"batch_time": KnownTime(overhead_s=1, token_s=1)},
+    ),
+    "shorter ones take rows that would stay empty, and longer ones do not join": (
+        [call([1] * 8), call([2] * 8, [3] * 8), call([4], [5])],
+        [[[1] * 8, [2] * 8, [3] * 8, [4]], [[5]]],
+        {},
+    ),
+    "a short one does not wait in a long batch while its own comes first": (
+        [call([1]), call([2] * 8)],
+        [[[1]], [[2] * 8]],
+        {},
+    ),
+    "limits of a batch do not apply to buckets": ([call([1], [2], [3])], [[[1], [2], [3]]], {"limits": limits(1, 1)}),
+    "longer ones take rows of a longer bucket": (
+        [call([1]), call([2] * 8), call([3] * 8), call([4] * 8)],
+        [[[1], [2] * 8, [3] * 8, [4] * 8]],
+        {"buckets": ("1x4", "1x8", "4x8")},
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "batches", "options"), _SHARED.values(), ids=_SHARED)
 async def test_who_shares_a_bucket(calls: list[Any], batches: list[list[list[int]]], options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"buckets": _BUCKETS, "batch_time": KnownTime(**_TIME)} | options
     assert await batches_of(*calls, **given) == batches
@@ -100,9 +89,7 @@ async def test_a_flood_of_short_sequences_runs_in_a_longer_bucket_where_its_own_
     # 1x4 takes 20 and 4x8 48: one at a time would be 80 for four of them.
     async with occupied_scheduler(buckets=("1x4", "4x8"), batch_time=KnownTime(**_TIME)) as system:
         callers = [system.submit([number]) for number in range(1, 7)]
-        await queued()
-        system.backend.let_run()
-        answers = await asyncio.gather(*callers)
+        answers = await system.finish(*callers)
         # Two are left: 40 one at a time.
         assert system.backend.batches[1:] == [[[1], [2], [3], [4]], [[5]], [[6]]]
         assert [(one.batch_size, one.bucket_tokens) for (one,) in answers] == [(4, 8)] * 4 + [(1, 4)] * 2

@@ -32,8 +32,8 @@ _STATIC = model_spec("sentence_embedding", max_tokens=128, architecture="StaticE
 _LENGTH = 48
 
 
-def _texts(count: int, tokens: int = _LENGTH, first: int = 1) -> list[list[int]]:
-    return [[number] * tokens for number in range(first, first + count)]
+def _texts(count: int, first: int = 1) -> list[list[int]]:
+    return [[number] * _LENGTH for number in range(first, first + count)]
 
 
 def _firsts(batches: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
@@ -78,9 +78,7 @@ async def test_random_traffic_runs_in_shapes_of_the_menu_and_every_caller_gets_i
 async def test_sequences_that_fill_no_number_of_rows_run_next_in_their_order() -> None:
     async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit(ids) for ids in _texts(7)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
+        await system.finish(*callers)
         assert _firsts(system.backend.batches[1:]) == [[1, 2, 3, 4], [5, 6], [7]]
         assert system.backend.computed_shapes[1:] == [(4, 48), (2, 48), (1, 48)]
 
@@ -92,9 +90,7 @@ async def test_sequences_that_went_back_go_before_those_that_come_later() -> Non
         system.backend.let_run(1)
         assert len(await system.backend.begun()) == 4
         late = [system.submit(ids) for ids in _texts(2, first=8)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*early, *late)
+        await system.finish(*early, *late)
         assert _firsts(system.backend.batches[1:]) == [[1, 2, 3, 4], [5, 6, 7, 8], [9]]
 
 
@@ -111,9 +107,7 @@ async def test_a_batch_of_several_lengths_gives_back_what_it_took_last(
 ) -> None:
     async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit([number] * tokens) for number, tokens in enumerate(lengths, 1)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
+        await system.finish(*callers)
         assert _firsts(system.backend.batches[1:]) == batches
         assert system.backend.computed_shapes[1:] == shapes
 
@@ -140,9 +134,7 @@ async def test_the_limits_of_a_batch_apply_to_all_of_its_rows(limits: tuple[int,
     limits_of_batch = Limits(*limits, max_queue_sequences=100)
     async with occupied_scheduler(limits=limits_of_batch, spec=_SPEC, menu=_MENU) as system:
         callers = [system.submit(ids) for ids in _texts(7)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
+        await system.finish(*callers)
         assert max(system.backend.computed_shapes[1:]) == (rows, 48)
 
 
@@ -151,9 +143,7 @@ async def test_a_longer_sequence_that_leaves_no_room_for_the_batch_does_not_keep
     menu = ShapeMenu(_SPEC, 256)
     async with occupied_scheduler(limits=_LIMITS, spec=_SPEC, menu=menu) as system:
         callers = [system.submit([number] * tokens) for number, tokens in enumerate((64, 48, 80, 32, 32), 1)]
-        await queued()
-        system.backend.let_run()
-        await asyncio.gather(*callers)
+        await system.finish(*callers)
         assert _firsts(system.backend.batches[1:]) == [[1, 2, 4, 5], [3]]
 
 
@@ -216,9 +206,7 @@ async def test_no_batch_of_several_is_larger_than_its_limits_or_later_than_a_dea
 
 
 @pytest.mark.parametrize("seed", range(20261128, 20261133))
-async def test_images_and_texts_of_one_model_run_in_batches_of_their_own(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_images_and_texts_of_one_model_run_in_own_batches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     FixedClock.installed(monkeypatch)
     generator, spec = random.Random(seed), image_text_spec()
     menu = ShapeMenu(spec, 512)

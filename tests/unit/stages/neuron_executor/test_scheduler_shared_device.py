@@ -16,6 +16,7 @@ from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from tests.suite.waiting import cancelled
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
@@ -70,9 +71,7 @@ class _SlowBackend(FakeBackend):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_the_time_of_a_batch_has_no_wait_for_another_models_in_it(
-    monkeypatch: pytest.MonkeyPatch, in_flight: int
-) -> None:
+def test_the_time_of_a_batch_has_no_wait_for_another_model(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
     loop = JumpingLoop.installed(monkeypatch)
 
     async def simulate() -> list[tuple[float, float]]:
@@ -148,9 +147,7 @@ async def test_a_model_that_is_flooded_does_not_keep_another_from_its_turn() -> 
         await two.submit([11])
         # Four were older at most, and one ran.
         assert one.backend.batches[before:].index([[11]]) <= 5
-        for task in floods:
-            task.cancel()
-        await asyncio.wait(floods)
+        await cancelled(*floods)
 
 
 async def test_bulk_of_one_model_waits_for_interactive_work_of_another() -> None:

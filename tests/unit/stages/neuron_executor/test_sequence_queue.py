@@ -6,8 +6,6 @@ from neuronpipe.core.errors import DeadlineExceeded
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, SequenceQueue
 from tests.unit.stages.neuron_executor.conftest import Push
 
-_SEED = 20261121
-
 
 def _drain(queue: SequenceQueue) -> list[QueuedSequence]:
     drained = []
@@ -37,9 +35,7 @@ async def test_interactive_sequences_go_before_older_bulk(queue: SequenceQueue, 
     assert _drain(queue) == [interactive, bulk]
 
 
-async def test_tenants_beyond_their_share_wait_for_others_of_the_same_priority(
-    queue: SequenceQueue, push: Push
-) -> None:
+async def test_tenants_beyond_their_share_wait_for_others_of_their_priority(queue: SequenceQueue, push: Push) -> None:
     bulk, beyond, within = push(1, is_bulk=True), push(2, is_beyond_share=True), push(3)
     assert _drain(queue) == [within, beyond, bulk]
 
@@ -64,9 +60,7 @@ async def test_a_length_of_which_none_waits_has_no_first(queue: SequenceQueue, p
     assert queue.first(4, is_bulk=False) is None
 
 
-async def test_near_lengths_come_nearest_first_and_of_the_same_distance_the_shorter(
-    queue: SequenceQueue, push: Push
-) -> None:
+async def test_near_lengths_come_nearest_first_and_if_equal_the_shorter(queue: SequenceQueue, push: Push) -> None:
     for tokens in (16, 2, 12, 8, 9, 4):
         push(padded_tokens=tokens)
     assert queue.nearest_lengths(8, is_bulk=False) == [8, 9, 4, 12, 2, 16]
@@ -150,9 +144,7 @@ async def test_however_many_come_and_leave_a_bounded_number_of_entries_stays(que
     assert _drain(queue)[1:] == staying
 
 
-async def test_a_random_order_of_coming_and_leaving_keeps_the_order_and_the_counts(
-    queue: SequenceQueue, push: Push
-) -> None:
+async def test_a_random_order_of_coming_and_leaving_keeps_order_and_counts(queue: SequenceQueue, push: Push) -> None:
     seed = 20261122
     generator, waiting = random.Random(seed), list[QueuedSequence]()
     for _ in range(3000):

@@ -209,9 +209,7 @@ async def test_cores_that_are_dead_at_the_start_are_left_out(
     assert caplog.text.count("core lost") == 2  # and not again with the first requests
 
 
-async def test_an_executor_whose_cores_are_all_dead_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_executor_whose_cores_are_dead_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _some_dead(monkeypatch, 0, 1)
     _write(tmp_path, {})
     with pytest.raises(SetupError, match="cannot run a warm-up batch: core 1 is dead"):
@@ -288,9 +286,7 @@ async def test_a_limit_below_the_memory_of_models_that_are_opened_later_is_told(
     ],
     ids=str,
 )
-def test_time_in_which_several_sequences_were_computed_counts_once(
-    intervals: list[tuple[int, int]], expected: int
-) -> None:
+def test_time_in_which_sequences_were_computed_counts_once(intervals: list[tuple[int, int]], expected: int) -> None:
     computed = [ComputedSequence({}, *interval, batch_size=1, bucket_tokens=8) for interval in intervals]
     prediction = prediction_of(computed, arrived_ns=0)
     assert prediction.compute_ns == expected

@@ -80,9 +80,7 @@ async def test_a_bad_item_fails_alone(stage: PostprocessorStage, bad: Postproces
     assert isinstance(failed, kind)
 
 
-async def test_a_deadline_that_passes_after_the_prediction_is_not_said_to_be_before_the_work(
-    stage: PostprocessorStage,
-) -> None:
+async def test_a_deadline_that_passes_after_the_prediction_is_not_before_the_work(stage: PostprocessorStage) -> None:
     with pytest.raises(DeadlineExceeded, match=r"^the deadline passed before the result was ready$"):
         await stage.postprocess(_item(call=Call(deadline_s=0.0)))
 

@@ -400,9 +400,7 @@ async def test_a_short_text_does_not_wait_for_a_long_one_of_its_model(stage: Tok
     await long
 
 
-async def test_an_image_that_is_known_does_not_wait_for_images_that_are_not(
-    image_repository: Path, reading: _Reading
-) -> None:
+async def test_a_known_image_does_not_wait_for_unknown_images(image_repository: Path, reading: _Reading) -> None:
     # Large enough to be hashed in a thread.
     known = _image_item(bytes(100_000))
     async with running_tokenizer(read_repository(image_repository), EncodingSettings(), Telemetry()) as stage:
@@ -473,9 +471,7 @@ async def test_a_serialized_form_that_a_caller_makes_is_not_kept_by_the_cache(re
     assert first is not second
 
 
-async def test_a_model_that_is_closed_is_freed_while_others_are_served(
-    repository: Path, image_repository: Path
-) -> None:
+async def test_a_closed_model_is_freed_while_others_are_served(repository: Path, image_repository: Path) -> None:
     text, image = read_bundle(repository / "m/1"), read_bundle(image_repository / "images/1")
     async with running_tokenizer([image], _NO_CACHE, Telemetry()) as stage:
         await stage.models.open(text)

@@ -46,9 +46,10 @@ def test_texts_that_are_encoded_together_equal_each_alone(tokenizer: JsonTokeniz
     together = list(tokenizer.encode_each(texts, prompt=prompt))
     for text, encoded in zip(texts, together, strict=True):
         alone = tokenizer.encode(text, prompt=prompt)
-        assert encoded.token_ids.tolist() == alone.token_ids.tolist()
-        assert encoded.token_type_ids.tolist() == alone.token_type_ids.tolist()
-        assert encoded.token_ids.dtype == encoded.token_type_ids.dtype == np.int32
+        for name in ("token_ids", "token_type_ids"):
+            found, expected = getattr(encoded, name), getattr(alone, name)
+            assert found.tolist() == expected.tolist()
+            assert found.dtype == expected.dtype == np.int32  # as the wire wants them
     assert not list(tokenizer.encode_each([]))
 
 
@@ -56,11 +57,6 @@ def test_the_second_text_of_a_pair_is_of_another_type(tokenizer: JsonTokenizer) 
     encoded = tokenizer.encode("one two", "three")
     assert encoded.token_ids.tolist() == [CLS, ONE, TWO, SEP, THREE, SEP]
     assert encoded.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
-
-
-def test_arrays_are_int32_as_the_wire_wants_them(tokenizer: JsonTokenizer) -> None:
-    encoded = tokenizer.encode("one")
-    assert [str(array.dtype) for array in (encoded.token_ids, encoded.token_type_ids)] == ["int32", "int32"]
 
 
 def test_the_files_own_truncation_and_padding_are_not_applied(tokenizer: JsonTokenizer) -> None:
@@ -79,33 +75,21 @@ def test_a_texts_tokens_are_counted_without_special_ones(tokenizer: JsonTokenize
     assert tokenizer.count("one two three") == 3
 
 
-@pytest.mark.parametrize(("side", "expected"), [("right", [CLS, ONE, TWO, SEP]), ("left", [CLS, FOUR, FIVE, SEP])])
-def test_a_long_text_loses_tokens_on_the_side_asked_for(
-    tokenizer: JsonTokenizer, side: Side, expected: list[int]
-) -> None:
-    encoded = tokenizer.encode_truncated("one two three four five", None, max_tokens=4, side=side)
-    assert encoded.token_ids.tolist() == expected
-    assert encoded.truncated_tokens == 3
-
-
-def test_a_text_that_fits_loses_nothing(tokenizer: JsonTokenizer) -> None:
-    encoded = tokenizer.encode_truncated("one two", None, max_tokens=4, side="right")
-    assert (encoded.token_ids.tolist(), encoded.truncated_tokens) == ([CLS, ONE, TWO, SEP], 0)
-
-
 @pytest.mark.parametrize(
-    ("text", "text_pair", "expected"),
+    ("texts", "max_tokens", "side", "expected", "lost"),
     [
-        ("one two three four", "five", [CLS, ONE, TWO, SEP, FIVE, SEP]),
-        ("five", "one two three four", [CLS, FIVE, SEP, ONE, TWO, SEP]),
+        pytest.param(("one two three four five", None), 4, "right", [CLS, ONE, TWO, SEP], 3, id="the end"),
+        pytest.param(("one two three four five", None), 4, "left", [CLS, FOUR, FIVE, SEP], 3, id="the beginning"),
+        pytest.param(("one two", None), 4, "right", [CLS, ONE, TWO, SEP], 0, id="nothing where it fits"),
+        pytest.param(("one two three four", "five"), 6, "right", [CLS, ONE, TWO, SEP, FIVE, SEP], 2, id="the text"),
+        pytest.param(("five", "one two three four"), 6, "right", [CLS, FIVE, SEP, ONE, TWO, SEP], 2, id="the pair"),
     ],
 )
-def test_of_a_pair_the_longer_text_loses_tokens_first(
-    tokenizer: JsonTokenizer, text: str, text_pair: str, expected: list[int]
+def test_the_longer_text_loses_tokens_on_the_side_asked_for(
+    tokenizer: JsonTokenizer, texts: tuple[str, str | None], max_tokens: int, side: Side, expected: list[int], lost: int
 ) -> None:
-    encoded = tokenizer.encode_truncated(text, text_pair, max_tokens=6, side="right")
-    assert encoded.token_ids.tolist() == expected
-    assert encoded.truncated_tokens == 2
+    encoded = tokenizer.encode_truncated(*texts, max_tokens=max_tokens, side=side)
+    assert (encoded.token_ids.tolist(), encoded.truncated_tokens) == (expected, lost)
 
 
 def _windows(tokenizer: JsonTokenizer, second: str, *, max_tokens: int = 64, overlap_tokens: int = 0) -> list[Window]:
@@ -192,13 +176,8 @@ def test_special_tokens_in_a_text_are_text(tokenizer: JsonTokenizer, text: str) 
 
 
 def test_a_token_is_known_by_the_vocabularys_spelling(tokenizer: JsonTokenizer) -> None:
-    assert [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")] == [
-        ONE,
-        8671,
-        None,
-        None,
-        None,
-    ]
+    ids = [tokenizer.token_id(token) for token in ("one", "##bel", "One", "onetwothree", "")]
+    assert ids == [ONE, 8671, None, None, None]
 
 
 def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
@@ -211,12 +190,8 @@ def test_a_text_is_located_token_by_token(tokenizer: JsonTokenizer) -> None:
 
 def test_windows_of_a_located_text_begin_with_its_beginning(tokenizer: JsonTokenizer) -> None:
     windows = tokenizer.locate_windows("one two three four five", max_tokens=4, overlap_tokens=1)
-    assert [window.token_ids.tolist()[1:-1] for window in windows] == [
-        [ONE, TWO],
-        [TWO, THREE],
-        [THREE, FOUR],
-        [FOUR, FIVE],
-    ]
+    expected = [[ONE, TWO], [TWO, THREE], [THREE, FOUR], [FOUR, FIVE]]
+    assert [window.token_ids.tolist()[1:-1] for window in windows] == expected
 
 
 @pytest.mark.parametrize(("side", "expected"), [("right", [ONE, TWO]), ("left", [FOUR, FIVE])])
@@ -284,9 +259,7 @@ def test_calls_from_several_threads_do_not_change_each_others_truncation(tokeniz
     ],
     ids=ascii,
 )
-def test_places_are_in_the_callers_text_also_behind_control_characters_that_a_normalizer_deletes(
-    text: str, tmp_path: Path
-) -> None:
+def test_places_are_in_the_callers_text_behind_deleted_control_characters_too(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(
         unigram_charsmap(max_tokens=64).backend_tokenizer.to_str(), encoding="utf-8"
     )

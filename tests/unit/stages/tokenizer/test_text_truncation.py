@@ -23,7 +23,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
 )
 from neuronpipe.stages.tokenizer.text import JsonTokenizer
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.base import LocatedText, Side
+from neuronpipe.tasks.base import Side
 from tests.models.tokenizers import TRAINED, byte_level_bpe, unigram_pairs, word_piece
 from tests.oracle.texts import PICKED, generated
 from tests.unit.model_specs import model_spec
@@ -146,7 +146,7 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
     for text in _TEXTS:
         located = tokenizer.locate(text)
         for limit in _limits(len(located.token_ids), tokenizer.special_tokens(pair=False)):
-            expected = _located_by_the_library(tokenizer, library, limit, side, text)
+            expected = tokenizer._located(_truncated(library, limit, side, "longest_first", text, None), text)
             cut = located.truncated(limit, side)
             assert cut.token_ids.tolist() == expected.token_ids.tolist(), (text, limit)
             assert cut.token_type_ids.tolist() == expected.token_type_ids.tolist(), (text, limit)
@@ -155,19 +155,10 @@ def test_a_located_text_loses_the_tokens_that_the_library_would_leave_out(
             # left for its own.
             first = 2 if has_prefix_space and side == "left" else 0
             for name in ("char_start", "char_end", "continues_word"):
-                assert getattr(cut, name)[first:].tolist() == getattr(expected, name)[first:].tolist(), (
-                    text,
-                    limit,
-                    name,
-                )
+                found, wanted = getattr(cut, name)[first:], getattr(expected, name)[first:]
+                assert found.tolist() == wanted.tolist(), (text, limit, name)
             cases += 1
     assert cases > 200
-
-
-def _located_by_the_library(
-    tokenizer: JsonTokenizer, library: Tokenizer, limit: int, side: Side, text: str
-) -> LocatedText:
-    return tokenizer._located(_truncated(library, limit, side, "longest_first", text, None), text)
 
 
 class _Counting:
@@ -186,9 +177,7 @@ class _Counting:
 @pytest.mark.parametrize(
     "task", ["text_classification", "pair", "zero_shot_classification", "token_classification", "fill_mask"]
 )
-def test_a_text_that_is_cut_is_tokenized_once(
-    file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_text_is_tokenized_once(file: Path, task: str, side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = JsonTokenizer(file.read_bytes())
     counting = _Counting(tokenizer._tokenizer)
     monkeypatch.setattr(tokenizer, "_tokenizer", counting)

@@ -97,9 +97,7 @@ async def test_a_replica_of_every_bucket_is_on_every_core(backend: Backend, sdk:
     assert [core.loaded_bytes for core in sdk._runtime.runtime().cores] == [2 * 1000 * 4, 2 * 1000 * 4, 0, 0]
 
 
-async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on(
-    backend: Backend, tmp_path: Path
-) -> None:
+async def test_a_core_with_a_hardware_fault_is_lost_and_another_goes_on(backend: Backend, tmp_path: Path) -> None:
     fault = _fault(tmp_path, 1, "101")
     with pytest.raises(CoreLost, match=r"core 1 was lost: .*status=101"):
         await compute(backend, 1, _batch([1]))
@@ -109,9 +107,7 @@ async def test_a_core_with_a_hardware_fault_is_lost_for_good_and_another_goes_on
     assert (await compute(backend, 0, _batch([7])))["start_logits"].tolist() == [[7]]
 
 
-async def test_a_lost_core_is_lost_for_every_model_on_it(
-    backend: Backend, request_: BackendRequest, tmp_path: Path
-) -> None:
+async def test_a_lost_core_is_lost_for_every_model(backend: Backend, request_: BackendRequest, tmp_path: Path) -> None:
     other = _load(request_)
     _fault(tmp_path, 0, "1201")
     with pytest.raises(CoreLost):
@@ -152,9 +148,7 @@ async def test_a_batch_that_no_bucket_holds_is_refused_with_those_that_there_are
         await compute(backend, 0, _batch(*[[1, 2, 3]] * 5))
 
 
-async def test_no_row_reaches_the_device_without_a_token(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any
-) -> None:
+async def test_no_row_is_computed_without_a_token(backend: Backend, monkeypatch: pytest.MonkeyPatch, sdk: Any) -> None:
     masks: list[torch.Tensor] = []
     execute = sdk._runtime.Core.execute
 
@@ -224,6 +218,13 @@ class _SumsWithSources(torch.nn.Module):
         return logits, top_ids.int(), top_logits, torch.zeros(len(logits)), after, *of_slots
 
 
+def _step() -> tuple[torch.Tensor, ...]:
+    """Example inputs of a step: tokens, what is past, the chunk, and the copies."""
+    slots = _BUCKET.batch
+    shapes = (1, slots + _CHUNK_TOKENS), (slots,), (3,)
+    return (*(torch.zeros(shape, dtype=torch.int64) for shape in shapes), torch.arange(slots))
+
+
 @pytest.fixture
 def faults(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     module = importlib.import_module("torch_neuronx")
@@ -238,15 +239,8 @@ def faults(neuron_double: Mapping[str, str], tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def decoder_request(faults: Path) -> BackendRequest:
     sdk, module = importlib.import_module("torch_neuronx"), _Sums().eval()
-    slots = _BUCKET.batch
-    example = (
-        torch.zeros(1, slots + _CHUNK_TOKENS, dtype=torch.int64),
-        torch.zeros(slots, dtype=torch.int64),
-        torch.zeros(3, dtype=torch.int64),
-        torch.arange(slots),
-    )
     flags = "--target=inf2 --auto-cast=none"
-    traced = sdk.trace(module, example, input_output_aliases={module.sums: 4}, compiler_args=flags, cpu_backend=True)
+    traced = sdk.trace(module, _step(), input_output_aliases={module.sums: 4}, compiler_args=flags, cpu_backend=True)
     torch.jit.save(traced, faults / f"{_BUCKET}.pt")
     spec, versions = model_spec("text_generation"), {"torch-neuronx": sdk.__version__}
     files, properties = [faults / f"{_BUCKET}.pt"], {"chunk_tokens": str(_CHUNK_TOKENS)}
@@ -255,15 +249,9 @@ def decoder_request(faults: Path) -> BackendRequest:
 
 @pytest.fixture
 def load_with_encoder(decoder_request: BackendRequest, faults: Path) -> Callable[[], DecoderModel]:
-    sdk, module, slots = importlib.import_module("torch_neuronx"), _SumsWithSources().eval(), _BUCKET.batch
+    sdk, module = importlib.import_module("torch_neuronx"), _SumsWithSources().eval()
     integers: Any = {"dtype": torch.int64}
-    example = (
-        torch.zeros(1, slots + _CHUNK_TOKENS, **integers),
-        torch.zeros(slots, **integers),
-        torch.zeros(3, **integers),
-        torch.arange(slots),
-        torch.zeros(slots + 1, 2, **integers),
-    )
+    example = (*_step(), torch.zeros(_BUCKET.batch + 1, 2, **integers))
     options: Any = {"compiler_args": "--target=inf2 --auto-cast=none", "cpu_backend": True}
     aliases = {state: 4 + number for number, state in enumerate(module.states)}
     torch.jit.save(sdk.trace(module, example, input_output_aliases=aliases, **options), faults / "steps.pt")
@@ -329,9 +317,7 @@ def test_a_bundle_that_cannot_run_here_is_refused(load: Callable[..., DecoderMod
         load()
 
 
-def test_sources_are_read_into_slots_and_stay_there(
-    load_with_encoder: Callable[[], DecoderModel], faults: Path
-) -> None:
+def test_sources_are_read_into_slots_and_stay(load_with_encoder: Callable[[], DecoderModel], faults: Path) -> None:
     model = load_with_encoder()
     model.read([10, 20], [1])
     model.read([100], [2])

@@ -26,7 +26,7 @@ from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
-from tests.suite.waiting import happens
+from tests.suite.waiting import cancelled, happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -44,9 +44,7 @@ _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 # Not in the text after [1, 2].
 _UNUSED = next(token_id for token_id in range(VOCABULARY) if token_id not in (1, 2, *greedy([1, 2], 8)))
 
-
 _generator = partial(running_generator, spec=_SPEC)
-
 
 _item = partial(prompt_item, _SPEC)
 
@@ -151,8 +149,7 @@ async def test_a_cancelled_text_gives_its_blocks_back_by_the_next_step() -> None
     async with _generator(decoder) as generator:
         leaving = asyncio.create_task(generator.generate(_item([9] * 20, 40), _telling(lambda _: begun.set())))
         await begun.wait()
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        await cancelled(leaving)
         steps = len(decoder.steps)
         await generator.generate(_item([1, 2], 1))
         assert generator.planner.blocks.in_use == 0
@@ -411,9 +408,7 @@ class _CountingDecoder(WrittenDecoder):
 
 
 @pytest.mark.parametrize("drafts", [0, 4])
-async def test_tokens_before_an_error_are_passed_on_also_those_of_a_draft(
-    drafts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tokens_before_errors_are_passed_on_in_a_draft_too(drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(rules: LogitRules, token_ids: Sequence[int], *_: Any) -> Any:
         if len(token_ids) == 19:
             raise InvalidInput("options.regex", "no token may follow")

@@ -28,9 +28,7 @@ _SPEC = model_spec(
     "summarization", max_tokens=64, vocabulary_size=VOCABULARY, decoder_start_token_ids=_START, max_text_tokens=40
 )
 
-
 _generator = partial(running_generator, spec=_SPEC)
-
 
 _item = partial(prompt_item, _SPEC)
 

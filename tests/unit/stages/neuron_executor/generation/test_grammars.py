@@ -112,6 +112,7 @@ _FORMS: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
 _ITEMS = "[a-c]{1,3}(,[a-c]{1,3})*"
 _NAMES: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(2100)}
 _FEW: dict[str, Any] = {chr(0x4E00 + number): {} for number in range(200)}
+_WIDE: Any = {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
 _COSTS = "to compile it would cost"
 _NEXT = "properties may come next in a text, the limit is 300"
 
@@ -189,45 +190,36 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "field", "problem"),
+    ("options", "problem"),
     [
-        ({"json_schema": '{"type":'}, "json_schema", "cannot be followed: Expecting value"),
-        ({"json_schema": '{"type": "array", "contains": {}}'}, "json_schema", "Unimplemented keys"),
-        ({"json_schema": '{"type": "string", "format": "regex"}'}, "json_schema", "Unknown format"),
-        ({"json_schema": '{"$ref": "#"}'}, "json_schema", "no text has it"),
-        ({"json_schema": '{"multipleOf": 999983}'}, "json_schema", "multipleOf add up to more than 10000"),
-        ({"json_schema": '{"multipleOf": 1e999999999}'}, "json_schema", "multipleOf add up to more than 10000"),
-        ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "grammar", "multipleOf add up to more than 10000"),
-        ({"json_schema": '{"enum": [{"a": [9007199254740993]}]}'}, "json_schema", "enum has a number beyond"),
-        ({"json_schema": '{"const": 1e23}'}, "json_schema", "const has a number beyond"),
-        ({"json_schema": '{"minimum": -9007199254740993}'}, "json_schema", "minimum has a number beyond"),
-        ({"json_schema": '{"minProperties": 2}'}, "json_schema", "minProperties of 2 and 0 required ones"),
-        ({"json_schema": '{"const": "\\ud800"}'}, "json_schema", "unexpected end of hex escape"),
+        ({"json_schema": '{"type":'}, "cannot be followed: Expecting value"),
+        ({"json_schema": '{"type": "array", "contains": {}}'}, "Unimplemented keys"),
+        ({"json_schema": '{"type": "string", "format": "regex"}'}, "Unknown format"),
+        ({"json_schema": '{"$ref": "#"}'}, "no text has it"),
+        ({"json_schema": '{"multipleOf": 999983}'}, "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"multipleOf": 1e999999999}'}, "multipleOf add up to more than 10000"),
+        ({"grammar": 'start: %json {"multipleOf": 0.00999983}'}, "multipleOf add up to more than 10000"),
+        ({"json_schema": '{"enum": [{"a": [9007199254740993]}]}'}, "enum has a number beyond"),
+        ({"json_schema": '{"const": 1e23}'}, "const has a number beyond"),
+        ({"json_schema": '{"minimum": -9007199254740993}'}, "minimum has a number beyond"),
+        ({"json_schema": '{"minProperties": 2}'}, "minProperties of 2 and 0 required ones"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "unexpected end of hex escape"),
         # Its author may choose it, but one text would be valid by both.
         (
             {"json_schema": '{"x-guidance": {"coerce_one_of": true}, "oneOf": [{"minimum": 1}, {"maximum": 2}]}'},
-            "json_schema",
             "oneOf constraints are not supported",
         ),
-        ({"json_schema": "[" * 5000 + "]" * 5000}, "json_schema", "nested more than 128 deep"),
-        ({"regex": "(a"}, "regex", "cannot be followed: at 1(8): invalid regex"),
-        ({"regex": "(?=a)b"}, "regex", "look-ahead"),
-        ({"regex": "a\\"}, "regex", "it ends within an escape"),
-        ({"grammar": 'start: start "a"'}, "grammar", "no text has it"),
-        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "grammar", "too deeply nested"),
-        ({"choices": ["\u4e2d"]}, "choices", "no text has it"),
+        ({"json_schema": "[" * 5000 + "]" * 5000}, "nested more than 128 deep"),
+        ({"regex": "(a"}, "cannot be followed: at 1(8): invalid regex"),
+        ({"regex": "(?=a)b"}, "look-ahead"),
+        ({"regex": "a\\"}, "it ends within an escape"),
+        ({"grammar": 'start: start "a"'}, "no text has it"),
+        ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "too deeply nested"),
+        ({"choices": ["\u4e2d"]}, "no text has it"),
         # These would be compiled for seconds, or without an end.
-        ({"json_schema": json.dumps({"properties": _NAMES})}, "json_schema", _COSTS),
-        (
-            {"json_schema": json.dumps({"patternProperties": {f"^{name}": {} for name in _NAMES}})},
-            "json_schema",
-            _COSTS,
-        ),
-        (
-            {"json_schema": json.dumps({"properties": _FEW, "anyOf": [{"required": [one]} for one in _FEW]})},
-            "json_schema",
-            _COSTS,
-        ),
+        ({"json_schema": json.dumps({"properties": _NAMES})}, _COSTS),
+        ({"json_schema": json.dumps({"patternProperties": {f"^{name}": {} for name in _NAMES}})}, _COSTS),
+        ({"json_schema": json.dumps({"properties": _FEW, "anyOf": [{"required": [one]} for one in _FEW]})}, _COSTS),
         (
             {
                 "json_schema": json.dumps(
@@ -235,28 +227,18 @@ async def test_a_forced_last_token_gives_way_to_the_form() -> None:
                     | {"items": {"oneOf": [{"$ref": "#/$defs/a~1b", "required": [one]} for one in _FEW]}}
                 )
             },
-            "json_schema",
             _COSTS,
         ),
-        ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, "json_schema", _COSTS),
-        ({"json_schema": json.dumps({"properties": dict([*_NAMES.items()][:301])})}, "json_schema", _NEXT),
-        (
-            {
-                "json_schema": json.dumps(
-                    {"anyOf": [{"properties": {f"{n} {m}": {} for m in range(31)}} for n in range(10)]}
-                )
-            },
-            "json_schema",
-            _NEXT,
-        ),
-        ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, "grammar", _COSTS),
-        ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "grammar", "8 intersections"),
+        ({"json_schema": json.dumps({"allOf": [{"pattern": one} for one in [*_FEW][:24]]})}, _COSTS),
+        ({"json_schema": json.dumps({"properties": dict([*_NAMES.items()][:301])})}, _NEXT),
+        ({"json_schema": json.dumps(_WIDE)}, _NEXT),
+        ({"grammar": 'start: "a" %json ' + json.dumps({"properties": _NAMES})}, _COSTS),
+        ({"grammar": "start: T\nT: " + "&".join(f"/.*{one}.*/" for one in _FEW)}, "8 intersections"),
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_a_form_that_cannot_be_followed_is_refused_by_name(
-    options: dict[str, Any], field: str, problem: str
-) -> None:
+async def test_a_form_that_cannot_be_followed_is_refused_by_name(options: dict[str, Any], problem: str) -> None:
+    (field,) = options
     async with _generator() as generator:
         for _ in range(2):  # at once the second time
             with pytest.raises(InvalidInput) as refused:
@@ -399,28 +381,13 @@ async def test_a_tokenizer_that_is_not_supported_is_refused_by_name(changes: dic
 
 
 async def test_texts_of_a_tokenizer_with_byte_fallback_have_their_form() -> None:
-    pieces = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "▁",
-        *'abcx{}":,[]',
-        '{"',
-        '":',
-        "▁x",
-    ]
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<s>", "<pad>", "</s>", *every_byte, "▁", *'abcx{}":,[]', '{"', '":', "▁x"]
     content = json.loads(TOKENIZER_JSON)
     content["model"] |= {"byte_fallback": True, "vocab": {piece: number for number, piece in enumerate(pieces)}}
     content["pre_tokenizer"] = None
-    content["decoder"] = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ],
-    }
+    spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    content["decoder"] = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     written, chance = json.dumps(content), random.Random(3)
     spec = model_spec("text_generation", max_tokens=256, vocabulary_size=300, end_token_ids=(END,))
     own = Grammars(spec, written.encode)

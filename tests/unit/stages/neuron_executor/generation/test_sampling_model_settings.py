@@ -98,7 +98,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "renormalize_logits of the best": {"renormalize_logits": True, "bad_words_ids": [[5], [6], [7]]},
 }
 
-
 # With these some texts may be as they are without.
 _SUBTLE = ("nothing", "renormalize_logits of the best")
 

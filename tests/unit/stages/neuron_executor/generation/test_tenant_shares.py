@@ -101,8 +101,8 @@ _LARGE: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _large(form: str, count: int = 60) -> Iterable[ExecuteItem]:
-    return [_item("mallory", [7, number], count, **options) for number, options in enumerate(_LARGE[form])]
+def _large(form: str) -> Iterable[ExecuteItem]:
+    return [_item("mallory", [7, number], 60, **options) for number, options in enumerate(_LARGE[form])]
 
 
 @pytest.mark.parametrize("form", _LARGE)
@@ -274,9 +274,7 @@ def test_room_is_split_evenly_among_those_that_need_more_than_that() -> None:
     assert split(0, {"a": 7}) == {"a": 0}
 
 
-async def test_a_prompt_larger_than_its_share_of_blocks_ends_beside_other_tenants(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_prompt_larger_than_its_share_of_blocks_ends_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "PATIENCE_S", 0.1)
     async with _generator(blocks=64) as (generator, _):
         large = _item("large", [7] * 180, 20)

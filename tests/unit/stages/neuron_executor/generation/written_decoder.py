@@ -27,6 +27,7 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, Token
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.text_generation import complete_options
 from tests.suite.constants import with_constants
+from tests.suite.waiting import cancelled
 
 VOCABULARY = 64
 END = 2
@@ -171,8 +172,7 @@ async def joining(chance: random.Random, generator: Generator, number: int, item
         return tokens_of(await task)
     for _ in range(chance.randrange(40)):
         await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancelled(task)
     return None
 
 

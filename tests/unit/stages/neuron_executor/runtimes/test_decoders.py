@@ -53,12 +53,8 @@ def test_parts_of_texts_are_written_behind_each_other() -> None:
 
 
 def test_scores_are_those_of_the_runs_in_order_whatever_their_lengths() -> None:
-    runs = [
-        DecoderRun([3, 4], 0, [0], 1),
-        DecoderRun([5], 0, [1], 1),
-        DecoderRun([6, 7], 0, [2], 0),
-        DecoderRun([8], 0, [3], 1),
-    ]
+    asked = ([3, 4], 0, [0], 1), ([5], 0, [1], 1), ([6, 7], 0, [2], 0), ([8], 0, [3], 1)
+    runs = [DecoderRun(*run) for run in asked]
     assert _sums(GatheredModel(_Graph()), *runs) == [7, 5, 8]
 
 

@@ -85,12 +85,7 @@ _BFLOAT16 = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
     ],
 )
 def test_a_stream_of_gated_layers_in_bfloat16_has_two_threads(
-    is_gated: bool,
-    has_amx: bool,
-    streams: str,
-    threads: str,
-    expected: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    is_gated: bool, has_amx: bool, streams: str, threads: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "has_bfloat16", lambda: True)
     monkeypatch.setattr(module, "_has_amx", lambda: has_amx)

@@ -60,12 +60,8 @@ def test_a_prompt_takes_an_execution_for_each_part_and_single_tokens_go_with_the
 
 
 def test_scores_are_those_of_the_runs_in_order_whatever_their_lengths() -> None:
-    runs = [
-        DecoderRun([3, 4], 0, [1], 1),
-        DecoderRun([5], 0, [0], 1),
-        DecoderRun([6, 7], 0, [3], 0),
-        DecoderRun([8], 0, [2], 1),
-    ]
+    asked = ([3, 4], 0, [1], 1), ([5], 0, [0], 1), ([6, 7], 0, [3], 0), ([8], 0, [2], 1)
+    runs = [DecoderRun(*run) for run in asked]
     assert _sums(_model()[0], *runs) == [7, 5, 8]
     assert _sums(_model()[0], DecoderRun([6, 7], 0, [3], 0)) == []
 
