@@ -74,6 +74,7 @@ async def test_nobody_notices_that_redis_is_stopped_and_it_is_used_again_once_it
         await asyncio.to_thread(stack.compose, "start", "redis")
         await asyncio.to_thread(stack.wait_until_healthy)
         [redis] = stack.containers("redis")
+
         async with AsyncClient(stack.target) as client:
             number = 0
             while int(await asyncio.to_thread(stack.docker, "exec", redis.id, "redis-cli", "dbsize")) == 0:
@@ -84,6 +85,7 @@ async def test_nobody_notices_that_redis_is_stopped_and_it_is_used_again_once_it
 
 async def test_redeploying_a_service_is_an_outage_of_that_service_only(stack: Stack) -> None:
     [before] = stack.containers("postprocessor")
+
     # The same sources make the same image, whose container would stay.
     stack.environment["POSTPROCESSOR_CPUS"] = "0.9"
 

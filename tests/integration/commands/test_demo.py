@@ -107,7 +107,9 @@ def test_demo_ends_its_services_when_it_is_interrupted(
     demo_that_ends_early: "subprocess.Popen[str]", number: signal.Signals, exit_code: int
 ) -> None:
     pids = read_pids(demo_that_ends_early)
+
     demo_that_ends_early.send_signal(number)
+
     output, _ = demo_that_ends_early.communicate(timeout=60)
     assert demo_that_ends_early.returncode == exit_code, output
     assert [pid for pid in pids.values() if is_running(pid)] == []
@@ -115,7 +117,9 @@ def test_demo_ends_its_services_when_it_is_interrupted(
 
 def test_demo_ends_its_services_when_it_fails(demo_that_ends_early: "subprocess.Popen[str]") -> None:
     pids = read_pids(demo_that_ends_early)
+
     os.kill(pids["neuron-executor"], signal.SIGKILL)
+
     output, _ = demo_that_ends_early.communicate(timeout=60)
     assert demo_that_ends_early.returncode == 1
     assert "the neuron-executor service cannot be reached" in output

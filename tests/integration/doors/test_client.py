@@ -58,6 +58,7 @@ async def test_overloaded_call_is_retried_when_the_pushback_is_over(failing_gate
     failing_gateway.errors = [Overloaded("full", retry_after_s=0.4)]
     async with AsyncClient(failing_gateway.target) as client:
         response = await client.infer(classify("a"))
+
     assert response.model == "m"
     first_s, second_s = failing_gateway.arrivals_s
     # Without pushback the first retry comes after at most 0.12 s (0.1 s and a fifth of jitter).
@@ -69,6 +70,7 @@ async def test_unavailable_call_is_retried(failing_gateway: FailingGateway) -> N
     failing_gateway.errors = [Unavailable("starting"), Unavailable("starting")]
     async with AsyncClient(failing_gateway.target) as client:
         assert (await client.infer(classify("a"))).model == "m"
+
     assert len(failing_gateway.arrivals_s) == 3
 
 
@@ -78,6 +80,7 @@ async def test_retries_end(failing_gateway: FailingGateway) -> None:
     async with AsyncClient(failing_gateway.target) as client:
         with pytest.raises(Unavailable, match="starting"):
             await client.infer(classify("a"))
+
     assert len(failing_gateway.arrivals_s) == 4
 
 
@@ -87,6 +90,7 @@ async def test_callers_fault_is_not_retried(failing_gateway: FailingGateway) -> 
     async with AsyncClient(failing_gateway.target) as client:
         with pytest.raises(InvalidInput) as caught:
             await client.infer(classify("a"))
+
     assert (caught.value.field, caught.value.problem) == ("text", "is empty")
     assert len(failing_gateway.arrivals_s) == 1
 
@@ -97,6 +101,7 @@ async def test_nothing_is_retried_when_retries_are_off(failing_gateway: FailingG
     async with AsyncClient(failing_gateway.target, retries=False) as client:
         with pytest.raises(Overloaded, match="full") as caught:
             await client.infer(classify("a"))
+
     assert caught.value.retry_after_s == 2.5
 
 
@@ -114,6 +119,7 @@ async def test_typed_methods_give_what_infer_gives(gateway_target: str) -> None:
         mask_token = (await client.get_model("filler")).mask_token
         masks = await client.fill_masks("filler", f"The {mask_token} sat.", targets=["cat", "dog"])
         response = await client.infer(classify("The cat sat.", top_k=4, function=ScoreFunction.SCORE_FUNCTION_SIGMOID))
+
     assert alike[0] == pytest.approx(1, abs=1e-6)
     assert 1 > alike[1] > 0.5 > alike[2]
     assert list(labels) == list(response.result.text_classification.labels)
@@ -144,6 +150,7 @@ async def test_synchronous_client_gives_what_the_asynchronous_one_gives(gateway_
     labels, vector, answers, entities, masks, results, stream_ids, names, max_tokens = await asyncio.to_thread(
         everything
     )
+
     async with AsyncClient(gateway_target) as client:
         assert labels == await client.classify("classifier", "The cat sat.", top_k=4)
         assert vector == (await client.embed("minilm", "The cat sat.")).tolist()

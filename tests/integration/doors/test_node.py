@@ -26,6 +26,7 @@ async def test_node_client_gets_the_same_answers_for_all_three_tasks(gateway_tar
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     found = json.loads(output)
+
     async with AsyncClient(gateway_target) as client:
         classified = (await client.infer(classify("The cat sat.", top_k=2))).result.text_classification.labels
         embedded = (await client.infer(embed("The cat sat.", dimensions=8))).result.sentence_embedding.embedding

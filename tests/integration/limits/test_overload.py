@@ -93,14 +93,18 @@ async def test_load_beyond_capacity_is_refused_and_leaves_nothing_behind(
     async with AsyncClient(busy_process.target, retries=False) as client:
         await _load(client, rate, 1)  # fills what is filled once
         before_bytes = memory().rss
+
         outcomes = await _load(client, rate, _LOAD_S)
+
         # The last ones have just been answered or refused: a single request finds the system idle.
         await client.infer(classify("afterwards"), timeout_s=60)
         assert memory().rss <= before_bytes + _MAX_GROWTH_BYTES
     assert await asyncio.to_thread(_work_left, busy_process) == {}
+
     failures = [outcome for outcome in outcomes if isinstance(outcome, NeuronpipeError)]
     assert [failure for failure in failures if not isinstance(failure, Overloaded | DeadlineExceeded)] == []
     assert any(isinstance(outcome, Overloaded) for outcome in outcomes)
+
     latencies_s = [outcome for outcome in outcomes if isinstance(outcome, float)]
     # A share of 1 / factor can be answered. A machine that is busy itself may do less; a system that collapses does
     # next to nothing.

@@ -46,6 +46,7 @@ async def test_large_messages_of_many_callers_at_once_are_bounded_in_memory_and_
         peak_mib = _peak_mib(process.pid)
         for channel in channels:
             await channel.close()
+
     # INVALID_ARGUMENT is the answer to a text of more than max_input_bytes.
     assert codes.keys() <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert codes[grpc.StatusCode.RESOURCE_EXHAUSTED] > 0

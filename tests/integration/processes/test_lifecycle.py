@@ -92,6 +92,7 @@ async def test_request_fails_as_unavailable_when_its_stage_dies_and_the_gateway_
             processes[victim].signal(signal.SIGKILL)
             with pytest.raises(Unavailable, match=f"the {victim} service cannot be reached"):
                 await inside
+
             await wait_for_health(gateway, health_pb2.HealthCheckResponse.NOT_SERVING)
             with pytest.raises(Unavailable, match=f"the {victim} service cannot be reached"):
                 await client.infer(classify("a"))
@@ -114,6 +115,7 @@ async def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest(slow_repo
             with pytest.raises(Unavailable):
                 await late.infer(classify("a"))
             rest = [answer async for answer in in_flight]
+
         assert {answer.request_id for answer in [first, *rest]} == {"1", "2", "3"}
         assert {answer.outcome.WhichOneof("outcome") for answer in [first, *rest]} == {"response"}
         assert process.wait() == 0
@@ -142,6 +144,7 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
             for process in processes.values():
                 process.wait_for("draining")
             rest = [answer.outcome async for answer in outcomes]
+
         # Each stage finishes the call that it holds; the next stage of the pipeline may refuse it by then.
         assert len(rest) <= 1
         for outcome in rest:
@@ -153,6 +156,7 @@ async def test_sigterm_finishes_a_unary_call_across_four_processes(slow_reposito
 @pytest.mark.parametrize("service", ["gateway", "tokenizer", "neuron-executor", "postprocessor", "all"])
 def test_missing_repository_is_said_at_start(tmp_path: Path, service: str) -> None:
     result = serve(service, "--repository", str(tmp_path / "nowhere"))
+
     assert result.returncode == 2
     assert f"neuronpipe: {tmp_path / 'nowhere'}: no such folder" in result.stderr
     assert "listening" not in result.stderr
@@ -171,7 +175,9 @@ def test_tampered_bundle_is_refused_at_start(repository: Path, tmp_path: Path, s
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
     result = serve(service, "--repository", str(tmp_path))
+
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == (
         f"neuronpipe: {file}: changed since it was compiled (its sha256 is not the manifest's); compile the model again"
@@ -194,6 +200,7 @@ async def test_idle_stream_does_not_hold_up_the_end(slow_repository: Path) -> No
             with pytest.raises(Unavailable, match="the all service is stopping"):
                 await anext(answers)
             release.set()
+
         assert first.request_id == "1"
         assert process.wait(timeout_s=20) == 0
 

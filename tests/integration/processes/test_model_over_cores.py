@@ -89,6 +89,7 @@ async def test_a_model_that_no_core_has_room_for_is_served_in_parts(
     _compile(source, tmp_path / "whole", 1)
     with _serving(tmp_path / "whole", machine, "--cores", "2") as whole, pytest.raises(RuntimeError, match="memory is"):
         whole.wait_until_ready()
+
     with _serving(repository, machine, "--cores", "2", "--metrics-listen", "127.0.0.1:0") as process:
         process.wait_until_ready()
         async with AsyncClient(process.target, retries=False) as client:
