@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from neuronpipe import cli
+from neuronpipe.bundles.manifest import Artifact, Calibration
 from neuronpipe.bundles.repository import Bundle, read_bundle
 from neuronpipe.compiler import CompileRequest, compile_bundle, quantization
 from neuronpipe.compiler.accuracy import (
@@ -452,3 +454,37 @@ def test_command_prints_its_own_lines_only_and_sends_and_leaves_nothing(
 def test_class_of_loggers_stays_as_it_was(int8_repository: Path) -> None:
     assert "nncf" in sys.modules
     assert logging.getLoggerClass() is logging.Logger
+
+
+class _Choice(torch.nn.Module):
+    """A layer, eight rows that a comparison chooses from its vectors, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(24, 24), torch.nn.Linear(24, 32)
+
+    def forward(self, numbers: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        chosen = (numbers.unsqueeze(1) == torch.arange(8)[:, None]).to(vectors.dtype) @ self.first(vectors)
+        result: torch.Tensor = self.last(chosen)
+        return result
+
+
+def test_rows_that_a_comparison_chooses_are_chosen_in_float32(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    numbers = np.stack([rng.permutation(40) for _ in range(2)])
+    vectors = rng.normal(size=(2, 40, 24)).astype(np.float32)
+    module, given = _Choice().eval(), (torch.from_numpy(numbers), torch.from_numpy(vectors))
+    model = openvino.convert_model(module, example_input=given)
+    for port, name in zip(model.inputs, ("numbers", "vectors"), strict=True):
+        port.get_tensor().set_names({name})
+    openvino.save_model(model, tmp_path / "m.xml", compress_to_fp16=False)
+
+    batches = [{"numbers": numbers, "vectors": vectors}]
+    artifact = Artifact(backend="openvino", dtype="float32", files=("m.xml", "m.bin"))
+    quantization.Quantizer(artifact, tmp_path, batches, Calibration(source="random", texts=2)).quantize()
+
+    compiled = engine().compile_model(read(tmp_path / "m.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    with torch.inference_mode():
+        expected = module(*given).numpy()
+    # int8 has steps of a 127th of the largest value; 24 products add up.
+    assert np.abs(compiled(batches[0])[0] - expected).max() < 0.05 * np.abs(expected).max()
