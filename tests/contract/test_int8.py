@@ -479,7 +479,7 @@ def test_rows_that_a_comparison_chooses_are_chosen_in_float32(tmp_path: Path) ->
         port.get_tensor().set_names({name})
     openvino.save_model(model, tmp_path / "m.xml", compress_to_fp16=False)
 
-    batches = [{"numbers": numbers, "vectors": vectors}]
+    batches: list[Arrays] = [{"numbers": numbers, "vectors": vectors}]
     artifact = Artifact(backend="openvino", dtype="float32", files=("m.xml", "m.bin"))
     quantization.Quantizer(artifact, tmp_path, batches, Calibration(source="random", texts=2)).quantize()
 

@@ -189,7 +189,9 @@ def test_voyage(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:
     [best] = ours.rerank("reranker", QUERY, DOCUMENTS, top_n=1)
     assert found["rerank"] == [[best.index, DOCUMENTS[best.index], pytest.approx(best.score, abs=_TOLERANCE)]]
     assert found["all"] == len(DOCUMENTS)
-    assert "input_type: is none of the model" in found["refused"]
+    assert found["query"] == found["embed"]  # the model has no prompts
+    assert "nobody" in found["refused"]
+    assert "is not served" in found["refused"]
 
 
 def test_sagemaker_runtime(http_server: HttpServer, ours: Client, tmp_path: Path) -> None:

@@ -267,11 +267,12 @@ def voyage(url: str, writer: str) -> dict[str, Any]:
     client = voyageai.Client(api_key="none", base_url=f"{url}/v1")
     ranked = client.rerank(QUERY, DOCUMENTS, "reranker", top_k=1)
     try:
-        client.embed(TEXTS, "minilm", input_type="query")
+        client.embed(TEXTS, "nobody")
     except voyageai.error.VoyageError as error:  # it reads only errors of Voyage's form, and shows others whole
         refused = str(error)
     return {
         "embed": client.embed(TEXTS, "minilm").embeddings,
+        "query": client.embed(TEXTS, "minilm", input_type="query").embeddings,
         "binary": client.embed(TEXTS, "minilm", output_dtype="binary", output_dimension=16).embeddings,
         "tokens": client.embed(TEXTS, "minilm").total_tokens,
         "rerank": [[result.index, result.document, result.relevance_score] for result in ranked.results],
