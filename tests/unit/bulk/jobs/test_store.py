@@ -425,9 +425,12 @@ async def test_a_list_shows_no_job_that_names_another_tenant(store: JobStore, re
 async def test_a_redis_that_hangs_leaves_room_for_calls_of_other_kinds(redis: RedisServer) -> None:
     store = JobStore(JobSettings(jobs_redis_url=redis.url))
     await store.check()
-    redis.ask("CLIENT", "PAUSE", "500")
-    asking = [asyncio.create_task(store.get("none")) for _ in range(1100)]
-    done, waiting = await asyncio.wait(asking, timeout=0.2)
+    redis.send(signal.SIGSTOP)
+    try:
+        asking = [asyncio.create_task(store.get("none")) for _ in range(1100)]
+        done, waiting = await asyncio.wait(asking, timeout=0.2)
+    finally:
+        redis.send(signal.SIGCONT)
     assert [len(waiting), len(done)] == [1024 + 32, 1100 - 1024 - 32]
     assert all("the Redis of jobs, the limit" in str(task.exception()) for task in done)
     assert set(await asyncio.gather(*waiting)) == {None}
