@@ -39,19 +39,21 @@ async def side_by_side(
 ) -> AsyncGenerator[tuple[int, TextEvent], None]:
     """Yields the events of several texts as they come, each with the index of its stream.
 
-    The first error ends all streams, and is raised. No stream is more than one event ahead of the caller, so a caller
-    who reads slowly gets joined parts.
+    The first error ends all streams, and is raised. The events begin when each stream has its first event, so that a
+    wrong input is an error before any text. No stream is more than one event ahead of the caller, so a caller who reads
+    slowly gets joined parts.
     """
 
     async def read(index: int) -> TextEvent | None:
         return await anext(streams[index], None)
 
     reading = {asyncio.create_task(read(index)): index for index in range(len(streams))}
+    until = asyncio.FIRST_EXCEPTION  # or all
     try:
         while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=reading.__getitem__):
-                index, event = reading.pop(task), task.result()
+            done, _ = await asyncio.wait(reading, return_when=until)
+            until = asyncio.FIRST_COMPLETED
+            for index, event in [(reading.pop(task), task.result()) for task in sorted(done, key=reading.__getitem__)]:
                 if event is not None:
                     reading[asyncio.create_task(read(index))] = index
                     yield index, event

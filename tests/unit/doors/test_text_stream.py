@@ -81,3 +81,16 @@ async def test_a_caller_that_is_cancelled_closes_a_stream_that_waits() -> None:
     await asyncio.sleep(0)
     await cancelled(reading)
     assert closed.is_set()
+
+
+async def test_an_error_before_a_texts_first_event_comes_before_all_events() -> None:
+    async def late(text: AsyncGenerator[TextEvent, None]) -> AsyncGenerator[TextEvent, None]:
+        assert await anext(text)
+        await asyncio.sleep(0.05)  # the other text has begun by then
+        async for event in text:
+            yield event
+
+    texts = _Texts()
+    with pytest.raises(InvalidInput, match="is wrong"):
+        await anext(side_by_side([texts.endless(), late(texts.failing())]))
+    assert texts.closed == ["endless"]
