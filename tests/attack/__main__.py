@@ -12,7 +12,7 @@ RECORD, PAGE = ROOT / "docs" / "attacks.json", ROOT / "docs" / "attacks.md"
 _HEAD = """# Attacks
 
 `make attack` attacks a server over loopback while another tenant calls it 50 times a second. The figures are of that
-tenant, without the attack and during it; server, attacker and tenant share two virtual CPUs. What misses a limit is in
+tenant, without the attack and during it; server, attacker and tenant share two virtual CPUs. Figures beyond a limit are
 bold:
 
 - The tenant loses no call.

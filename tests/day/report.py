@@ -26,7 +26,7 @@ calls.
 
 The day passes when:
 
-- only calls are lost that a killed process had, and each text has the same answer every time,
+- the only lost calls are calls that a killed process was handling, and each text has the same answer every time,
 - each job ends once,
 - the memory of each process stays within [the formula](deployment.md#memory),
 - every process is healthy while nothing happens to it, and no log has an error,
