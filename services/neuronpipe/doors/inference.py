@@ -189,7 +189,7 @@ class Inference:
         return [*chain.from_iterable(results)]
 
     def _is_static(self, model: ModelName) -> bool:
-        with suppress(NeuronpipeError):  # the pipeline says more about a model that is not served
+        with suppress(NeuronpipeError):  # for an unserved model the pipeline raises the better error
             return self.catalog.spec(*model).is_static
         return False
 
