@@ -160,7 +160,10 @@ class Inference:
         return tokens
 
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
-        """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
+        """Returns the results of all inputs. The first error ends all of them.
+
+        At most max_batch_items requests run at once in the pipeline. A request for a static model has many texts.
+        """
         inputs = request_inputs.made(self.settings.max_http_inputs)
         first_index = 0 if request_inputs.is_list else None
         whole_call = ModelCall(call, model, request_inputs.fields, first_index, request_inputs.bypasses_cache)
