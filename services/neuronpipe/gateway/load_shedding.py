@@ -253,8 +253,9 @@ class ModelLoad:
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
     def furthest_over(self, tenant_load: TenantLoad, weight: float) -> RequestLoad | None:
-        """Returns the newest request of the tenant with the largest share of the model (requests / weight), if that
-        share without the request is at least the given tenant's share with one more request; otherwise None.
+        """Returns the newest request of the tenant with the largest share of the model (requests / weight).
+
+        None if that share, without the request, is smaller than the given tenant's share with one more request.
         """
         own_share = (len(tenant_load.in_flight) + 1) / weight
         return newest_of_largest(self._tenants.values(), lambda load, requests, _: load.share(requests), own_share)
