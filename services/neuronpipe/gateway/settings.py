@@ -96,8 +96,8 @@ class PipelineSettings(Settings):
 
     # Maximum number of tokens of all sequences of one input.
     max_request_tokens: ClassVar[int] = 1 << 19
-    # Maximum number of requests in one InferBatch, rows in one OIP request, and inputs in one HTTP request whose texts are
-    # streamed. One HTTP request runs at most this number of requests in the pipeline at once.
+    # Maximum number of requests in one InferBatch, rows in one OIP request, and inputs in one HTTP request whose texts
+    # are streamed. One HTTP request runs at most this number of requests in the pipeline at once.
     max_batch_items: ClassVar[int] = 256
     # Maximum number of inputs of one HTTP request, as in OpenAI's API.
     max_http_inputs: ClassVar[int] = 2048
