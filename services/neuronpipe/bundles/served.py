@@ -263,7 +263,7 @@ class ServedModels(Generic[ResourceT]):
 async def running_models(
     models: ServedModels[ResourceT], bundles: list[Bundle]
 ) -> AsyncIterator[ServedModels[ResourceT]]:
-    """Opens these models, and in the end closes all models of the table, the last one first."""
+    """Opens these models, and in the end closes all models of the table, in reverse order of names and versions."""
     async with AsyncExitStack() as closing:  # closes the remaining models even if closing one of them fails
         try:
             for bundle in bundles:

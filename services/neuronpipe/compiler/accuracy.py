@@ -37,8 +37,8 @@ BUILT_IN = "built-in sample text in 17 languages"
 BUILT_IN_IMAGES = "built-in sample images"
 
 # Batches of texts of about these numbers of words. Rows of a batch differ in length, so that padding is compared as
-# well. The many short texts are for the agreement, of which each of 126 texts is 0.8 %. With these texts, comparing
-# all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
+# well. The agreement is a share of texts: among 126 texts, one text is 0.8 %, hence the many short texts. With these
+# texts, comparing all-MiniLM-L6-v2 takes some 4 s (measured, 2 busy cores).
 _SHORT = ((3, 18, 6, 9, 14, 25, 5, 11, 4, 20, 8, 16, 2, 12, 7, 30),) * 4
 _BATCHES = ((9, 14), (2,), (25, 3, 60, 11, 30, 7, 18), (120, 90, 15), *_SHORT, (100_000,))
 _ROWS = 16

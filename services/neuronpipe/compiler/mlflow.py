@@ -15,12 +15,12 @@ from neuronpipe.core.errors import SetupError
 
 
 def fetch_mlflow_model(model: str, tracking_uri: str, scratch: Path) -> tuple[Path, str]:
-    """Downloads a version. Returns the folder of its files, as transformers saves them, and their origin.
+    """Downloads a version. Returns the folder with the files of the transformers model, and their origin.
 
     `model`: NAME for the newest version, NAME/VERSION, or NAME@ALIAS. `tracking_uri`: in the form of MLflow; empty: the
     value of MLFLOW_TRACKING_URI. Credentials are in MLflow's variables.
 
-    Raises SetupError if the version is missing, or is not of transformers.
+    Raises SetupError if the version is missing, or is not a transformers model.
     """
     # MLflow's client would report over the network how it is used.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -2,7 +2,7 @@
 
 A stage is an async function from an item to a value, or to a stream of tokens that ends with a value. It raises the
 errors of core/errors.py. In one process, `Stages` are methods of the stage objects. Over the network, they send the
-item together with others; only rpc/codecs.py knows the messages.
+item together with others; only rpc/ knows the messages of the streams.
 
 The values are tuples, because making a frozen dataclass of six fields takes 1.6 µs, and a tuple 0.4 µs.
 """

@@ -39,7 +39,7 @@ class Predictor(Client):
     """The client of an endpoint in containers; see Client. `undeploy` ends the endpoint, `close` this client alone."""
 
     def __init__(self, connected: AbstractContextManager[str], undeploy: Callable[[], None], api_key: str = "") -> None:
-        """`connected`: yields the address while it is open."""
+        """`connected`: opens a connection to the endpoint, and yields its address."""
         self._stack = ExitStack()
         self._undeploy = undeploy
         super().__init__(self._stack.enter_context(connected), api_key=api_key or None)

@@ -137,7 +137,7 @@ def gateway_protocols(
 
 # The metric of KEDA's external scaler: the requests of the gateway, held requests included.
 _METRIC = "neuronpipe-requests"
-# The name of a trigger's option: the requests in flight per pod.
+# Key of a KEDA trigger's metadata: the target of requests in flight per pod.
 _TARGET = "requestsPerPod"
 # The largest batch of an executor, by default.
 _DEFAULT_TARGET = 32.0

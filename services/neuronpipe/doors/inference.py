@@ -160,7 +160,10 @@ class Inference:
         return tokens
 
     async def each(self, call: Call, model: ModelName, request_inputs: Inputs) -> list[InferenceResult]:
-        """Returns the results of all inputs, at most max_batch_items at once. The first error ends all of them."""
+        """Returns the results of all inputs. The first error ends all of them.
+
+        At most max_batch_items requests run at once in the pipeline. A request for a static model has many texts.
+        """
         inputs = request_inputs.made(self.settings.max_http_inputs)
         first_index = 0 if request_inputs.is_list else None
         whole_call = ModelCall(call, model, request_inputs.fields, first_index, request_inputs.bypasses_cache)
@@ -189,7 +192,7 @@ class Inference:
         return [*chain.from_iterable(results)]
 
     def _is_static(self, model: ModelName) -> bool:
-        with suppress(NeuronpipeError):  # the pipeline says more about a model that is not served
+        with suppress(NeuronpipeError):  # for an unserved model the pipeline raises the better error
             return self.catalog.spec(*model).is_static
         return False
 

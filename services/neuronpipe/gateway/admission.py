@@ -144,7 +144,7 @@ class AdmissionControl:
         *,
         forecasts: bool = True,
     ) -> None:
-        """`forecasts`: whether requests that would be late are refused after a request was late."""
+        """`forecasts`: whether a missed deadline makes the control refuse requests that it forecasts to miss theirs."""
         self._limits = (max_requests, max_tokens)
         self.forecasts = forecasts
         self.tenants = tenants
@@ -281,7 +281,7 @@ class AdmissionControl:
     def _full(self, excess: tuple[int, int], *, is_bulk: bool = False) -> Overloaded:
         """Makes the error of a request for which there is no room, with the time that the excess takes to drain.
 
-        If there are tenants, the error does not tell the requests in flight of other tenants.
+        With tenants, the error does not reveal the number of requests in flight.
         """
         in_flight, limit, unit, setting = self._load.requests, self._limits[0], "requests", "max_requests_in_flight"
         if not excess[0]:

@@ -3,8 +3,9 @@
 Items wait in one queue. Each process of the stage (an endpoint) has a stream, which takes from the queue whenever the
 endpoint has answered its last message. So no item waits while an endpoint is free, messages grow with the load, and an
 endpoint that is slow, stuck or gone does not affect the others. An item is sent only to endpoints that have its model.
-If an endpoint dies, its items are sent to another, because stages are pure functions. Only an item that has tokens of a
-text already ends with an error: its caller may have read them. The coalescer knows no transport.
+If an endpoint dies, its items are sent to another, because stages are pure functions. Two kinds of items end with an
+error instead: an item that has tokens of a text already, which its caller may have read, and an item with which several
+endpoints died (`_MAX_LOSSES`). The coalescer knows no transport.
 """
 
 import itertools

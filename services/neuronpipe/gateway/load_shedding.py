@@ -177,7 +177,11 @@ def newest_of_largest(
 
 
 class ModelLoad:
-    """The load of one model. It refuses nothing before the first late request. `limit`: the most requests; 0: none."""
+    """The load of one model. Before the first late request, it forecasts no lateness.
+
+    `limit`: maximum number of requests in flight, beyond which the admission control refuses requests or makes room; 0:
+    no limit.
+    """
 
     def __init__(self, name: str, limit: int = 0) -> None:
         self.name = name
@@ -230,8 +234,8 @@ class ModelLoad:
         """Returns the number of requests in flight that must leave before one more request of a tenant can be answered
         in time; 0 if the request fits, infinite if its answer would be late in any case.
 
-        Treats the model as overloaded for longer if the request does not fit. `remaining_s`: the time until its
-        deadline; None for none.
+        Extends the overload of the model if other requests must leave first, but not if the answer would be late in any
+        case. `remaining_s`: the time until the deadline of the request; None for none.
         """
         now_s = time.monotonic()
         if remaining_s is None or now_s >= self.overloaded_until_s:
@@ -249,8 +253,9 @@ class ModelLoad:
         return math.ceil(ahead) - int(ahead * remaining_s / wait_s)
 
     def furthest_over(self, tenant_load: TenantLoad, weight: float) -> RequestLoad | None:
-        """Returns the newest request of the tenant that has most of the model for its weight, if the given tenant would
-        have less even with one more request; otherwise None.
+        """Returns the newest request of the tenant with the largest share of the model (requests / weight).
+
+        None if that share, without the request, is smaller than the given tenant's share with one more request.
         """
         own_share = (len(tenant_load.in_flight) + 1) / weight
         return newest_of_largest(self._tenants.values(), lambda load, requests, _: load.share(requests), own_share)

@@ -26,7 +26,8 @@ from neuronpipe.gateway.shadow import ShadowCopies
 from neuronpipe.gateway.tenants.tenants import Tenants
 from neuronpipe.platform.process.background import Places
 
-# The number of requests of batches and streams that begin in a turn of the event loop, which thousands would hold up.
+# The number of requests of InferBatch and InferStream that begin in a turn of the event loop, which thousands would
+# hold up.
 _BEGINNINGS = 4
 # The number of turns that each such request takes where other tenants also call.
 _SHARED_TURNS = 4
@@ -112,7 +113,7 @@ class Pipeline:
             await asyncio.gather(answering, return_exceptions=True)
 
     async def wait_to_begin(self, call: Call) -> None:
-        """Waits until the next request of a batch or stream may begin. Tenants take turns."""
+        """Waits until the next request of InferBatch or InferStream may begin. Tenants take turns."""
         await self._beginnings.take(call.caller.tenant)
         tenants = self.admission_control.tenants
         self._beginnings.leave_after(_SHARED_TURNS if tenants and tenants.are_several else 1)

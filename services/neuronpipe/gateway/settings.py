@@ -96,11 +96,13 @@ class PipelineSettings(Settings):
 
     # Maximum number of tokens of all sequences of one input.
     max_request_tokens: ClassVar[int] = 1 << 19
-    # Maximum number of requests of one InferBatch. Also the number of inputs of one HTTP request that run at once.
+    # Maximum number of requests in one InferBatch, rows in one OIP request, and inputs in one HTTP request whose texts
+    # are streamed. One HTTP request runs at most this number of requests in the pipeline at once.
     max_batch_items: ClassVar[int] = 256
     # Maximum number of inputs of one HTTP request, as in OpenAI's API.
     max_http_inputs: ClassVar[int] = 2048
-    # Largest response of InferBatch. Results beyond it become errors.
+    # Largest response of InferBatch, where results beyond it become errors. Also the largest results of an OIP
+    # request, and of an HTTP request with several inputs; a request with larger results fails.
     max_batch_response_bytes: ClassVar[int] = 64 << 20
     # Requests of one InferStream in flight at once. Flow control holds back the rest.
     max_stream_in_flight: ClassVar[int] = 64

@@ -1,8 +1,9 @@
 """Shadow copies: copies of requests for a version whose answers are compared, and which no caller gets.
 
-A copy is made of a request that has its answer, so it can change or delay nothing. Copies are the last work of all:
-they take no place in the gateway's admission control and wait behind bulk requests in the executor. They are dropped
-when the gateway is half full, or when the limit of copies is reached.
+A copy is made of a request that has its answer, so it cannot change or delay that answer. Copies take no place in the
+gateway's admission control. In the executor they wait like bulk requests of a tenant beyond its share: behind all other
+requests. They are dropped when the gateway is half full, when the limit of copies is reached, or when the version is
+not ready.
 """
 
 import asyncio

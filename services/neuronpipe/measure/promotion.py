@@ -256,9 +256,9 @@ class Promotion:
     def run(self, registry: Registry) -> None:
         """Moves the version up step by step.
 
-        If anything ends the run early, also an interrupt, requests are routed as before; the aliases do not change
-        before the end. Only another author's change of the routing stays. Raises SetupError, GuardFailed, and errors of
-        changing and reading.
+        If an error or an interrupt ends the run early, restores the routing from before the run, unless another author
+        has changed it. The aliases change only at the end. Raises SetupError, GuardFailed, and errors of changing and
+        reading.
         """
         self._begin(registry)
         measured = ""

@@ -75,7 +75,7 @@ class ShardManifest:
         return sorted(complete, key=lambda shard: shard.number)
 
     def _listed(self, name: str) -> DoneShard | None:
-        """Returns the shard that a file lists; None for a damaged file, whose shard is done again."""
+        """Reads the shard that a file records; None for a damaged file. That shard is then computed again."""
         try:
             return DoneShard(**json.loads(self._folder.read(name) or b""))
         except (ValueError, TypeError):

@@ -135,7 +135,7 @@ MODEL = _get("/v1/models/{name}", "OpenAI: one model", gives=_MODEL)
 _FIELDS = {"truncation": "truncate", "precision": "output_dtype", "dimensions": "dimensions"}
 # The fields that choose a prompt of the model.
 _PROMPT_FIELDS = ("prompt_name", "input_type", "task")
-# Fields by which a request is Voyage's, and fields by which it is Jina's.
+# Fields that only Voyage's requests have, then fields that only Jina's requests have.
 _VOYAGES_OR_JINAS = frozenset(
     (
         *("truncation", "output_dimension", "output_dtype"),

@@ -200,8 +200,8 @@ class CallReader:
         self._rest = ""  # text that is not divided yet
         self._may_begin = True  # whether a call without an opening may begin at the rest
         self._calls = 0
-        self._depth = 0  # number of open braces before the rest, in the JSON of a call
-        self._base = 0  # number of open braces before the arguments
+        self._depth = 0  # depth of braces and brackets, in the JSON of the current call, where `_rest` begins
+        self._base = 0  # depth of braces and brackets where the arguments begin
         self._is_quoted = self._has_arguments = False  # whether the rest begins in a string, and in arguments
 
     @property

@@ -181,7 +181,9 @@ class TensorService:
         return {"name": PLATFORM, "version": __version__, "extensions": extensions}
 
     def is_model_ready(self, name: str, version: str) -> bool:
-        """Returns whether a model answers requests now. Raises ModelNotFound if it cannot be loaded either."""
+        """Returns whether a model answers requests now. Raises ModelNotFound for a model that is neither served nor
+        loadable.
+        """
         index = {(row["name"], row["version"]): row["state"] for row in self.index()}
         try:
             model = self._models.find(name, version)

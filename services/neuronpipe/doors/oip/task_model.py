@@ -249,7 +249,7 @@ def _described(field: FieldDescriptor) -> str:
 
 
 def _read(field: FieldDescriptor, value: Parameter) -> Parameter:
-    """Returns a parameter as its field takes it. Raises InvalidInput."""
+    """Converts a parameter to the type of its field. Raises InvalidInput."""
     if field.enum_type:
         words = _words(field.enum_type)
         if (word := str(value).lower()) in words:  # a boolean is the word true or false

@@ -78,7 +78,7 @@ def find_key(records: Mapping[str, KeyRecord], key: str) -> KeyRecord | None:
 
 
 def parse_keys(content: bytes, *, must_tell: bool = False) -> Mapping[str, KeyRecord]:
-    """Parses the keys of a file, by their ids. Logs the first numbers of lines without a key; the other lines count.
+    """Returns the readable keys of a file, by id. Logs the numbers of the first lines that cannot be read.
 
     `must_tell`: a file without keys needs a comment, because writing may have cut an empty file short. Raises
     SetupError if no line with a key can be read.

@@ -24,8 +24,8 @@ _EXCHANGE_EVERY_S = 0.2
 _GATEWAY_LIFE_S, _GATEWAY_KEPT_S = 10, 180
 _CONNECTIONS = 4
 # A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns the level, and the number of
-# gateways. A gateway repeats an exchange whose answer did not come in time: its number shows that the tokens were
-# taken.
+# gateways. A gateway repeats an unanswered exchange with the same number; Redis does not take the tokens of a known
+# number again. The script's EXPIRE repeats _GATEWAY_KEPT_S.
 _EXCHANGE = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6

@@ -32,10 +32,10 @@ from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
 _OPERATIONS = 2.0  # for each parameter and token: a product and a sum
 _SIDE = 1024
 _TRIALS = 5
-# The share of the speed of matrices of this size. A guess, which the measured cells correct.
+# Guessed speed of a model, as a share of the speed of products of matrices of _SIDE rows. Measured cells correct it.
 _EFFICIENCY = 0.75
 _CALL_S = 0.001
-# The time to compile: constant, and for each parameter. Guesses for two CPUs.
+# Guessed compile time on two CPUs: fixed seconds, and seconds per parameter.
 _COMPILE_S, _COMPILE_S_PER_PARAMETER = 12.0, 2.5e-7
 _LOAD_S = 6.0
 _TRUSTED = 5

@@ -88,7 +88,7 @@ class Unstored(Generic[ValueT]):
         self._size_bytes += size_bytes
 
     def next_sealed(self, max_values: int) -> dict[bytes, bytes]:
-        """Takes out the next values, sealed."""
+        """Removes the next values from the queue, and returns them sealed."""
         batch: dict[bytes, bytes] = {}
         taken_bytes = 0
         while self._values and len(batch) < max_values and taken_bytes < _MAX_BATCH_BYTES:

@@ -21,7 +21,7 @@ _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 8
 # The pause between two attempts to accept when no file descriptor is free.
 _PAUSE_S = 1.0
-# The limit for a peer that reads slowly over TLS, from the first attempt to tell it that nothing follows.
+# Time limit for a slow peer to read the rest; for a TLS peer, from the first attempt to send close_notify.
 CLOSE_LIMIT_S = 30.0
 
 

@@ -1,11 +1,11 @@
 """Runs waiting sequences in batches on the cores of one device, which its models share.
 
-The worker of a free core decides which model is next: the model with the oldest interactive sequence, or else with the
-oldest bulk sequence. The policy of that model then takes a batch out of its queue (batching.py), without waiting for
-more sequences, and the worker runs the batch, see `_run_batch`. While interactive sequences come, bulk leaves one core
-idle, and bulk batches are short. After a batch failed, its sequences run again one at a time, so that one bad sequence
-fails alone. A core that is lost, or hangs, gets no more work, and its sequences return to the queues. The scheduler
-knows no transport and no task.
+The worker of a free core decides which model is next: the model with the interactive sequence of lowest rank
+(QueueRank), or else with the bulk sequence of lowest rank. The policy of that model then takes a batch out of its queue
+(batching.py), without waiting for more sequences, and the worker runs the batch, see `_run_batch`. While interactive
+sequences come, bulk leaves one core idle, and bulk batches are short. After a batch failed, its sequences run again one
+at a time, so that one bad sequence fails alone. A core that is lost, or hangs, gets no more work, and its sequences
+return to the queues. The scheduler knows no transport and no task.
 """
 
 import asyncio
@@ -181,7 +181,10 @@ class DeviceScheduler:
         return None if self.cores.idle < min(2, self.cores.left) else _BULK_BATCH_LIMIT_S
 
     def _turn(self) -> tuple[QueuedSequence, ExecutorModel] | None:
-        """Finds the first sequence of all models, and its model. So a model delays another model only by older work."""
+        """Finds the first sequence of all models, by priority and rank, and its model.
+
+        So a model delays another model only by work of higher priority or lower rank.
+        """
         heads = [(oldest.is_bulk, oldest, model) for model in self._models if (oldest := model.queue.oldest())]
         return min(heads, key=lambda head: head[:2])[1:] if heads else None
 

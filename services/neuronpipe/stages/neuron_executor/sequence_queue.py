@@ -120,7 +120,7 @@ class SequenceQueue:
         self._tokens[sequence.is_bulk] += sequence.rows * sequence.padded_tokens
 
     def oldest(self) -> QueuedSequence | None:
-        """Returns the sequence that goes first: the oldest interactive sequence, or else the oldest bulk sequence."""
+        """Returns the interactive sequence of lowest rank, or else the bulk sequence of lowest rank."""
         for heaps in self._heaps:
             if heaps:
                 return min(heap.entries[0] for heap in heaps.values())
@@ -139,7 +139,7 @@ class SequenceQueue:
         return heap.waiting if heap else 0
 
     def first(self, padded_tokens: int, *, is_bulk: bool) -> QueuedSequence | None:
-        """Returns the oldest sequence of a padded length."""
+        """Returns the sequence of lowest rank of a padded length."""
         heap = self._heaps[is_bulk].get(padded_tokens)
         return heap.entries[0] if heap else None
 

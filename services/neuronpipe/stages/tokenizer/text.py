@@ -64,7 +64,7 @@ LIBRARY_VERSION: str = tokenizers.__version__
 LONG_TEXT = 64 << 10
 # Up to this length, no normalization makes a text too long, even by 18 characters for each (U+FDFA by NFKC).
 _LONG_IF_GROWN = LONG_TEXT // 4
-# Characters that are counted at a time: 0.1 ms.
+# Characters per counted piece; a piece takes 0.1 ms.
 _PIECE = 64 << 10
 # Maximum number of characters that a normalization may make of a text with fewer bytes. The library takes 150 to 450
 # bytes for each character that becomes a token (measured 2026-11-28).

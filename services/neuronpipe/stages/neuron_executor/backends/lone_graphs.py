@@ -23,7 +23,7 @@ _CLEARLY = 2
 _MEMORY = 512
 
 
-# The least size that a graph counts, because memory that was freed before can hide the size of a new graph.
+# Minimum size charged for a graph: freed memory can hide the size of a new graph.
 _LEAST_GRAPH_BYTES = 8 << 20
 
 

@@ -5,8 +5,8 @@ from neuronpipe.stages.neuron_executor.forecast import BatchTime
 # A step with tokens of prompts takes at most this multiple of a step without prompts, while texts are being answered.
 # The multiple grows with the number of texts that wait for a first token, relative to texts that wait for a next token.
 _LONGER, _MOST_LONGER = 2, 4
-# After this number of steps with prompts in a row, there is one step without: its time depends on the number of texts,
-# and is otherwise not known while prompts come all the time.
+# After this number of consecutive steps with prompts, one step has none, so that the time of a step without prompts
+# stays known. That time depends on the number of texts.
 _MOST_READING = 16
 # The weight of a new value in each mean.
 _NEW = 0.2
