@@ -303,9 +303,12 @@ def _outcome(target: Mapping[str, Any] | None) -> str:
     """A figure and the limit that it was to keep, as `0.77, ≥ 1.00`."""
     if not target:
         return ""
-    figure, unit = _as_on_the_page(target["measured"]["median"]), target["unit"].strip()
+    median, unit = target["measured"]["median"], target["unit"].strip()
+    figure, limit = _as_on_the_page(median), _as_on_the_page(target["limit"])
+    if figure == limit and not target["is_met"]:
+        figure = f"{median:.4g}"
     shown = f"{figure if target['is_met'] else f'**{figure}**'}, {'≥' if target['is_at_least'] else '≤'}"
-    return f"{shown} {_as_on_the_page(target['limit'])} {unit}".rstrip()
+    return f"{shown} {limit} {unit}".rstrip()
 
 
 def _as_on_the_page(figure: float) -> str:
