@@ -48,11 +48,7 @@ class Quantizer:
     @property
     def parts(self) -> tuple[str, ...]:
         """The model's layers, or other parts that multiply matrices, in the order in which they compute."""
-        names = [
-            operation.get_friendly_name()
-            for operation in self._model.get_ordered_ops()
-            if operation.get_type_name() == "MatMul"
-        ]
+        names = [product.get_friendly_name() for product in _products(self._model)]
         return tuple(dict.fromkeys(layer[0] if (layer := _LAYER.match(name)) else name for name in names))
 
     def quantize(self, float_parts: Sequence[str] = ()) -> Artifact:
@@ -103,9 +99,16 @@ def _float_products(model: Any) -> list[str]:
 
     A GLiNER's best label was right for 0.21 of the samples, and for 0.94 with these in float32 (2026-11-30).
     """
-    products = [node for node in model.get_ops() if node.get_type_name() == "MatMul"]
-    floats = (node for node in products if any(_is_choice(part) or _has_no_weight(part) for part in _factors(node)))
-    return [node.get_friendly_name() for node in floats]
+    return [
+        product.get_friendly_name()
+        for product in _products(model)
+        if any(_is_choice(factor) or _has_no_weight(factor) for factor in _factors(product))
+    ]
+
+
+def _products(model: Any) -> list[Any]:
+    """Returns the products of matrices in the order in which they are computed."""
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == "MatMul"]
 
 
 def _factors(product: Any) -> list[Any]:
