@@ -48,7 +48,7 @@ async def side_by_side(
         return await anext(streams[index], None)
 
     reading = {asyncio.create_task(read(index)): index for index in range(len(streams))}
-    until = asyncio.FIRST_EXCEPTION  # or all
+    until = asyncio.FIRST_EXCEPTION  # at first, until an error or the first event of each stream
     try:
         while reading:
             done, _ = await asyncio.wait(reading, return_when=until)

@@ -82,7 +82,7 @@ def crowd_of() -> Iterator[CrowdOf]:
         pytest.param((100, 10), [6, 4], False, "requests|tokens", id="tokens up to the limit"),
         pytest.param((10, 10), [50], False, "requests|tokens", id="a request larger than the gate where that is empty"),
         pytest.param((1, 100), [1], False, "requests|tokens", id="interactive requests, of which none is shed"),
-        pytest.param((1, 100), [1], True, "requests|tokens", id="bulk requests, which shed nobody"),
+        pytest.param((1, 100), [1], True, "requests|tokens", id="bulk requests, which shed no request"),
     ],
 )
 def test_what_is_let_in(

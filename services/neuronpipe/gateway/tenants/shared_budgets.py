@@ -25,7 +25,7 @@ _GATEWAY_LIFE_S, _GATEWAY_KEPT_S = 10, 180
 _CONNECTIONS = 4
 # A token bucket (tenants.py) by Redis's clock, and the gateways that use it. Returns the level, and the number of
 # gateways. A gateway repeats an unanswered exchange with the same number; Redis does not take the tokens of a known
-# number again. The script's EXPIRE repeats _GATEWAY_KEPT_S.
+# number again.
 _EXCHANGE = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
@@ -39,7 +39,7 @@ local at = tonumber(redis.call('HGET', KEYS[1], 'at') or now)
 level = math.min(capacity, level + math.max(0, now - at) * capacity / 60) - taken
 redis.call('HSET', KEYS[1], 'level', tostring(level), 'at', tostring(now), told, ARGV[4])
 redis.call('HSET', KEYS[1], 'gateway:' .. ARGV[3], tostring(now))
-redis.call('EXPIRE', KEYS[1], 180 + math.ceil((capacity - level) / capacity * 60))
+redis.call('EXPIRE', KEYS[1], {_GATEWAY_KEPT_S} + math.ceil((capacity - level) / capacity * 60))
 local gateways, fields = 0, redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   if string.sub(fields[i], 1, 8) == 'gateway:' then
