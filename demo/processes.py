@@ -54,8 +54,9 @@ class LoggedProcess:
 
     def events(self) -> list[dict[str, Any]]:
         """Returns the log lines so far."""
-        lines = self.log_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith(self.marker) and line.endswith("}")]
+        # The process may be writing the last line.
+        whole, _, _ = self.log_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith(self.marker) and line.endswith("}")]
 
     def wait_for(self, event: str, times: int = 1, limit_s: float = _START_LIMIT_S) -> dict[str, Any]:
         """Returns the first log line of an event, or the nth.
@@ -71,7 +72,12 @@ class LoggedProcess:
             if not is_running:
                 break
             time.sleep(_POLL_S)
-        raise RuntimeError(f"{self.service} did not log {event!r}:\n{self.log_text()}")
+        log, code = self.log_text(), self._process.poll()
+        state = "runs" if code is None else f"has ended with {code}"
+        last = log.strip().rpartition("\n")[2]
+        raise RuntimeError(
+            f"{self.service} did not log {event!r}, {state}, and logged last: {last}\nThe whole log:\n{log}"
+        )
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

@@ -7,10 +7,8 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -28,6 +26,7 @@ import redis
 from demo.processes import ServiceProcess
 from neuronpipe.gateway.callers.keys import create_key
 from neuronpipe.rpc.client import KEY_VARIABLE
+from tests.servers.ports import free_port
 from tests.servers.redis import RedisServer
 from tests.servers.tls_files import STAGES, Deployment
 from tests.suite.constants import constants
@@ -35,7 +34,7 @@ from tests.suite.constants import constants
 LEASE_S = 3.0
 GATEWAYS, WORKERS = ("gateway-a", "gateway-b"), ("worker-a", "worker-b")
 MEMBERS = (*STAGES, *GATEWAYS, *WORKERS)
-_START_LIMIT_S = 120.0
+_START_LIMIT_S, _END_LIMIT_S = 120.0, 60.0
 RECEIVING_BYTES = 128 << 20
 # Of connections, so that each reaches its limits often.
 _TIMERS = {"max-connection-idle-s": 5, "max-connection-age-s": 10, "max-receiving-bytes": RECEIVING_BYTES}
@@ -86,13 +85,6 @@ backend http
 """
 
 
-def _free_port() -> int:
-    """A port that stays free until it is used: the kernel gives none of these to connections."""
-    while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))) as tcp:
-            return int(tcp.getsockname()[1])
-
-
 @dataclass
 class Timeline:
     """What happened when, by time.monotonic(), and what is wrong. `kills`: when each began, and when it was over."""
@@ -122,8 +114,8 @@ class Member:
     ) -> None:
         self.name = name
         self.service = service
-        self.ports = [_free_port() for _ in range(2 if name in STAGES else 1)]
-        self.http_port = _free_port() if service == "gateway" else 0
+        self.ports = [free_port() for _ in range(2 if name in STAGES else 1)]
+        self.http_port = free_port() if service == "gateway" else 0
         self.options = list(options)
         self.process: ServiceProcess | None = None
         # While a check may expect answers of it.
@@ -152,8 +144,12 @@ class Member:
         return ServiceProcess(self.service, *given, environment=self._environment)
 
     async def _follow(self, process: ServiceProcess) -> None:
-        for event in ("ready", *(("all stages reached",) if self.service == "gateway" else ())):
-            await asyncio.to_thread(process.wait_for, event, 1, _START_LIMIT_S)
+        try:
+            for event in ("ready", *(("all stages reached",) if self.service == "gateway" else ())):
+                await asyncio.to_thread(process.wait_for, event, 1, _START_LIMIT_S)
+        except BaseException:
+            process.stop()
+            raise
         self.process = process
         self.metrics = str(process.wait_for("metrics")["address"])
         self.is_steady = True
@@ -192,8 +188,11 @@ class Member:
             self.is_steady = False
         await self.leave()
         before.signal(signal.SIGTERM)
-        if (code := await asyncio.to_thread(before.wait, 60)) != 0:
-            self._timeline.faults[f"{self.name} ended with {code} after SIGTERM"] += 1
+        try:
+            if (code := await asyncio.to_thread(before.wait, _END_LIMIT_S)) != 0:
+                self._timeline.faults[f"{self.name} ended with {code} after SIGTERM"] += 1
+        except subprocess.TimeoutExpired:
+            self._timeline.faults[f"{self.name} had not ended {_END_LIMIT_S:g} s after SIGTERM"] += 1
         self._forget(before)
         if len(self.ports) > 1:
             self.is_steady = True
@@ -206,9 +205,11 @@ class Member:
         self.is_steady = False
         if self.process:
             self.process.signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if code := self.process.wait(30):
+            try:
+                if code := self.process.wait(_END_LIMIT_S):
                     self._timeline.faults[f"{self.name} ended with {code}"] += 1
+            except subprocess.TimeoutExpired:
+                self._timeline.faults[f"{self.name} had not ended {_END_LIMIT_S:g} s after SIGTERM at the end"] += 1
             self._forget(self.process)
 
     def _forget(self, process: ServiceProcess) -> None:
@@ -251,7 +252,7 @@ class System:
         self.guard = ["--api-keys", str(keys), "--tenants", str(folder / "tenants.toml")]
         (folder / "tenants.toml").write_text(_TENANTS)
         self._folder = folder
-        self.grpc, self.http = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+        self.grpc, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self.redis = [RedisServer("--appendfsync", "always", is_durable=True) for _ in range(2)]
         self._cache = RedisServer()
         sentinel = folder / "sentinel.conf"
@@ -329,10 +330,15 @@ class System:
             stack.enter_context(self.sentinel)
             for member in self.members.values():
                 stack.callback(member.stop)
-            await asyncio.gather(*(self.members[name].start() for name in (*STAGES, *GATEWAYS)))
+            await self._start((*STAGES, *GATEWAYS))
             stack.enter_context(self._haproxy())
-            await asyncio.gather(*(self.members[name].start() for name in WORKERS))
+            await self._start(WORKERS)
             yield
+
+    async def _start(self, names: Sequence[str]) -> None:
+        async with asyncio.TaskGroup() as starting:
+            for name in names:
+                starting.create_task(self.members[name].start())
 
     @contextmanager
     def _haproxy(self) -> Iterator[None]:

@@ -1,13 +1,10 @@
 """The stack of containers under test, by the commands that a person would use."""
 
-import contextlib
 import json
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +16,8 @@ from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.servers.ports import free_port
 
 T = TypeVar("T")
 
@@ -53,14 +52,6 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> str:
     return result.stdout
 
 
-def free_port() -> str:
-    """A free port of the loopback interface, which no outgoing connection takes before it is used."""
-    while True:
-        port = random.randrange(20_000, 32_000)  # below those of outgoing connections
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return str(port)
-
-
 @dataclass(frozen=True)
 class Container:
     """A container as the engine describes it."""
@@ -79,7 +70,10 @@ class Stack:
         self.environment = {
             **os.environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
-            **{f"{name}_PORT": free_port() for name in ("GATEWAY", "GATEWAY_HTTP", "JAEGER", "PROMETHEUS", "GRAFANA")},
+            **{
+                f"{name}_PORT": str(free_port())
+                for name in ("GATEWAY", "GATEWAY_HTTP", "JAEGER", "PROMETHEUS", "GRAFANA")
+            },
             # Only what a test samples.
             "TRACES_SAMPLER": "parentbased_always_off",
         }

@@ -11,7 +11,8 @@ import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from tests.e2e.load import Load, load
-from tests.e2e.stack import Container, Stack, free_port, wait_until
+from tests.e2e.stack import Container, Stack, wait_until
+from tests.servers.ports import free_port
 
 _STAGES = ("tokenizer", "neuron-executor", "postprocessor")
 # Between two looks at names, as gateways take them (rpc/endpoints.py).

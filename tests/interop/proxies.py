@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from tests.servers.ports import free_port
 from tests.suite.waiting import until
 
 _LIMIT_S = 20.0
@@ -118,13 +119,6 @@ def running_proxy(proxy: Proxy, server: str, folder: Path) -> Iterator[str]:
     values = {"port": port, "server": server.rpartition(":")[2], "folder": folder}
     with running(proxy.command, Template(proxy.configuration).substitute(values), port, folder) as address:
         yield address
-
-
-def free_port() -> int:
-    """A port of loopback on which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from neuronpipe.client import AsyncClient, Client, TlsFiles
 from neuronpipe.core.errors import ModelNotFound, Unauthenticated
 from neuronpipe.gateway.callers.keys import create_key
 from tests.callers.requests import classify
-from tests.interop.proxies import free_port, running
+from tests.interop.proxies import running
+from tests.servers.ports import free_port
 from tests.servers.tls_files import Deployment
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]

@@ -17,6 +17,8 @@ from typing import Any
 
 import redis
 
+from tests.servers.ports import free_port
+
 _START_LIMIT_S = 10
 
 
@@ -32,8 +34,7 @@ class RedisServer:
     ) -> None:
         if not shutil.which("redis-server"):
             raise RuntimeError("redis-server is missing; `make setup` installs it")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._options = options
         self._tls = tls
         self._is_durable = is_durable

@@ -49,8 +49,6 @@ def constants(environment: Mapping[str, str] = MappingProxyType({}), /, **values
     """Returns the environment of a process with other values of these constants.
 
     `environment`: its other variables. tests/suite/patched/sitecustomize.py sets the constants.
-
-    `environment`: its other variables.
     """
     path = {**os.environ, **environment}.get("PYTHONPATH", "")
     return {

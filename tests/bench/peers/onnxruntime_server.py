@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from tests.bench.peers.classifier import GRAPH_FILE, MAX_TOKENS
 from tests.bench.peers.embedders_alone import ONNX_FILE
-from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready_when_healthy
+from tests.bench.peers.launching import end_with_parent, read_settings, say_ready_when_healthy
+from tests.servers.ports import free_port
 
 # What a worker process of uvicorn is told: the folder of the model, and the threads of a session.
 _SOURCE, _THREADS = "BENCH_SOURCE", "BENCH_THREADS"

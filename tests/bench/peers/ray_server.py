@@ -9,7 +9,8 @@ from ray import serve
 from starlette.requests import Request
 
 from tests.bench.peers.classifier import load_classifier
-from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready
+from tests.bench.peers.launching import end_with_parent, read_settings, say_ready
+from tests.servers.ports import free_port
 
 _OBJECT_STORE_BYTES = 80 << 20
 

@@ -21,7 +21,8 @@ import pytriton
 import tritonclient.grpc
 
 import tests
-from tests.bench.peers.launching import end_with_parent, free_port, read_settings, say_ready
+from tests.bench.peers.launching import end_with_parent, read_settings, say_ready
+from tests.servers.ports import free_port
 
 _MODEL = "classifier"
 _POLL_S = 0.05

@@ -5,7 +5,6 @@
 import asyncio
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -20,6 +19,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import Unavailable
 from neuronpipe.rpc.client import open_channel
 from tests.callers.requests import classify
+from tests.servers.ports import free_port
 from tests.suite.commands import run
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -43,13 +43,6 @@ async def wait_for_health(
             if response.status == status:
                 return
     raise AssertionError("the watch ended")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize("missing", OPTIONS)

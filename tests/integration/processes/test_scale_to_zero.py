@@ -18,7 +18,7 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from tests.callers.metrics import metric
 from tests.callers.requests import classify
-from tests.integration.processes.test_lifecycle import free_port
+from tests.servers.ports import free_port
 from tests.suite.constants import constants
 from tests.suite.waiting import until
 

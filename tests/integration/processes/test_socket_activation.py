@@ -16,7 +16,7 @@ from neuronpipe.cli.serve import settings_parser
 from neuronpipe.client import Client
 from neuronpipe.serve.settings import AllSettings
 from tests.callers.requests import classify
-from tests.integration.processes.test_lifecycle import free_port
+from tests.servers.ports import free_port
 from tests.suite.waiting import until
 
 _UNITS = Path(__file__).parents[3] / "deploy" / "systemd"

@@ -17,7 +17,7 @@ from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.repository import read_bundle
 from neuronpipe.compiler.mlflow import fetch_mlflow_model
 from neuronpipe.core.errors import SetupError
-from tests.integration.processes.test_lifecycle import free_port
+from tests.servers.ports import free_port
 from tests.servers.web import running_web_server
 
 pytestmark = [

@@ -15,7 +15,7 @@ import pytest
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
-from tests.integration.processes.test_lifecycle import free_port
+from tests.servers.ports import free_port
 from tests.servers.s3 import s3_variables
 from tests.servers.web import running_web_server
 from tests.suite.commands import output

@@ -23,7 +23,7 @@ from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.callers.requests import classify
-from tests.integration.processes.test_lifecycle import free_port
+from tests.servers.ports import free_port
 from tests.suite.waiting import happens
 from tests.systems.versions import Load, make_stable, one_process_of, serves_only, under_load
 

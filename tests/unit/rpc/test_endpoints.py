@@ -44,6 +44,7 @@ from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, StageMethod
 from tests.interop import frames
+from tests.servers.ports import free_port
 from tests.suite.waiting import cancelled, happens
 from tests.unit.every_error import EVERY_ERROR
 
@@ -592,7 +593,7 @@ async def test_a_connection_that_fails_after_its_caller_gave_up_logs_nothing(cap
 
 
 async def test_a_stage_that_is_lost_again_is_logged_again(served: _Served, caplog: pytest.LogCaptureFixture) -> None:
-    port = _free_port()
+    port = free_port()
     async with _following(f"127.0.0.1:{port}", served):
         for count in (1, 2):
             await happens(lambda count=count: _reasons(caplog) == ["Connection refused"] * count)  # type: ignore[misc]
@@ -607,12 +608,6 @@ def _reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
         for record in caplog.records
         if record.message == "a stage cannot be reached"
     ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class _Unread:
