@@ -76,7 +76,8 @@ _STEPS = (
     ),
     (
         "a model's former version",
-        "`neuronpipe registry rollback MODEL --to REVISION`, with `--target` or `--repository` "
+        "`neuronpipe registry rollback MODEL` undoes the last change of its names and shares, with `--target` or "
+        "`--repository` "
         "([registry](../registry.md#a-versions-way-into-production))",
         "the same",
     ),
