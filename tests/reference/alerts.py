@@ -42,7 +42,8 @@ have the command, and on Kubernetes it is `runbooks.yaml` of the component
 [`prometheus-operator`](../kubernetes.md#components). The texts name panels of the [dashboard](../grafana.json).
 [Observability](../observability.md) says how both are installed.
 
-Commands for the steps below. SERVICE is `gateway`, `tokenizer`, `neuron-executor`, `postprocessor` or `worker`:"""
+Commands for the steps below. SERVICE is `gateway`, `tokenizer`, `neuron-executor`, `postprocessor` or `worker` (with
+Compose also `-f docker/compose.jobs.yaml`):"""
 _COMPOSE = "docker compose -f docker/compose.yaml"
 _HEALTH = "`neuronpipe health --target 127.0.0.1:50050`"
 # Step, on Kubernetes, with Compose.
