@@ -100,11 +100,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "between parts that are encoded apart (default: by its files)",
         "",
     )
-    option(parser, "--rerank-instruction TEXT", "instruction in that template (default: by its files)", "")
+    option(parser, "--rerank-instruction TEXT", "instruction in that template (default: by the files)", "")
     option(
         parser,
         "--rerank-answers YES,NO",
-        "tokens whose logits make its score, or one token (default: by its files)",
+        "tokens whose logits make the score, or one token (default: by the files)",
         "",
     )
     neuron = parser.add_argument_group("for neuronx")

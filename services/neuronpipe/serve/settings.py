@@ -36,7 +36,7 @@ class PipelineProcessSettings(ServerSettings):
         0.0,
         ge=0,
         le=_LONGEST_IDLE_S,
-        description="seconds without a call after which the process ends, where a supervisor starts it again with the "
+        description="seconds without a call after which the process ends, for a supervisor that starts it with the "
         "next connection; 0: never",
     )
 
