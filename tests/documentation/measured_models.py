@@ -203,7 +203,8 @@ _TAIL = """
   token, so that a text has the same outputs in every batch.
 - **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) see what their configuration says: the tokens before each one, in
   some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
-  and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
+  and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run, and so do
+  embedders of the model type `llama_bidirec` (llama-nemotron-embed). An
   embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
   and changes nothing, also where the tokenizer names the left. [Rerankers](compiling.md#decoders-that-rank) have one
   or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model
@@ -223,6 +224,10 @@ _TAIL = """
   tokens, on the other back ends and in int8 each computes all.
 - **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) is a graph of
   our own, which transformers does not have. Its attention adds a number for each pair of tokens and each head.
+- **Jina's XLM-R** (`XLMRobertaFlashConfig`) is XLM-R with the weights under other names (jina-reranker-v2), and with
+  rotary positions the body of jina-embeddings-v3-hf (jina-colbert-v2). Adapters (jina-embeddings-v3) are refused.
+- **GLiNER** scores spans (`markerV0`) or tokens (`token_level`). Refused by name are models with an encoder for labels
+  (`gliner-bi-*`), with a decoder, of relations, and with `represent_spans`.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`, also as the document side of a `Router` whose queries
@@ -237,6 +242,8 @@ _TAIL = """
 - **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
 - **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
   attention.
+- **UltraBERT, EmbeddingGemma 2 and OpenAI's privacy filter**, which transformers 5 has, see windows in both directions:
+  they compile for OpenVINO with eager attention. Of EmbeddingGemma 2 only the part for texts is compiled.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers
   too computes full attention instead of sparse blocks, which no graph for all lengths can hold.
 - **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model
@@ -249,7 +256,8 @@ _TAIL = """
 - **Images** also compile in int8 (`--calibration FOLDER`) and for neuronx.
 - **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. A
   tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only. Their parts for images
-  or texts alone (`CLIPTextModelWithProjection`) are compiled as well, as are DPR's encoders.
+  or texts alone (`CLIPTextModelWithProjection`) are compiled as well, as are DPR's encoders. Folders of
+  sentence-transformers (clip-ViT-B-32) may have a `Normalize` module.
 - **Vectors of images** are what a model pools (`pooler_output`), and CLIP's and SigLIP's projections. **DINOv2** has
   its positions computed for the size of its image processor.
 """
