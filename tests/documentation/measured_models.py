@@ -204,8 +204,9 @@ _TAIL = """
 - **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) attend as their configuration says: to the tokens before each
   token, in some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` to all tokens.
   gte-Qwen2 and stella_en_1.5B_v5 attend to all tokens, as their own code does (`modeling_qwen.Qwen2Model`), which
-  neuronpipe does not run. The compiler refuses an embedder with other code of its own, unless its `config.json` has
-  `is_causal`. Padding is on the right and has no effect, even if the tokenizer says left.
+  neuronpipe does not run. The same is true of embedders of the model type `llama_bidirec` (llama-nemotron-embed). The
+  compiler refuses an embedder with other code of its own, unless its `config.json` has `is_causal`. Padding is on the
+  right and has no effect, even if the tokenizer says left.
   [Rerankers](compiling.md#decoders-that-rank) have one or two rows of the head. The compiler refuses other kinds of
   decoders, and names them. For models that take more, samples have up to 4,096 tokens.
 - **BART, mBART and T5** classify and answer questions by an encoder and a decoder in one execution. The decoder reads
@@ -224,6 +225,11 @@ _TAIL = """
 - **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) has a graph
   of neuronpipe, because transformers does not contain this architecture. Its attention adds a number for each pair of
   tokens and each head.
+- **Jina's XLM-R** (`XLMRobertaFlashConfig`) is XLM-R with other names of the weights (jina-reranker-v2). With rotary
+  positions, it is the body of jina-embeddings-v3-hf (jina-colbert-v2). The compiler refuses adapters
+  (jina-embeddings-v3).
+- **GLiNER** scores spans (`markerV0`) or tokens (`token_level`). The compiler refuses models with an encoder for labels
+  (`gliner-bi-*`), with a decoder, of relations, and with `represent_spans`, and names them.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`, also as the document side of a `Router` whose queries
@@ -238,6 +244,8 @@ _TAIL = """
 - **ColBERT** compiles from the folders that sentence-transformers, PyLate and Stanford's ColBERT save.
 - **ModernBERT** has masks of neuronpipe, in which padding attends to itself. Otherwise windows of padding alone would
   be NaN in OpenVINO's attention.
+- **UltraBERT, EmbeddingGemma 2 and OpenAI's privacy filter**, which transformers 5 contains, attend to windows in both
+  directions. For OpenVINO the compiler takes their eager attention. Of EmbeddingGemma 2 it compiles the part for texts.
 - **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published. Up to this length,
   transformers also computes full attention. Beyond it transformers computes sparse blocks, which no graph for all
   lengths can contain.
@@ -251,7 +259,8 @@ _TAIL = """
 - **Images** also compile in int8 (`--calibration FOLDER`) and for neuronx.
 - **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. The
   compiler refuses a tokenizer of SigLIP that masks padding, or that exists only in Python. It also compiles their parts
-  for images or texts alone (`CLIPTextModelWithProjection`), and DPR's encoders.
+  for images or texts alone (`CLIPTextModelWithProjection`), and DPR's encoders. Folders of sentence-transformers
+  (clip-ViT-B-32) may have a `Normalize` module.
 - **Vectors of images** are a model's pooled output (`pooler_output`), or CLIP's and SigLIP's projections. For
   **DINOv2** the compiler computes the positions for the size of its image processor.
 """

@@ -142,8 +142,6 @@ _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
 # Class of published code that is not run → the port of its models to transformers, or a model of the same task.
 _PORTS = {
     "XLMRobertaLoRA": "compile jinaai/jina-embeddings-v3-hf, the same model for transformers",
-    "XLMRobertaFlashConfig": "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1 for "
-    "multi-vector-embedding, or BAAI/bge-reranker-v2-m3 for rerank",
     "NVEmbedConfig": "no port to transformers is published; compile Qwen/Qwen3-Embedding-8B for sentence-embedding",
 }
 

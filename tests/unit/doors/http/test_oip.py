@@ -94,6 +94,12 @@ async def test_a_model_has_its_paths_with_and_without_a_version(browser: Browser
             assert [(stat["name"], stat["version"]) for stat in body["model_stats"]] == [(name, "1")]
 
 
+async def test_readiness_of_an_unknown_model_or_version_is_not_found_as_in_triton(browser: Browser) -> None:
+    # TRITONSERVER_ServerModelIsReady of triton-inference-server/core returns the error of its look-up.
+    for path in ("unknown", "unknown/versions/1", "small/versions/7"):
+        assert (await browser.get(f"/v2/models/{path}/ready"))[0] == 404
+
+
 async def test_the_server_and_the_index(browser: Browser) -> None:
     assert (await browser.get("/v2"))[1]["name"] == "neuronpipe"
     status, index = await browser.post("/v2/repository/index", b"")
