@@ -282,7 +282,10 @@ class _RunningText:
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:
         """Makes text of the tokens that are not text yet, except the end of the text if later tokens may change it."""
         self.seen_tokens, decoded = len(self.token_ids), self.decoded_tokens
-        before = self.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
+        before = self.token_ids[max(0, decoded - WINDOW_TOKENS) : decoded]
+        if len(before) < WINDOW_TOKENS:
+            of_prompt = self.plan.encoded.annotations.arrays[0]["window"].tolist()
+            before = [*of_prompt, *before][-WINDOW_TOKENS:]
         (outputs,) = part_arrays(self.token_ids[decoded:], finish_reason)
         outputs = {**outputs, **self.final_arrays}
         if self.plan.options.HasField("top_logprobs"):
@@ -291,7 +294,7 @@ class _RunningText:
             request.call,
             request.model.key,
             request.request.input,
-            TensorSets(arrays=window_arrays(before[-WINDOW_TOKENS:])),
+            TensorSets(arrays=window_arrays(before)),
             TensorSets(arrays=[outputs]),
             work=work,
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,6 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import (
     EarlyStopping,
     FinishReason,
-    GeneratedText,
     GenerationOptions,
     SummarizationInput,
     TextGenerationInput,
@@ -52,6 +51,7 @@ from neuronpipe.tasks.generated_text import WINDOW_TOKENS, Detokenizer, release
 # The default of a model without its own value. transformers' pipeline has the same default.
 _MAX_NEW_TOKENS = 256
 _FINISH_REASONS = frozenset(FinishReason.values())
+_MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 _MAX_MESSAGES, _MAX_ROLE_LENGTH = 1024, 64
 _MAX_JSON = 1 << 18
 _MESSAGE_FIELDS = ("tools", "template_arguments", "continue_final_message")
@@ -449,14 +449,18 @@ def decode(
     search. The result's token_ids are the tokens of its text.
     """
     token_ids, finish_reason = _read_part(outputs[0], model)
-    is_last = finish_reason != FinishReason.FINISH_REASON_UNSPECIFIED
+    is_last = finish_reason != _MORE
     window = annotations[0]["window"].tolist()
     if input.options.HasField("skip_special_tokens") and not input.options.skip_special_tokens:
         detokenizer = detokenizer.with_special or detokenizer
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
-    reason = FinishReason.FINISH_REASON_STOP_STRING if released.is_stopped else FinishReason.ValueType(finish_reason)
-    text = GeneratedText(text=released.text, token_ids=token_ids[: released.tokens], finish_reason=reason)
-    text.stop_string = released.stop_string
+    result = TextGenerationResult()
+    text = result.sequences.add(
+        text=released.text,
+        token_ids=token_ids[: released.tokens],
+        finish_reason=_STOP_STRING if released.is_stopped else finish_reason,
+        stop_string=released.stop_string,
+    )
     if (score := outputs[0].get("score")) is not None:
         if score.dtype != np.float32 or score.shape:
             raise InvalidInput("outputs[0].score", "must be float32 []")
@@ -467,15 +471,15 @@ def decode(
         first, *others = _read_ids(outputs[0], "prompt_ids", model, 1, model.max_tokens)
         text.prompt_logprobs.append(_with_text(TokenLogprob(token_id=first), detokenizer, []))
         text.prompt_logprobs.extend(_logprobs(outputs[0], others, [first], detokenizer, "prompt_"))
-    return TextGenerationResult(sequences=[text])
+    return result
 
 
-def _read_part(arrays: Arrays, model: ModelSpec) -> tuple[list[int], int]:
+def _read_part(arrays: Arrays, model: ModelSpec) -> "tuple[list[int], FinishReason.ValueType]":
     """Reads tokens and the reason why they end. Raises InvalidInput if no stage makes such arrays."""
     token_ids, reason = _read_ids(arrays, "token_ids", model, 0, _room(model, 0)), arrays.get("finish_reason")
     if reason is None or reason.dtype != np.int32 or reason.shape or int(reason) not in _FINISH_REASONS:
         raise InvalidInput("outputs[0].finish_reason", "must be a FinishReason, int32 []")
-    return token_ids, int(reason)
+    return token_ids, cast("FinishReason.ValueType", int(reason))
 
 
 def _read_ids(arrays: Arrays, name: str, model: ModelSpec, min_tokens: int, max_tokens: int) -> list[int]:

@@ -220,7 +220,7 @@ class StepLoop:
                 tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
                 self._planner.remove(sequence)
-                self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
+                self._planner.note_text(sequence, (now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
             yield SequenceProgress(
                 sequence=sequence,
