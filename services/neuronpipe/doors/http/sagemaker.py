@@ -70,7 +70,7 @@ async def _invocations(inference: Inference, request: HttpRequest) -> HttpRespon
             answer_other, body = other
             response: HttpResponse = await answer_other(inference, replace(request, body=body))
             return response
-    spec = inference.catalog.spec(*inference.choose(request.model(name)))
+    spec = inference.spec(inference.choose(request.model(name)))
     if request.media_type != _CSV and request.media_type not in _LINES:
         return await answer_request(inference, request, spec)
     read_rows = _read_csv if request.media_type == _CSV else _read_lines
