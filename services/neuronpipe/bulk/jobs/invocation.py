@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import quote
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs.gateway import BulkGateway
@@ -45,7 +46,7 @@ class Invoker:
     async def _send(self, invocation: Invocation, job: StoredJob, body: bytes, trace: SpanContext | None) -> HttpAnswer:
         if not self._destination:
             raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
-        destination = replace(self._destination, path=f"/endpoints/{invocation.endpoint}/invocations")
+        destination = replace(self._destination, path=f"/endpoints/{quote(invocation.endpoint)}/invocations")
         headers = dict(self._gateway.metadata(job.tenant, trace)) | {
             "content-type": invocation.content_type,
             "accept": invocation.accept,

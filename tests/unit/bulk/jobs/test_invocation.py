@@ -44,3 +44,8 @@ async def test_an_invocation_waits_while_a_proxy_reaches_no_gateway(tmp_path: Pa
     assert asked == [b"POST /endpoints/classifier/invocations HTTP/1.1"] * 3
     assert (tmp_path / "out").read_text() == "[]"
     assert not (tmp_path / "failure").exists()
+
+
+async def test_an_endpoint_may_have_any_name_that_an_alias_has(tmp_path: Path) -> None:
+    asked = await _asked("caf\u00e9/au lait?", [b"200 OK"], tmp_path)
+    assert asked == [b"POST /endpoints/caf%C3%A9/au%20lait%3F/invocations HTTP/1.1"]
