@@ -16,7 +16,7 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority, Usage
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TokenizationInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.core.model import base_name
+from neuronpipe.core.model import ModelSpec, base_name
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.core.units import words_of
@@ -32,6 +32,9 @@ from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 MODEL_FIELD = "neuronpipe-model"
 VERSION_FIELD = "neuronpipe-version"
 PRIORITY_FIELD = "neuronpipe-priority"
+REQUEST_ID_FIELD = "x-request-id"
+# Our names of these fields → the protocols' names.
+_FIELDS_BESIDE = {"version": VERSION_FIELD, "request_id": REQUEST_ID_FIELD}
 _PRIORITIES = {
     "": Priority.PRIORITY_INTERACTIVE,
     "interactive": Priority.PRIORITY_INTERACTIVE,
@@ -143,6 +146,13 @@ class Inference:
             )
         return ModelName(names[0], requested.version)
 
+    def spec(self, model: ModelName) -> ModelSpec:
+        """Returns the description of a model. Raises ModelNotFound, and InvalidInput in the protocol's words."""
+        try:
+            return self.catalog.spec(*model)
+        except InvalidInput as error:
+            raise _renamed(error, {}, None) from error
+
     async def infer_one(
         self, model_call: ModelCall, input: TaskInput, span: Name = Spans.HTTP_REQUEST
     ) -> InferenceResult:
@@ -251,7 +261,7 @@ class Inference:
 def _renamed(error: InvalidInput, fields: FieldNames, index: int | None) -> InvalidInput:
     """Returns the error with a protocol's own names instead of the names of the proto."""
     place = "" if index is None else f"[{index}]"
-    fields = {ours: theirs.replace("…", place) for ours, theirs in fields.items()}
+    fields = _FIELDS_BESIDE | {ours: theirs.replace("…", place) for ours, theirs in fields.items()}
     parts = error.field.split(" and ")
     field = fields.get(error.field) or " and ".join(_name(part, fields) for part in parts)
     problem, rest = "", error.problem

@@ -178,8 +178,9 @@ def _failed(error: Exception) -> StorageError:
     """Returns the error without the texts of other libraries, which may hold more than callers should see."""
     if isinstance(error, FileNotFoundError):
         return StorageError("is not there", is_lasting=True)
-    is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError)
-    if is_lasting or (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)):
+    # FileExistsError: a file stands in the place of the folder.
+    is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError | FileExistsError)
+    if is_lasting or (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS)):
         return StorageError("cannot be used: it is no file, or access is denied", is_lasting=True)
     if isinstance(error, OSError) and error.strerror:
         return StorageError(f"cannot be used: {error.strerror}", is_lasting=False)

@@ -303,8 +303,8 @@ async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
         host, _, port = part.removeprefix("dns:///").rpartition(":")
         try:
             resolved: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            unresolved[part] = error.strerror or type(error).__name__
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
+            unresolved[part] = getattr(error, "strerror", "") or "no such name"
             continue
         for family, _, _, _, socket_address in resolved:
             ip, number, *_ = socket_address

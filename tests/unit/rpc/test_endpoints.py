@@ -368,6 +368,14 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
     assert record.__dict__["fields"] == {"target": _NAME, "problem": "Name or service not known"}
 
 
+@pytest.mark.parametrize("name", ["tokenizer..example", f"{'x' * 64}.example"])
+async def test_a_name_that_no_host_can_have_is_unresolved_as_any_other(name: str) -> None:
+    assert await resolve(f"{name}:50051, unix:/run/a.sock") == (
+        {"unix:/run/a.sock": ""},
+        {f"{name}:50051": "no such name"},
+    )
+
+
 async def test_an_unresolved_name_leaves_other_targets_alone(served: _Served, names: _Names, tmp_path: Path) -> None:
     names.ports = None
     async with _process(_saying(1), f"unix:{tmp_path}/socket") as target, _following(f"{_NAME},{target}", served):

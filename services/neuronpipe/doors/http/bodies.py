@@ -301,6 +301,10 @@ def texts_of(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
+# orjson's words for a number that is JSON, and that no float64 holds.
+_TOO_LARGE = "number is infinity when parsed as double"
+
+
 def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     """Returns a value in JSON, which may follow a byte order mark. Raises InvalidInput."""
     check_values(data)
@@ -308,7 +312,9 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     try:
         value = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
-        raise InvalidInput("body", f"is no valid JSON in UTF-8: line {error.lineno}, column {error.colno}") from None
+        is_number = error.msg == _TOO_LARGE
+        problem = "a number is too large, the limit is 1.8e308" if is_number else "is no valid JSON in UTF-8"
+        raise InvalidInput("body", f"{problem}: line {error.lineno}, column {error.colno}") from None
     if len(data) > max_text_bytes:
         _check_texts(value, max_text_bytes)
     return value

@@ -71,7 +71,7 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     name, parts = body.parts
     task = embedding_task(parts)
     model = inference.choose(request.model(body.model), task)
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     spec.check_answers(task)
     prompt_name, cuts = _prompt_name(body, spec), _cuts(body)
     types = VectorTypes.of(body.embedding_types, spec, body.output_dimension)

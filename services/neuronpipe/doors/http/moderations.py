@@ -50,7 +50,7 @@ _FIELDS = {"text": "input…", "truncation": "truncate_prompt_tokens", "truncati
 async def _moderations(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Moderation = request.body
     model = inference.choose(request.model(body.model), "text_classification")
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     options = {"top_k": len(spec.labels)} | kept_tokens(body.truncate_prompt_tokens, None)
     texts = [part if isinstance(part, str) else part.text for part in texts_of(body.input)]  # type: ignore[arg-type]
     make = partial(text_input, "text_classification", **options)

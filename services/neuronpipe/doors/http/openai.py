@@ -149,7 +149,7 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     body: EmbeddingsRequest | EmbeddedChat = request.body
     values, is_list = listed(body.input)
     model = inference.choose(request.model(body.model), embedding_task(values))
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     options = _options(body, spec.public_facts.get("prompt_names", ()))
     words = body.output_dtype if isinstance(body.output_dtype, list) else ()
     types = VectorTypes.of(words, spec, body.dimensions, skip_normalize=not body.normalize)

@@ -17,7 +17,7 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 def facts_of(inference: Inference, model: ModelName) -> GenerationFacts | None:
     """Returns the facts of a model; None if it is not in memory, or does not generate, which the pipeline refuses."""
     with suppress(NeuronpipeError, LookupError):
-        return GenerationFacts.of(inference.catalog.spec(*model))
+        return GenerationFacts.of(inference.spec(model))
     return None
 
 
@@ -173,7 +173,7 @@ def reader_of_answer(
     - `thinking`: see `thinking_of`; empty for a prompt that ends in the answer.
     - `begun`: the message that the answer continues, which may end within the reasoning.
     """
-    facts = GenerationFacts.of(inference.catalog.spec(*model))
+    facts = GenerationFacts.of(inference.spec(model))
     calls = tools.reader(facts.chat_template if tools.tools else "")
     marks = None if has_form else facts.reasoning_marks
     reasoning = "" if thinking in facts.opens_reasoning else None

@@ -142,7 +142,7 @@ async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     make_one = partial(
         text_input,
         "text_classification",
-        top_k=len(inference.catalog.spec(*model).labels),
+        top_k=len(inference.spec(model).labels),
         function=score_function(body.raw_scores),
         truncation=body.truncation,
     )

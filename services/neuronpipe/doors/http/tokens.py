@@ -64,7 +64,7 @@ async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
         several = [result.result.message.tokenization.tokens for result in results]
         if isinstance(body, TokenizePrompt):
             ids = [token.token_id for token in several[0]]
-            limits = {"count": len(ids), "max_model_len": inference.catalog.spec(*model).max_tokens}
+            limits = {"count": len(ids), "max_model_len": inference.spec(model).max_tokens}
             return write_body({**limits, "tokens": ids, "token_strs": None})
         return write_body([write_list(_written(text, tokens)) for text, tokens in zip(texts, several, strict=True)])
 

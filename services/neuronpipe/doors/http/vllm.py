@@ -101,7 +101,7 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
         first = first * len(second)
     if len(first) != len(second):
         raise InvalidInput(second_name, f"{len(second)} texts, must be as many as {first_name} has, {len(first)}")
-    ranks = inference.catalog.spec(*model).answers("rerank")
+    ranks = inference.spec(model).answers("rerank")
 
     def make(pair: tuple[str, str]) -> tasks.TaskInput:
         options: dict[str, Any] = {"texts": pair[1:], **body.cuts}
@@ -121,7 +121,7 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
 async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Classify = request.body
     model = inference.choose(request.model(body.model), "text_classification")
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     results = await _each(inference, request, model, _classified(body, spec))
     data = []
     for index, result in enumerate(results):
@@ -134,7 +134,7 @@ async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
 async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Pooling = request.body
     model = inference.choose(request.model(body.model))
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     task = _pooling_task(body, spec)
     if body.dimensions and task != "sentence_embedding":
         raise InvalidInput("dimensions", "is for models of sentence embeddings")

@@ -96,6 +96,12 @@ def test_what_is_no_json_is_refused(data: bytes) -> None:
     assert caught.value.field == "body"
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 400])
+def test_a_number_that_no_float_holds_is_told_as_such(number: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^body: a number is too large, the limit is 1\.8e308: line 1, column 11$"):
+        read_body(_KIND, b'{"share": %s}' % number.encode())
+
+
 def test_json_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^body: lists and objects are nested more than 128 deep, the limit$"):
         read_body(_KIND, b"[" * 10_000)

@@ -218,6 +218,14 @@ _AT_FAULT: list[tuple[Any, str]] = [
         {"inputs": _A, "outputs": [{"name": "label"}, {"name": "score", "parameters": {"binary": True}}]},
         "outputs[1].parameters: there is no parameter 'binary', only binary_data, content_type",
     ),
+    (
+        {"inputs": [_text("a")], "outputs": [{"name": "label", "parameters": {"binary_data": "false"}}]},
+        "outputs[0].parameters.binary_data: 'false', must be true or false",
+    ),
+    (
+        {"inputs": [_text("a")], "parameters": {"binary_data_output": 0}},
+        "parameters.binary_data_output: 0, must be true or false",
+    ),
 ]
 
 

@@ -160,11 +160,11 @@ class Generator:
         """Runs steps until the generator is closed. Raises CoresLost if a step hangs, and abandons its thread."""
         async with self._working:
             self._loop = asyncio.get_running_loop()
-            stepping = asyncio.wrap_future(self._thread.submit(self._steps.run))
+            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._step_limit_s / _LOOKS
             try:
                 while not stepping.done():
-                    await asyncio.wait([stepping], timeout=self._step_limit_s / _LOOKS)
-                    if limit_s := self._steps.hangs_after_s(self._step_limit_s):
+                    await asyncio.wait([stepping], timeout=look_s)
+                    if limit_s := self._steps.hangs_after_s(self._step_limit_s, look_s):
                         raise CoreLost(f"a step did not end within {limit_s:g} s")
                 await stepping
             except (CoreLost, DecoderLost) as fault:
