@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec, ModelTable
-from neuronpipe.core.streams import Preparation, ProcessModels
+from neuronpipe.core.streams import ModelNeeds, Preparation, ProcessModels
 
 ResourceT = TypeVar("ResourceT")
 
@@ -131,13 +132,11 @@ class ServedModels(Generic[ResourceT]):
         self._adapt = adapt
         self._models: list[_OpenModel[ResourceT]] = []
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
-        self._watchers: list[Callable[[], None]] = []
+        self.needs = ModelNeeds()
+        self.changes = Changes()  # the table, or the announced models
         self._opening: set[ModelKey] = set()
         # The facts about the models that the table lacks, as the methods tell_… set them. Replaced on every change.
         self._told = ProcessModels()
-        # Models that each gateway may send items for; None: any model.
-        self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
-        self._needs_watchers: list[Callable[[], None]] = []
 
     @property
     def keys(self) -> frozenset[ModelKey]:
@@ -184,42 +183,20 @@ class ServedModels(Generic[ResourceT]):
     def _tell(self, told: ProcessModels) -> None:
         if told != self._told:
             self._told = told
-            self._notify()
+            self.changes.notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress in preparing a version."""
         return self._told.prepared.get(key, Preparation())
 
-    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        """Sets the models that a gateway may send items for from now on; None: any model."""
-        self._needed_by[user] = keys
-        self._tell_needs()
-
-    def forget(self, user: object) -> None:
-        self._needed_by.pop(user, None)
-        self._tell_needs()
-
     def is_needed(self, key: ModelKey) -> bool:
         """Returns whether a gateway may still send items for a model, or a route of this table leads to it."""
         is_routed = key.version in self.table.routes.get(key.name, NO_ROUTE).versions
-        return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
-
-    def watch_needs(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever gateways need other models."""
-        self._needs_watchers.append(changed)
-
-    def _tell_needs(self) -> None:
-        for changed in self._needs_watchers:
-            changed()
+        return is_routed or self.needs.has(key)
 
     def route(self, routes: Mapping[str, ModelRoute]) -> None:
         if routes != self.table.declared_routes:
             self._replace(self._models, routes)
-
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of the table, until the returned function is called."""
-        self._watchers.append(changed)
-        return lambda: self._watchers.remove(changed)
 
     async def open(self, bundle: Bundle) -> None:
         """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
@@ -247,16 +224,12 @@ class ServedModels(Generic[ResourceT]):
         complete = (model for model in models if not model.spec.needs_adapter)
         entries = {(model.spec.name, model.spec.version): model for model in (*complete, *adapters)}
         self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
-        self._notify()
+        self.changes.notify()
 
     def _adapters_of(self, model: _OpenModel[ResourceT]) -> Iterator[_ServedAdapter[ResourceT]]:
         for number in range(1, 1 + len(model.spec.adapters)):
             bundle = model.bundle.adapted(number)
             yield _ServedAdapter(model, bundle, self._adapt(model.resource, bundle))
-
-    def _notify(self) -> None:
-        for changed in list(self._watchers):
-            changed()
 
 
 @asynccontextmanager
