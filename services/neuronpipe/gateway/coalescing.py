@@ -47,7 +47,7 @@ class Coalescer:
         self._retried = retried or metrics.Counter()
         self._report = report
         self._held_items = held_items or HeldItems()
-        self._held_items.watch_stop(self.recount)
+        self._held_items.stops.watch(self.recount)
         self._queue = StageQueue()
         self._endpoints: set[StageEndpoint] = set()
         # The number of endpoints that accept items for a model.
