@@ -13,7 +13,7 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.parsing import check_depth
 from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.call_formats import CallFormat, format_of, json_of, value_at, whole_call
-from neuronpipe.tasks.text_generation import CALL_MARKS, GenerationFacts, form_of
+from neuronpipe.tasks.text_options import CALL_MARKS, GenerationFacts, form_of
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _MARK, _MARK_IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'"|\\.', re.DOTALL)
