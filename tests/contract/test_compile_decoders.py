@@ -12,7 +12,7 @@ from neuronpipe.compiler.architectures import check_kinds, layer_windows
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import paged
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 from tests.models.decoders import save_decoder
 from tests.models.encoder_decoders import MODELS as ENCODER_DECODERS
 from tests.models.encoder_decoders import save_encoder_decoder

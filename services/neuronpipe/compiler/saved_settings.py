@@ -20,7 +20,7 @@ from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import CONFIGURATION, limits_file, read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ class InvalidInput(NeuronpipeError, reason="INVALID_INPUT"):
         self.problem = problem
         self.mentions = mentions
 
+    def index_in(self, name: str) -> int | None:
+        """Returns the index of the invalid element if `field` is an element of the list `name`, and None otherwise."""
+        field, _, index = self.field.removesuffix("]").partition("[")
+        return int(index) if field == name and index.isdecimal() else None
+
 
 class ModelNotFound(NeuronpipeError, reason="MODEL_NOT_FOUND"):
     """The model or version is not served."""

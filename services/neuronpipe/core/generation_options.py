@@ -1,6 +1,6 @@
 """The options of tasks that generate: each is declared here once.
 
-The checks of requests (tasks/text_generation.py), models' own values, the forms of doors, the client's arguments, the
+The checks of requests (tasks/text_options.py), models' own values, the forms of doors, the client's arguments, the
 flags of `neuronpipe generate` and the table of docs/generation.md are made of these entries. A new option is a field of
 GenerationOptions (tasks.proto), an entry here, and the algorithm that applies it (stages/neuron_executor/generation/).
 """

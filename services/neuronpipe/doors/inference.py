@@ -43,7 +43,6 @@ _PRIORITIES = {
 # Names that clients of servers of one model send where they have none: the name of huggingface_hub, the names of TGI's
 # and TEI's documentation, and the server's address, which Hugging Face's client for JavaScript sends.
 _ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
-_PLACE_OF_TEXT = re.compile(r"texts\[(\d+)\]")
 _CACHED = CacheControl.CACHE_CONTROL_UNSPECIFIED
 # Largest results that are written on the event loop: making lists of larger results takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
@@ -213,11 +212,10 @@ class Inference:
         try:
             result = await self.pipeline.infer(first_call.request(joined_texts(inputs)), Spans.HTTP_REQUEST)
         except InvalidInput as error:
-            place = _PLACE_OF_TEXT.fullmatch(error.field)
-            if place is None:
+            if (place := error.index_in("texts")) is None:
                 raise first_call._replace(input_index=None).renamed(error) from error
             own = InvalidInput("text", error.problem, error.mentions)
-            raise first_call._replace(input_index=(first_call.input_index or 0) + int(place[1])).renamed(own) from error
+            raise first_call._replace(input_index=(first_call.input_index or 0) + place).renamed(own) from error
         return [
             result._replace(value=own, usage=Usage() if number else result.usage)
             for number, own in enumerate(results_of_texts(result.result.message, len(inputs)))

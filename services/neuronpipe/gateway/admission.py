@@ -65,17 +65,17 @@ class Admission(RequestLoad):
         """Counts tokens for the tenant's share when the request has generated them."""
         self.generated_tokens += tokens
         if turn := self.own_turn:
-            turn.turns.charge(turn, tokens)
+            turn.model_turns.charge(turn, tokens)
 
     def queue(self) -> None:
         """Lets other tenants run while the request waits in the executor, which shares its rows among tenants."""
         if turn := self.own_turn:
-            turn.turns.queue(turn)
+            turn.model_turns.queue(turn)
 
     def pause(self, *, is_paused: bool) -> None:
         """Gives the turn to others while the request waits in a stage before it computes."""
         if turn := self.own_turn:
-            turn.turns.pause(turn, is_paused=is_paused)
+            turn.model_turns.pause(turn, is_paused=is_paused)
 
     def note_late(self) -> None:
         """Records that this request missed its deadline, or will miss it."""
@@ -270,7 +270,7 @@ class AdmissionControl:
             if self.tenants:
                 self.tenants.correct(admission, more)
         if turn := admission.own_turn:
-            turn.turns.resize(turn, tokens - estimated)
+            turn.model_turns.resize(turn, tokens - estimated)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:

@@ -24,15 +24,8 @@ from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.platform.process.background import run_together
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import (
-    GenerationFacts,
-    is_drawn,
-    logprob_arrays,
-    most_generated,
-    part_arrays,
-    read_logprobs,
-    window_arrays,
-)
+from neuronpipe.tasks.text_generation import logprob_arrays, part_arrays, read_logprobs, window_arrays
+from neuronpipe.tasks.text_options import GenerationFacts, is_drawn, most_generated
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 # Tokens that are no text yet are decoded again with the next tokens. A long run of them, such as byte tokens, is

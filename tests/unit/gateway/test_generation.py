@@ -32,7 +32,8 @@ from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import most_generated, window_arrays
+from neuronpipe.tasks.text_generation import window_arrays
+from neuronpipe.tasks.text_options import most_generated
 from tests.unit.model_specs import model_spec
 
 _END, _BYTE = 2, 65

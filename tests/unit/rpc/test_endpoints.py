@@ -34,12 +34,13 @@ from neuronpipe.api.v1.stages_pb2 import (
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.core import items
 from neuronpipe.core.calls import Call
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
-from neuronpipe.core.streams import Outcome, Preparation, ProcessModels
+from neuronpipe.core.streams import ModelNeeds, Outcome, Preparation, ProcessModels
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, StageMethod
@@ -832,9 +833,8 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
 
     models = SimpleNamespace(
         announced=ProcessModels(frozenset()),
-        watch=lambda changed: lambda: None,
-        need=lambda user, keys: None,
-        forget=lambda user: None,
+        changes=Changes(),
+        needs=ModelNeeds(),
     )
     method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, max_message_bytes=10_000)
 

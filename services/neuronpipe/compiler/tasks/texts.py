@@ -22,7 +22,7 @@ from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.stages.tokenizer.chat import variables_of
-from neuronpipe.tasks.text_generation import (
+from neuronpipe.tasks.text_options import (
     CALL_MARKS,
     REASONING_MARKS,
     GenerationFacts,

@@ -31,7 +31,7 @@ from neuronpipe.doors.http.reasoning import (
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.tasks.text_options import form_of
 
 _DRAWING = ("temperature", "top_p", "top_k")
 _FIELDS = {

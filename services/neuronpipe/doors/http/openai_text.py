@@ -27,7 +27,7 @@ from neuronpipe.doors.http.reasoning import (
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
 from neuronpipe.doors.vectors import listed
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.tasks.text_options import form_of
 
 # OpenAI's default for completions.
 _MAX_TOKENS = 16

@@ -190,8 +190,3 @@ class StageSettings(ServerSettings):
         if names and not self.tls.tls_client_ca:
             raise SetupError("--allowed-peers: needs --tls-client-ca, as callers show no certificate otherwise")
         return names
-
-
-def is_bucket(repository: str) -> bool:
-    """Returns whether a repository is in a bucket, and not a folder."""
-    return repository.startswith("s3://")

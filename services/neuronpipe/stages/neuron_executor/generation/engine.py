@@ -53,7 +53,8 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Deco
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
-from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays, prompt_arrays
+from neuronpipe.tasks.text_generation import logprob_arrays, part_arrays, prompt_arrays
+from neuronpipe.tasks.text_options import GenerationFacts, check_options
 
 _DIGEST_BYTES = 16
 # Memory for scores beyond those after a step's tokens, 4 bytes per word of the vocabulary. Without this limit, scored
