@@ -56,8 +56,8 @@ class _OpenVinoStep:
             change(graph)
             _add_scores(graph)
             # The threads wait for each other at each node. A thread that is pinned to a CPU which another process uses
-            # keeps all of them waiting: beside a process that took one of two CPUs, 32 texts got 470 tokens a second
-            # instead of 600 to 750, and on idle CPUs as many as without pins (6 layers of width 512, 2026-11-30).
+            # keeps all of them waiting. Beside a process that took one of two CPUs, 32 texts got 470 tokens a second,
+            # and without pins 600 to 750. On idle CPUs pins made no difference (2026-11-30).
             places = {"NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO"}
             self.properties = {**computable(properties, [graph]), **places}
             self._compiled = engine().compile_model(graph, "CPU", self.properties)
