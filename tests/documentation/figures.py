@@ -73,6 +73,8 @@ _WORDS = (
     (r"\bto that of grpc\.aio's echo", "relative to the echo server of grpc.aio"),
     (r"\bto the echo server's", "relative to the echo server of grpc.aio"),
     (r"\bthroughput of the back end's alone", "share of the back end's own throughput"),
+    # Among these peers, ONNX Runtime has a graph of its own.
+    (r"\bto the best peer's with the same graph", "relative to the best peer of the same dtype"),
     (r"\bto the best peer's", "relative to the best peer"),
     (r"\bto transformers' generate", "relative to `generate` of transformers"),
     (r"\bto openvino-genai's in process", "relative to openvino-genai in process"),
