@@ -196,13 +196,13 @@ class AdmissionControl:
         shed: Callable[[], None],
         held: HeldTime | None = None,
     ) -> Admission:
-        """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
-        DeadlineExceeded where the model is overloaded and no answer would be ready in time.
+        """Admits a request. Use the admission as a context manager; its end releases the place. Raises Overloaded
+        where there is no room, and DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
         - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
           estimated from the bytes.
         - `new_tokens`: the maximum number of tokens that the request generates.
-        - `held`: the record of the request.
+        - `held`: the time for which the request was held.
 
         `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
         has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.

@@ -74,7 +74,7 @@ class RouteTable:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, handlers: HttpHandlers) -> None:
-        """Finds routes; the last of several pairs with the same method and path counts."""
+        """Indexes the routes. The last of several pairs with the same method and path counts."""
         self._fixed: dict[str, dict[str, tuple[Route, HttpHandler]]] = {}
         self._templates: dict[re.Pattern[str], dict[str, tuple[Route, HttpHandler]]] = {}
         for route, handler in handlers:

@@ -94,7 +94,7 @@ class UnknownFields(NamedTuple):
 
 
 def ignore(field: str, problem: str = "is not supported") -> None:
-    """Names a known field that changes nothing in the header. Raises InvalidInput if the request is strict."""
+    """Adds a known field without effect to the header of ignored fields. Raises InvalidInput in a strict request."""
     if not UnknownFields.current().ignore(field, is_harmless=True):
         raise InvalidInput(field, problem)
 

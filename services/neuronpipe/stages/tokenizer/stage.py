@@ -1,4 +1,4 @@
-"""The pre-process stage: encodes inputs in a thread of each model, and caches encoded inputs."""
+"""The pre-process stage: encodes inputs on a lane of each model, and caches encoded inputs."""
 
 import threading
 from collections.abc import AsyncIterator
