@@ -72,7 +72,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _protocol(route: Route) -> str:
-    """Returns the protocol by whose name the document groups a route: the word before the colon of its summary."""
+    """Returns the protocol under which the document lists a route: the word before the colon of its summary."""
     if route.service:
         return _SERVER
     named = re.match(r"([\w ]+?)(?:'s runtime|, \w+)?: ", route.summary)

@@ -10,9 +10,9 @@ from neuronpipe.stages.neuron_executor.sequence_queue import SequenceQueue
 
 # The factor of the weight of older batches at each new batch: the estimate follows about the last 50 batches.
 _DECAY = 0.98
-# The weight of one measurement of the warm-up, the least weight to which it decays, and the factor per batch, which is
-# slower than the decay of batches. The measurement separates the two costs if all load has one length, and recent
-# batches soon outweigh a measurement at a bad moment.
+# A measurement of the warm-up begins with the first weight. Each batch multiplies the weight by _WARM_UP_DECAY, down to
+# the second weight. It decays more slowly than batches (_DECAY), because if all load has one length, only the warm-up
+# separates overhead and cost per token.
 _WARM_UP_WEIGHT, _LEAST_WARM_UP_WEIGHT, _WARM_UP_DECAY = 2.0, 0.02, 0.99
 # The lower bound of the overhead, so that noise does not keep sequences apart.
 _MIN_OVERHEAD_TOKENS = 4.0
