@@ -351,7 +351,7 @@ class AdmissionControl:
         requests, tokens = self._load.requests + more_requests, self._load.tokens + more_tokens
         if without:
             requests -= len(without)
-            tokens -= sum(admission.tokens for admission in without)
+            tokens -= sum(request.tokens for request in without)
         if requests <= 1:
             return None
         most_requests, most_tokens = map(_bulk_share, self._limits) if is_bulk else self._limits
@@ -359,16 +359,16 @@ class AdmissionControl:
         excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, admission: RequestLoad, room_for: str) -> None:
-        admission.shed_for = room_for
-        self._take_out(admission, is_answered=False)
-        admission.shed()
+    def _shed(self, request: RequestLoad, room_for: str) -> None:
+        request.shed_for = room_for
+        self._take_out(request, is_answered=False)
+        request.shed()
 
-    def _take_out(self, admission: RequestLoad, *, is_answered: bool) -> None:
-        self._bulk.pop(admission, None)
-        self._load.leave(admission.tokens, is_answered=is_answered)
-        admission.model.leave(admission, is_answered=is_answered)
+    def _take_out(self, request: RequestLoad, *, is_answered: bool) -> None:
+        self._bulk.pop(request, None)
+        self._load.leave(request.tokens, is_answered=is_answered)
+        request.model.leave(request, is_answered=is_answered)
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:
-            self.tenants.leave(admission, is_answered=is_answered)
+            self.tenants.leave(request, is_answered=is_answered)
