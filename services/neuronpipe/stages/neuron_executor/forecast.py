@@ -119,7 +119,7 @@ class Forecast:
         self, queue: SequenceQueue, cores: Cores, times: BatchTimes, on_device: Collection["Forecast"]
     ) -> None:
         """`on_device`: the forecasts of all models of the device."""
-        self._queue = queue
+        self.queue = queue
         self._cores = cores
         self._shared_time = times.shared
         self._alone_time = times.alone
@@ -145,7 +145,7 @@ class Forecast:
         if self._is_outdated():
             return 0.0
         for forecast in self._on_device:
-            if len(forecast._queue):
+            if len(forecast.queue):
                 return self._shared_time.seconds(computed_tokens)
         return self._alone_time.seconds(computed_tokens)
 
@@ -156,7 +156,11 @@ class Forecast:
 
     def backlog_s(self) -> float:
         """Returns the least time for which this model's waiting sequences keep all cores busy; 0 if not known."""
-        return self._queue.tokens_before(is_bulk=True) * self._shared_time.token_s / max(1, self._cores.left)
+        return self.waiting_s(is_bulk=True) / max(1, self._cores.left)
+
+    def waiting_s(self, *, is_bulk: bool) -> float:
+        """Returns the time of one core for the model's sequences that go before a new sequence; 0 if not known."""
+        return self.queue.tokens_before(is_bulk=is_bulk) * self._shared_time.token_s
 
     def queue_wait_s(self, *, is_bulk: bool) -> float:
         """Returns the least time that a new sequence waits.
@@ -164,9 +168,7 @@ class Forecast:
         The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
         core that has been given several batches computes them one after another, so their times add up.
         """
-        waiting_s = 0.0
-        for forecast in self._on_device:
-            waiting_s += forecast._queue.tokens_before(is_bulk=is_bulk) * forecast._shared_time.token_s
+        waiting_s = sum(forecast.waiting_s(is_bulk=is_bulk) for forecast in self._on_device)
         others_s = self._cores.busy_with_others_s(self) if len(self._on_device) > 1 else 0.0
         return others_s + waiting_s / max(1, self._cores.left)
 
