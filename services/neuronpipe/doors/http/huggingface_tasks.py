@@ -17,7 +17,8 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.units import words_of
 from neuronpipe.doors.http import huggingface_bodies as bodies
 from neuronpipe.doors.http import huggingface_texts as texts
-from neuronpipe.doors.http.bodies import Body, read_image
+from neuronpipe.doors.http.bodies import read_image
+from neuronpipe.doors.http.body_types import Body
 from neuronpipe.doors.inference import check_second, truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
