@@ -102,9 +102,7 @@ class ToolResultBlock(Body):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
-    Discriminator("type"),
-    _NO_MEDIA,
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type"), _NO_MEDIA
 ]
 
 

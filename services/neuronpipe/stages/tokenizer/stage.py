@@ -77,10 +77,7 @@ class TokenizerStage:
 
 @asynccontextmanager
 async def running_tokenizer(
-    bundles: list[Bundle],
-    settings: EncodingSettings,
-    telemetry: Telemetry,
-    redis: RedisSettings = NO_REDIS,
+    bundles: list[Bundle], settings: EncodingSettings, telemetry: Telemetry, redis: RedisSettings = NO_REDIS
 ) -> AsyncIterator[TokenizerStage]:
     """Runs the stage with every tokenizer loaded. Raises SetupError if a file is missing or was changed."""
     async with AsyncExitStack() as stack:
