@@ -179,7 +179,7 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
-# Sizes that every kind of model has, by its names for them. No size is 0, or as large as _TOO_LARGE.
+# Names under which configurations store their sizes. Each value must be above 0 and below _TOO_LARGE.
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers"),
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),

@@ -1,4 +1,4 @@
-"""The names that telemetry uses. Defined only here; docs/telemetry.md is made from them.
+"""The names of services, metadata keys and telemetry. Defined only here; docs/telemetry.md is made from them.
 
 A span, an attribute or an event is a `Name`: a string with a description. A metric is an `Instrument`.
 """

@@ -54,7 +54,7 @@ FieldNames = dict[str, str]
 
 
 class ModelName(NamedTuple):
-    """A model in a caller's words. Without a name a default model answers, without a version the newest."""
+    """A model in a caller's words. Without a version: the route's choice, or the newest; without a name: a default."""
 
     name: str
     version: str = ""

@@ -17,8 +17,8 @@ from typing import Any
 from neuronpipe.core import metrics
 from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
-from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
+from neuronpipe.core.generated import NewTokens, TokenSink
+from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem, streamed
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Preparation, Stream
 from neuronpipe.core.tracing import SpanEvent, current_span
@@ -62,8 +62,7 @@ class Coalescer:
 
     def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
         """Yields the tokens of one text as they come, and in the end the item's value. Raises the errors of `send`."""
-        stream = TokenStream(is_urgent=item.is_urgent)
-        return stream.read(self.send(item, stream))
+        return streamed(self.send, item)
 
     async def send(self, item: StageItem, stream: TokenSink | None = None) -> Any:
         """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,

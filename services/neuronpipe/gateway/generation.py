@@ -57,7 +57,7 @@ class GenerationRequest(RunningRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._new_tokens = most_generated(self.request.input.body.options, self.model.spec)
-        # There are no texts before `count` plans them: it needs the tokens of the prompt.
+        # There are no texts before `plan` makes them: it needs the tokens of the prompt.
         self._texts: Sequence[_RunningText] = ()
 
     @property
@@ -72,15 +72,13 @@ class GenerationRequest(RunningRequest):
     def first_token_ns(self) -> int:
         return min((text.first_token_ns for text in self._texts if text.first_token_ns), default=0)
 
-    def count(self, admission: Admission, encoded: EncodedInput) -> None:
-        """See RunningRequest. Also plans the texts. Raises InvalidInput."""
-        plan = self._plan(encoded)
+    def plan(self, admission: Admission, encoded: EncodedInput) -> None:
+        plan = self._text_plan(encoded)
         self._new_tokens = most_generated(plan.options, self.model.spec, encoded.tokens)
         numbers = range(max(1, plan.options.num_return_sequences))
         self._texts = [_RunningText(number, plan, admission) for number in numbers]
-        super().count(admission, encoded)
 
-    def _plan(self, encoded: EncodedInput) -> TextPlan:
+    def _text_plan(self, encoded: EncodedInput) -> TextPlan:
         """Completes the options of generation, and makes rules of them. Raises InvalidInput."""
         spec = self.model.spec
         generation = TASKS[spec.task].generation

@@ -102,7 +102,7 @@ class VersionRouter:
     def describe(self, key: ModelKey) -> Model:
         """Returns the fields of ModelService for the state of a version."""
         route = self._models.table.routes.get(key.name, NO_ROUTE)
-        shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
+        shares = dict(route.shares) or {key.version: float(self._models.table.is_default(*key))}
         name, key = key.name, key.base
         problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
         return Model(

@@ -148,10 +148,7 @@ class StageStream:
 
 
 async def follow_endpoints(
-    rpc: StageRpc,
-    target: str,
-    serve: Callable[[StageStream], Awaitable[None]],
-    tls: WatchedTls | None = None,
+    rpc: StageRpc, target: str, serve: Callable[[StageStream], Awaitable[None]], tls: WatchedTls | None = None
 ) -> None:
     """Keeps a stream to every process behind the target until cancelled, and passes each open stream to `serve`.
 

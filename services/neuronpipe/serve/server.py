@@ -8,8 +8,9 @@ from neuronpipe.bulk.jobs.door import JOB_SERVICES, running_jobs
 from neuronpipe.bundles.live import running_live_models
 from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols, running_scaler
+from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols
 from neuronpipe.doors.registry import REGISTRY_SERVICE, registry_handlers
+from neuronpipe.doors.scaler import running_scaler
 from neuronpipe.gateway.access import Access, access_by
 from neuronpipe.gateway.assembly import Gateway, running_pipeline
 from neuronpipe.gateway.catalog import Catalog

@@ -75,6 +75,7 @@ class _System:
             charge=self.counted.append,
             pause=lambda *, is_paused: self.waits.append(is_paused),
         )
+        running.plan(admission, encoded)
         running.count(admission, encoded)
         prediction = await running.execute(admission, NO_WORK, encoded)
         result = await running.postprocess(NO_WORK, encoded, prediction)

@@ -6,8 +6,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import (
-    HARMLESS,
+from neuronpipe.doors.http.body_types import (
     WHOLE,
     Body,
     Count,
@@ -19,6 +18,7 @@ from neuronpipe.doors.http.bodies import (
     only,
     option_field,
 )
+from neuronpipe.doors.http.unknown_fields import HARMLESS
 
 
 def _refuse_length(value: Any) -> None:

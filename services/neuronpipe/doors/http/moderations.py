@@ -8,7 +8,8 @@ from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, KeptTokens, Many, ModelBody, texts_of, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, KeptTokens, Many, ModelBody, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens

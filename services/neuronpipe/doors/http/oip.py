@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
+from neuronpipe.doors.http.bodies import check_body, read_base64, read_json, write_body
+from neuronpipe.doors.http.body_types import Body, Many, without_nulls
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
 from neuronpipe.doors.oip import service as oip

@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.doors.http.unknown_fields import ignore
 from neuronpipe.doors.inference import Inference, ModelName
 from neuronpipe.tasks.text_options import GenerationFacts
 

@@ -20,9 +20,11 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.parsing import parse
-from neuronpipe.doors.http.bodies import LINE_BYTES, check_body, check_values, read_json, without_nulls, write_body
+from neuronpipe.doors.http.bodies import check_body, read_json, write_body
+from neuronpipe.doors.http.body_types import without_nulls
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, read_header
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, answer_request, post
+from neuronpipe.doors.http.json_limits import LINE_BYTES, check_values
 from neuronpipe.doors.http.native import response_message, to_inference_request
 from neuronpipe.doors.http.openai import EMBEDDINGS, embeddings
 from neuronpipe.doors.http.openai_text import CHAT, COMPLETIONS, chat, completions

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token
-from neuronpipe.doors.http.bodies import Many, ModelBody, TokenIds, either, only, texts_of, write_body, write_list
+from neuronpipe.doors.http.bodies import write_body, write_list
+from neuronpipe.doors.http.body_types import Many, ModelBody, TokenIds, either, only, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, of_results

@@ -11,8 +11,8 @@ from typing import Any, Self
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.parsing import check_depth
-from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.call_formats import CallFormat, format_of, json_of, value_at, whole_call
+from neuronpipe.doors.http.unknown_fields import ignore
 from neuronpipe.tasks.text_options import CALL_MARKS, GenerationFacts, form_of
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -16,7 +16,8 @@ from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.aliases import AliasedBody
-from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, only, texts_of, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Count, KeptTokens, Many, only, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function

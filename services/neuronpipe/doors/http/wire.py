@@ -160,7 +160,7 @@ class Exchange:
             self._complete()
 
     async def begin(self, status: int, fields: Fields) -> None:
-        """Sends the head of an answer in parts."""
+        """Sends the head of an answer whose body follows in parts."""
         await self._wait_for_room()
         if not self.has_left:
             self._connection.transport.write(self._begin(status, fields))

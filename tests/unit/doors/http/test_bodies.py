@@ -10,7 +10,8 @@ import pytest
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, read_json, write_body
+from neuronpipe.doors.http.bodies import check_body, read_base64, read_body, read_json, write_body
+from neuronpipe.doors.http.body_types import Body, Count, only
 from neuronpipe.doors.http.huggingface_bodies import Generate, ImageFeatures, QuestionAnswering, TextClassification
 from neuronpipe.doors.http.huggingface_tasks import AnyBody
 from neuronpipe.doors.http.openai_responses import ResponsesRequest

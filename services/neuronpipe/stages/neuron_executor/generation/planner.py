@@ -192,8 +192,7 @@ class Planner:
         share, _ = self._shares.share_of(sequence.tenant, sequence.weight)
         text_s = self._shares.text_s(sequence.tenant)
         return min(
-            self.pace.wait_s(rows, self._places),
-            self.pace.wait_s(tenant_rows, min(share, self._places), text_s),
+            self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places), text_s)
         )
 
     def note_text(self, sequence: GeneratedSequence, took_s: float) -> None:

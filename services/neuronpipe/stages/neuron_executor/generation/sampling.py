@@ -283,7 +283,7 @@ def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
 
 
 def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """Returns the last tokens of all n-grams of a size, by the tokens before them."""
+    """Maps the first tokens of each n-gram of a size to the tokens that followed them."""
     ngrams: dict[tuple[int, ...], list[int]] = {}
     for end in range(size, len(token_ids) + 1) if size else ():
         ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
