@@ -91,7 +91,7 @@ WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_compile
 
 .PHONY: help
 help:
-	@sed -n '/^# [a-z][a-z-]* /s/^# //p' Makefile
+	@sed -n '1,/^$$/s/^# //p' Makefile
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
