@@ -225,7 +225,7 @@ class LiveModels:
         self._meters.counter(Metrics.VERSION_LOADS, key.name, str(key.version), "failed").add()
         if not self.repository.registry.revision or version.problem == former_problem:
             return
-        event = "a version cannot be loaded; what was served stays"
+        event = "a version cannot be loaded; the versions in use stay"
         if isinstance(fault, SetupError):
             log_warning(event, model=key.name, version=key.version, problem=version.problem)
         elif fault:

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--dtype DTYPE",
         "float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone are "
-        "of 8 bits, which loses less); default: as its weights, or else float32",
+        "of 8 bits, which loses less); default: as its weights; float32 for models that generate",
         "",
     )
     option(

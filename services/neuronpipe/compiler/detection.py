@@ -318,8 +318,8 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
     if kind in _WITH_OTHER_BIASES:
         raise _other_biases(folder, name)
     raise SetupError(
-        f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or translate "
-        "texts (BART, mBART, Marian, PEGASUS, T5), classifiers and readers of BART, mBART and T5, and encoders of T5"
+        f"{folder}: {name} has an encoder and a decoder; such models are supported to summarize or translate texts "
+        "(BART, mBART, Marian, PEGASUS, T5), as classifiers and readers (BART, mBART, T5), and as encoders (T5)"
     )
 
 

@@ -257,7 +257,8 @@ def _check(path: Path, rules: Rules, content: Mapping[str, Any]) -> str:
             shown = repr(value)
             shown = shown if len(shown) < _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + "…"
             raise SetupError(
-                f"{path}: sets {name} to {shown}, which is not supported; take it out there if the model does without"
+                f"{path}: sets {name} to {shown}, which is not supported; remove the field if the "
+                "model works without it"
             )
     if not unknown:
         return ""

@@ -80,7 +80,7 @@ class JobNotFound(NeuronpipeError, reason="JOB_NOT_FOUND"):
 
 
 class AlreadyExists(NeuronpipeError, reason="ALREADY_EXISTS"):
-    """The id is taken by something else."""
+    """Another job has this id, with other content."""
 
 
 class NotAllowed(NeuronpipeError, reason="NOT_ALLOWED"):
@@ -125,7 +125,7 @@ class InternalError(NeuronpipeError, reason="INTERNAL"):
 
 
 class SetupError(Exception):
-    """A command, a setting or a bundle is wrong. The message names it, and the remedy."""
+    """A command, a setting or a bundle is wrong, and the message names it and the remedy."""
 
 
 class RefusedBundle(SetupError):

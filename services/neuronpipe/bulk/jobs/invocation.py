@@ -45,7 +45,10 @@ class Invoker:
 
     async def _send(self, invocation: Invocation, job: StoredJob, body: bytes, trace: SpanContext | None) -> HttpAnswer:
         if not self._destination:
-            raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
+            raise NotConfigured(
+                "the worker that had this job knows no HTTP address of the gateway: "
+                "start the workers with --http-target"
+            )
         destination = replace(self._destination, path=f"/endpoints/{quote(invocation.endpoint)}/invocations")
         headers = dict(self._gateway.metadata(job.tenant, trace)) | {
             "content-type": invocation.content_type,
