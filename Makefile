@@ -1,9 +1,12 @@
-# Each target does its whole set-up. verify-x says what is wrong, fix-x mends it.
+# Each target does its whole set-up. verify-x checks, fix-x corrects.
+# setup     the environments and tools for all tests
 # demo      a real model, compiled and served both ways, with its latency split
 # test      every test but the containers and the benchmarks, on all cores; of large matrices and long suites a sample
 # oracle    the whole of the matrices of which test takes a sample: every case of the oracle suites, and more
 # sampled   the long suites whole: console, demo, front processes, frameworks and others; manifests in all combinations
 # long      the tests that take long and of which test takes none, whole
+# fix       generated files and format
+# fix-docs  the generated pages
 # verify    format, lint, types, imports, protos, generated docs, links, English, locks, advisories of what is locked
 # sbom      a software bill of materials for each image, written to .cache/sbom
 # verify-package  the wheel and the sdist, each installed into an environment of its own, where the client's tests run
@@ -28,9 +31,9 @@
 #           to README.md and docs/; refused where a request took more than 20 ms
 # up        the whole system in containers; up-observability with Jaeger, Prometheus and Grafana
 # certificates  of the layer tls, made anew while it runs
-# down      ends it and deletes what it made; logs, ps, redeploy service=NAME: of the running one
+# down      stops the stack and deletes its volumes; logs, ps and redeploy service=NAME act on a running stack
 # image-sizes  of the images that are built, written to docs/containers.md
-# e2e       the containers tested for real, with a Docker engine
+# e2e       the containers, tested with a Docker engine
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -88,7 +91,7 @@ WITH_TRANSFORMERS4 := tests/contract/test_compile.py tests/contract/test_compile
 
 .PHONY: help
 help:
-	@sed -n '/^# [a-z][a-z-]* /s/^# //p' Makefile
+	@sed -n '1,/^$$/s/^# //p' Makefile
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ mkdir -p "$1/generated" "$1/classes"
 out=$(cd "$1" && pwd)
 protoc -I"$protos" --java_out="$out/generated" --plugin=protoc-gen-grpc-java="$(command -v grpc_java_plugin)" \
   --grpc-java_out="$out/generated" \
-  neuronpipe/api/v1/inference.proto neuronpipe/api/v1/models.proto neuronpipe/api/v1/tasks.proto google/rpc/status.proto
+  neuronpipe/api/v1/inference.proto neuronpipe/api/v1/models.proto neuronpipe/api/v1/tasks.proto google/rpc/status.proto \
+  google/rpc/error_details.proto
 # Debian's jars lie in one folder. With Maven or Gradle: io.grpc:grpc-netty-shaded, grpc-protobuf and grpc-stub.
 classpath=$out/classes
 for name in grpc-api grpc-context grpc-core grpc-netty grpc-protobuf grpc-protobuf-lite grpc-stub protobuf guava \

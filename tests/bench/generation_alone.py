@@ -24,7 +24,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.settings import EngineSettings
-from neuronpipe.tasks.text_generation import complete_options
+from neuronpipe.tasks.text_options import complete_options
 from tests.bench.load import send_all
 from tests.bench.peers.generating import BEAMS, Prompts, measure
 

@@ -114,11 +114,12 @@ def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[
 # A line of the summary → the beginnings and the ends of the names of the targets whose medians it lists.
 _SUMMARY: Mapping[str, tuple[str, str]] = {
     "32 callers, share of the back end's own throughput": ("serve all, ", "throughput of the back end's alone"),
-    "32 callers, throughput relative to the best peer with the same graph": (
+    # Among these peers, ONNX Runtime has a graph of its own.
+    "32 callers, throughput relative to the best peer of the same dtype": (
         "serve all, ",
         "throughput to the best peer's with the same graph",
     ),
-    "1 caller, p50 relative to the best peer with the same graph": (
+    "1 caller, p50 relative to the best peer of the same dtype": (
         "serve all, ",
         "p50 to the best peer's with the same graph",
     ),

@@ -45,8 +45,8 @@ _PLACES = [
 _UNCUT = dict.fromkeys(("ALBERT", "Longformer"), "has no two layers of its own that run one after the other")
 _UNCUT |= dict.fromkeys(("DeBERTa-v3", "Swin"), "passes from one layer to the next")
 _UNCUT |= dict.fromkeys(ENCODER_DECODERS, "has an encoder that every layer of its decoder reads")
-# Those of images and texts have a suite of their own, test_images_and_texts.py.
-_OF_ONE_KIND = [name for name in ARCHITECTURES if name not in IMAGE_TEXT_FAMILIES]
+# Those of images and texts have a suite of their own, test_images_and_texts.py, and so has GLiNER, test_gliner.py.
+_OF_ONE_KIND = [name for name in ARCHITECTURES if name not in (*IMAGE_TEXT_FAMILIES, "GLiNER")]
 _CORES = 2
 # An image of 32 x 32 pixels counts as 4 tokens.
 _BUCKETS = {"text_classification": ("4x16", "4x64"), "image_classification": ("4x4",)}

@@ -12,7 +12,7 @@ from neuronpipe.compiler.architectures import check_kinds, layer_windows
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import paged
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 from tests.models.decoders import save_decoder
 from tests.models.encoder_decoders import MODELS as ENCODER_DECODERS
 from tests.models.encoder_decoders import save_encoder_decoder
@@ -87,7 +87,7 @@ def test_a_decoder_is_compiled_for_the_slots_of_neuron_with_every_token_compared
     ("kind", "buckets", "message"),
     [
         ("llama", ("4x96", "1x96"), "--bucket: what generates has one, SLOTSxTOKENS.*here are 2"),
-        ("llama", (), "neuronx computes the shapes only that it was compiled for"),
+        ("llama", (), "neuronx computes only the shapes that it was compiled for"),
         ("gpt-neo", ("4x96",), "GPTNeoForCausalLM has attention of its own, and cannot be compiled for slots of fixed"),
     ],
 )

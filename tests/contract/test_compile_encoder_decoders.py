@@ -12,7 +12,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.compiler.tasks import SOURCE_TASKS, load_module
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 from neuronpipe.tasks.text_to_text import TranslationFacts
 from tests.models.encoder_decoders import MODELS, TOKENS, save_encoder_decoder
 from tests.models.repository import for_neuron

@@ -238,7 +238,7 @@ def test_less_than_one_worker_is_refused(compiled: Callable[..., Bundle]) -> Non
 
 def test_neuronx_without_buckets_is_refused_with_what_to_name(compiled: Callable[..., Bundle]) -> None:
     with pytest.raises(
-        SetupError, match="neuronx computes the shapes only that it was compiled for; name them with --bucket"
+        SetupError, match="neuronx computes only the shapes that it was compiled for; name them with --bucket"
     ):
         compiled()
 

@@ -195,6 +195,10 @@ def test_a_model_is_refused_for_a_task_that_it_cannot_have(
             {"files": {"modules.json": _modules("Transformer", "Router"), **_CROSS_ENCODER}},
             "is a cross-encoder with Router behind its model; supported are LogitScore, and Pooling",
         ),
+        (
+            {**_ONE, "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
+            "makes scores of logits by torch.nn.modules.activation.Tanh; supported are ",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -19,7 +19,7 @@ from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
 from tests.models.compiling import compile_model
 from tests.models.repository import SMALL
-from tests.models.tokenizers import unigram, word_piece
+from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
 # Of scores; logits of up to 10 differ by 1e-4.
 _TOLERANCE = 5e-5
@@ -45,22 +45,28 @@ _ENCODERS: Mapping[str, Mapping[str, Any]] = {
         "max_relative_positions": -1,
         "type_vocab_size": 0,
     },
+    "modernbert": {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2, "local_attention": 8},
+    "xlm-roberta": {"max_position_embeddings": _MAX_TOKENS + 2},
 }
+_TOKENIZERS = {"bert": word_piece, "modernbert": byte_level_bpe}
+_OF_TOKENS = {"span_mode": "token_level"}
 
 pytestmark = pytest.mark.long
 
 
 def _saved(folder: Path, kind: str = "bert", **changes: Any) -> gliner.GLiNER:
     """A model that gliner saved in `folder`, whose scores are spread between 0 and 1."""
-    tokenizer = (word_piece if kind == "bert" else unigram)(max_tokens=_MAX_TOKENS)
+    tokenizer = _TOKENIZERS.get(kind, unigram)(max_tokens=_MAX_TOKENS)
     base = folder.with_name(f"{folder.name}-encoder")
     tokenizer.save_pretrained(base)
     config = transformers.CONFIG_MAPPING[kind](
-        vocab_size=len(tokenizer),
-        max_position_embeddings=_MAX_TOKENS,
-        pad_token_id=tokenizer.pad_token_id,
-        **SMALL,
-        **_ENCODERS[kind],
+        **{
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": _MAX_TOKENS,
+            "pad_token_id": tokenizer.pad_token_id,
+            **SMALL,
+            **_ENCODERS[kind],
+        }
     )
     config.save_pretrained(base)
     torch.manual_seed(49)
@@ -107,6 +113,10 @@ def _expected(model: gliner.GLiNER, input: ZeroShotTokenClassificationInput) -> 
         ("deberta-v2", "openvino", {}),
         ("deberta-v2", "openvino", {"hidden_size": 32, "num_rnn_layers": 0, "embed_ent_token": False}),
         ("bert", "torch", {"num_rnn_layers": 0}),
+        ("modernbert", "openvino", {}),
+        ("bert", "openvino", _OF_TOKENS),
+        ("deberta-v2", "openvino", _OF_TOKENS | {"hidden_size": 32, "num_rnn_layers": 0, "embed_ent_token": False}),
+        ("xlm-roberta", "torch", _OF_TOKENS | {"num_rnn_layers": 0}),
     ],
 )
 async def test_entities_equal_those_of_the_package(
@@ -127,9 +137,20 @@ async def test_entities_equal_those_of_the_package(
     assert count > 200, "the model finds too little to compare"
 
 
+async def test_a_recurrent_layer_that_is_null_is_none(tmp_path: Path) -> None:
+    model = _saved(tmp_path / "model", num_rnn_layers=0)
+    path = tmp_path / "model" / "gliner_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_rnn_layers": None}))
+    bundle = compile_model(tmp_path / "model", tmp_path / "repository")
+    input = ZeroShotTokenClassificationInput(text=_TEXTS[0], candidate_labels=_LABELS[1], threshold=0.2)
+    (entities,) = await _answers(bundle, [input])
+    assert [entity.text for entity in entities] == [entity["text"] for entity in _expected(model, input)] != []
+
+
+@pytest.mark.parametrize("changes", [{}, _OF_TOKENS])
 @pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0.9), ("int8", 0.8)])
-def test_other_number_types_agree(dtype: str, least: float, tmp_path: Path) -> None:
-    _saved(tmp_path / "model")
+def test_other_number_types_agree(dtype: str, least: float, changes: Mapping[str, Any], tmp_path: Path) -> None:
+    _saved(tmp_path / "model", **changes)
     artifact = compile_model(tmp_path / "model", tmp_path / "repository", dtype=dtype).manifest.artifacts[0]
     assert artifact.accuracy
     assert (artifact.accuracy.agreement or 0) > least
@@ -170,10 +191,14 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model" / "gliner_config.json"
     content = json.loads(path.read_text())
     refusals = (
-        ({"span_mode": "token_level"}, "has span_mode 'token_level', which is not supported; supported: 'markerV0'"),
+        (
+            {"span_mode": "markerV1"},
+            "has span_mode 'markerV1', which is not supported; supported: 'markerV0', 'token_level'",
+        ),
+        ({"represent_spans": True}, "has represent_spans True, which is not supported; supported: none"),
         ({"model_type": "gliner_bi_encoder_span"}, "has model_type 'gliner_bi_encoder_span', which is not supported"),
         ({"labels_encoder": "a/b"}, "has labels_encoder 'a/b', which is not supported; supported: none"),
-        ({"encoder_config": {"model_type": "t5"}}, "has an encoder 't5'; supported are bert, deberta-v2"),
+        ({"encoder_config": {"model_type": "t5"}}, "has an encoder 't5'; supported are bert, deberta-v2, distilbert"),
         ({"encoder_config": None}, r"has no encoder_config, .*save_pretrained\(FOLDER\) of the package gliner"),
     )
     for number, (changes, message) in enumerate(refusals):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from sentence_transformers import SentenceTransformer
 
 from neuronpipe.api.v1.tasks_pb2 import (
     ImageEmbeddingInput,
@@ -178,6 +179,38 @@ async def test_a_part_of_a_model_has_vectors_of_transformers(architecture: str, 
         with torch.inference_mode():
             expected = model(**tensors)[output][0].numpy()
         np.testing.assert_allclose(getattr(result, task).embedding, expected, rtol=0, atol=_TOLERANCE)
+
+
+_SENTENCES = ["a cat", "two dogs, one ball"]
+
+
+async def test_a_clip_of_sentence_transformers_has_its_vectors_of_texts(tmp_path: Path) -> None:
+    make_image_text_source(tmp_path / "source", "CLIP")
+    reference = SentenceTransformer(str(tmp_path / "source"), device="cpu")
+    reference.save(str(tmp_path / "saved"))
+    bundle = compile_model(tmp_path / "saved", tmp_path / "repository", name="model")
+    assert bundle.spec.tasks[:3] == ("zero_shot_image_classification", "image_embedding", "sentence_embedding")
+    inputs = [
+        TaskInput(sentence_embedding=SentenceEmbeddingInput(text=text, skip_normalize=True)) for text in _SENTENCES
+    ]
+    for result, vector in zip(await infer_all(bundle.folder, inputs), reference.encode(_SENTENCES), strict=True):
+        np.testing.assert_allclose(result.sentence_embedding.embedding, vector, rtol=0, atol=_TOLERANCE)
+
+
+def test_a_siglip_of_sentence_transformers_is_refused_because_of_its_padding(tmp_path: Path) -> None:
+    make_image_text_source(tmp_path / "source", "SigLIP")
+    SentenceTransformer(str(tmp_path / "source"), device="cpu").save(str(tmp_path / "saved"))
+    with pytest.raises(SetupError, match=r"pads texts to the longest of a batch.*; take modules.json out to have"):
+        compile_model(tmp_path / "saved", tmp_path / "repository")
+
+
+def test_layers_behind_a_model_of_images_and_texts_are_refused(tmp_path: Path) -> None:
+    make_image_text_source(tmp_path / "source", "CLIP")
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("CLIPModel", "Dense")]
+    modules[0]["path"] = ""
+    (tmp_path / "source" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SetupError, match="has Dense behind its model of images and texts, which is not supported"):
+        compile_model(tmp_path / "source", tmp_path / "repository")
 
 
 def test_other_parts_that_project_are_refused_by_name(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from neuronpipe.client.task_call import to_array
 from neuronpipe.compiler.detection import read_configuration
 from neuronpipe.core.errors import InvalidInput, SetupError
 from tests.contract.inference import infer_all
+from tests.models import jina_xlm_roberta
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
 
@@ -87,14 +88,14 @@ def _pylate(folder: Path, **more: Any) -> Path:
     return source
 
 
-def _stanford(folder: Path) -> Path:
+def _stanford(folder: Path, architecture: str = "BERT", prefix: str = "bert") -> Path:
     """As Stanford's ColBERT saves it: a BERT with linear.weight beside it, and artifact.metadata."""
-    source = make_source(folder / "model", "BERT", "sentence_embedding")
+    source = make_source(folder / "model", architecture, "sentence_embedding")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": ["[unused0]", "[unused1]"]})
     _resize(source, tokenizer)
     weights = {
-        f"bert.{name}": array for name, array in safetensors.torch.load_file(source / "model.safetensors").items()
+        f"{prefix}.{name}": array for name, array in safetensors.torch.load_file(source / "model.safetensors").items()
     }
     weights["linear.weight"] = _projection().linear.weight.detach().contiguous()
     safetensors.torch.save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
@@ -166,6 +167,18 @@ async def test_vectors_and_scores_equal_those_of_sentence_transformers(name: str
         found = {text.index: text.score for text in result.rerank.texts}
         np.testing.assert_allclose([found[index] for index in range(len(_DOCUMENTS))], row, rtol=0, atol=1e-3)
         assert [text.score for text in result.rerank.texts] == sorted(found.values(), reverse=True)
+
+
+async def test_vectors_of_jina_colbert_2_equal_those_in_the_names_of_transformers(tmp_path: Path) -> None:
+    source = _stanford(tmp_path, "Jina v3", "roberta")
+    reference = MultiVectorEncoder(str(source), device="cpu")
+    expected = reference.encode_document(list(_DOCUMENTS), convert_to_numpy=True)
+    jina_xlm_roberta.publish(source, "HF_ColBERT")
+    bundle = compile_model(source, tmp_path / "repository", name="model")
+    assert bundle.spec.tasks == ("multi_vector_embedding", "rerank")
+    results = await infer_all(bundle.folder, _inputs(_DOCUMENTS, is_query=False))
+    for result, vectors in zip(results, expected, strict=True):
+        np.testing.assert_allclose(to_array(result.multi_vector_embedding), vectors, rtol=0, atol=_TOLERANCE)
 
 
 def test_a_folder_of_pylate_that_names_no_kind_is_told_its_task_and_nothing_that_is_applied(tmp_path: Path) -> None:

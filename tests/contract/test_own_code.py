@@ -20,7 +20,7 @@ from neuronpipe.core.tensors import Array
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import input_kind
-from tests.models import jina_bert, nomic_experts
+from tests.models import jina_bert, jina_xlm_roberta, nomic_experts
 from tests.models.architectures import TEXT_ARCHITECTURES, make_source
 from tests.models.compiling import compile_model
 from tests.models.repository import SMALL, save
@@ -256,19 +256,6 @@ _FLASH = "jinaai/xlm-roberta-flash-implementation--"
         ),
         pytest.param(
             {
-                "model_type": "xlm-roberta",
-                "architectures": ["HF_ColBERT"],
-                "auto_map": {
-                    "AutoConfig": f"{_FLASH}configuration_xlm_roberta.XLMRobertaFlashConfig",
-                    "AutoModel": f"{_FLASH}modeling_xlm_roberta.XLMRobertaModel",
-                },
-                "position_embedding_type": "rotary",
-            },
-            "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1",
-            id="jina-colbert-v2",
-        ),
-        pytest.param(
-            {
                 "model_type": "nvembed",
                 "architectures": ["NVEmbedModel"],
                 "auto_map": {
@@ -289,6 +276,68 @@ def test_a_model_that_only_its_own_code_computes_is_refused_with_the_model_to_co
     _change(source, **published)
     with pytest.raises(SetupError, match=f"code of its own \\(auto_map\\), which is not run; {advice}"):
         _compile(source, tmp_path, "fake", task)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "torch"])
+async def test_jina_reranker_2_scores_as_xlm_r_in_other_names(backend: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "XLM-R", "rerank")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(source).eval()
+    texts = _tokens(TEXT_ARCHITECTURES["XLM-R"].tokenizer(max_tokens=64))
+    expected = torch.cat([model(torch.tensor([text])).logits for text in texts]).detach()
+    jina_xlm_roberta.publish(source, "XLMRobertaForSequenceClassification", emb_pooler=None)
+    bundle = _compile(source, tmp_path, backend, "rerank")
+    assert bundle.spec.architecture == "XLMRobertaForSequenceClassification"
+    np.testing.assert_allclose(await _run(bundle, backend, texts), expected.numpy(), rtol=0, atol=2e-5)
+
+
+async def test_jina_s_xlm_r_with_rotary_positions_has_the_vectors_of_transformers(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "Jina v3", "sentence_embedding")
+    _change(source, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    model = transformers.AutoModel.from_pretrained(source).eval()
+    texts = _tokens(TEXT_ARCHITECTURES["Jina v3"].tokenizer(max_tokens=64))
+    expected = torch.cat([model(torch.tensor([text])).last_hidden_state.mean(1) for text in texts]).detach()
+    jina_xlm_roberta.publish(source, "XLMRobertaModel")
+    bundle = _compile(source, tmp_path, "torch", "sentence_embedding")
+    assert bundle.spec.architecture == "JinaEmbeddingsV3Model"
+    np.testing.assert_allclose(await _run(bundle, "torch", texts), expected.numpy(), rtol=0, atol=_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hidden_act", "gelu_new"), ("position_embedding_type", "alibi"), ("truncate_dim", 64), ("emb_pooler", "mean")],
+)
+def test_jina_s_xlm_r_with_what_only_its_own_code_computes_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "XLM-R", "rerank")
+    jina_xlm_roberta.publish(source, "XLMRobertaForSequenceClassification", **{name: value})
+    with pytest.raises(SetupError, match=f"config.json has {name} {value!r}, which only the model's own code computes"):
+        _compile(source, tmp_path, "fake")
+
+
+async def test_a_llama_of_nvidia_sees_all_tokens(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "Llama", "sentence_embedding")
+    model = transformers.AutoModel.from_pretrained(source).eval()
+    texts = _tokens(TEXT_ARCHITECTURES["Llama"].tokenizer(max_tokens=64))
+    expected = [
+        model(torch.tensor([text]), attention_mask=torch.zeros(1, 1, len(text), len(text))).last_hidden_state.mean(1)
+        for text in texts
+    ]
+    code = {"AutoModel": "llama_bidirectional_model.LlamaBidirectionalModel"}
+    published = {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], "auto_map": code}
+    _change(source, **published, pooling="avg", temperature=0.02)
+    bundle = _compile(source, tmp_path, "torch", "sentence_embedding")
+    found = await _run(bundle, "torch", texts)
+    np.testing.assert_allclose(found, torch.cat(expected).detach().numpy(), rtol=0, atol=_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("architectures", ["LlamaBidirectionalForSequenceClassification"]), ("pooling", "weighted_avg")],
+)
+def test_another_llama_of_nvidia_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", "Llama", "sentence_embedding")
+    _change(source, **{"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], name: value})
+    with pytest.raises(SetupError, match=rf"config.json has {name} {re.escape(repr(value))}, which only the model's"):
+        _compile(source, tmp_path, "fake", "sentence_embedding")
 
 
 def _gte(folder: Path, kind: str, head: str, tokens: Any, theta: float, **values: Any) -> tuple[Path, Any, Any]:

@@ -10,8 +10,9 @@ import numpy as np
 
 from neuronpipe.measure.machine import describe_machine
 from tests.day.run import Day
-from tests.documentation.dark import with_dark_colours
+from tests.documentation.dark import with_dark_colours, with_title
 
+_MEMORY_TITLE, _LATENCY_TITLE = "memory of each process over time", "p99 over time"
 _WINDOW_S = 10.0
 _TEXT = """# A day in production
 
@@ -81,10 +82,10 @@ def _page(day: Day) -> Iterator[str]:
     for name, samples in day.memory.items():
         sizes = [size for _, size in samples]
         yield f"| {name} | {sizes[0]:.0f} | {max(sizes):.0f} | {sizes[-1]:.0f} | {day.limits_mib[name]:.0f} |"
-    yield from ("", "![memory of each process over time](day-memory.svg)", "", "## Latency", "")
+    yield from ("", f"![{_MEMORY_TITLE}](day-memory.svg)", "", "## Latency", "")
     yield f"p99 of calls in windows of {_WINDOW_S:g} s. Gray: something happens. Red: a process is killed. Calls are"
     yield "held while the only process of a stage starts again."
-    yield from ("", "![p99 over time](day-latency.svg)")
+    yield from ("", f"![{_LATENCY_TITLE}](day-latency.svg)")
 
 
 def _pyplot() -> Any:
@@ -104,7 +105,7 @@ def _plot_memory(pyplot: Any, day: Day, path: Path) -> None:
         points = _windows([(at_s - day.began_s, size) for at_s, size in samples])
         axes.plot([at_s / 60 for at_s, _ in points], [max(sizes) for _, sizes in points], label=name, linewidth=1)
     axes.set(xlabel="minutes", ylabel="MiB", ylim=(0, None), title="resident memory")
-    _save(pyplot, figure, axes, path)
+    _save(pyplot, figure, axes, path, _MEMORY_TITLE)
 
 
 def _plot_latency(pyplot: Any, day: Day, path: Path) -> None:
@@ -124,7 +125,7 @@ def _plot_latency(pyplot: Any, day: Day, path: Path) -> None:
         values = [float(np.percentile(times, 99)) for _, times in points]
         axes.plot([at_s / 60 for at_s, _ in points], values, label=label, linewidth=1)
     axes.set(xlabel="minutes", ylabel="p99, ms", yscale="log")
-    _save(pyplot, figure, axes, path)
+    _save(pyplot, figure, axes, path, _LATENCY_TITLE)
 
 
 def _windows(points: Sequence[tuple[float, float]]) -> list[tuple[float, list[float]]]:
@@ -134,8 +135,8 @@ def _windows(points: Sequence[tuple[float, float]]) -> list[tuple[float, list[fl
     return [(_WINDOW_S * number, windows[number]) for number in sorted(windows)]
 
 
-def _save(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
+def _save(pyplot: Any, figure: Any, axes: Any, path: Path, title: str) -> None:
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    path.write_text(with_dark_colours(path.read_text()))
+    path.write_text(with_dark_colours(with_title(path.read_text(), title)))
     pyplot.close(figure)

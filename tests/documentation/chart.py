@@ -15,6 +15,8 @@ text{font:13px system-ui,-apple-system,"Segoe UI",sans-serif;fill:#24292f}.note{
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.note{fill:#9198a1}.ours{fill:#58a6ff}.peer{fill:#565e67}
 .axis{stroke:#30363d}}
 """
+# What a screen reader says.
+_TITLE = "Texts per second with 32 callers, and p50 with one caller, of each server in each dtype"
 # Widths of a character of 13 and of 12 pixels in DejaVu Sans, the widest of the usual fonts.
 _CHARACTER, _NOTE_CHARACTER = 7.0, 6.4
 
@@ -72,8 +74,9 @@ def _svg(groups: Sequence[Group], notes: Sequence[str]) -> Iterator[str]:
     height = 48 + rows * _ROW + len(groups) * 32 + 12 + len(lines) * 17
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH * _SCALE:.0f}" '
-        f'height="{height * _SCALE:.0f}">'
+        f'height="{height * _SCALE:.0f}" role="img">'
     )
+    yield f"<title>{_TITLE}</title>"
     yield f"<style>{_STYLE}</style>"
     most = max(server.per_s for group in groups for server in group.servers)
     longest = max(server.p50_ms for group in groups for server in group.servers)

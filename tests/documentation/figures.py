@@ -73,6 +73,8 @@ _WORDS = (
     (r"\bto that of grpc\.aio's echo", "relative to the echo server of grpc.aio"),
     (r"\bto the echo server's", "relative to the echo server of grpc.aio"),
     (r"\bthroughput of the back end's alone", "share of the back end's own throughput"),
+    # Among these peers, ONNX Runtime has a graph of its own.
+    (r"\bto the best peer's with the same graph", "relative to the best peer of the same dtype"),
     (r"\bto the best peer's", "relative to the best peer"),
     (r"\bto transformers' generate", "relative to `generate` of transformers"),
     (r"\bto openvino-genai's in process", "relative to openvino-genai in process"),
@@ -83,6 +85,7 @@ _WORDS = (
     (r"goodput, of capacity", "goodput as a share of the capacity"),
     (r"time a token beyond the engine's alone", "time per token beyond the engine alone"),
 )
+_OF_THE_BEST = re.compile(rf"{_OURS}, (\w+), {_MANY} callers: throughput to the best peer's with the same graph")
 
 
 @cache
@@ -146,10 +149,10 @@ def _best(folder: str, section: str, server: str, dtype: str = "") -> tuple[floa
     return max(speed.per_s for speed in fitting(_MANY)), min(speed.p50_ms for speed in fitting(_ONE))
 
 
-def _ratio(server: str, dtype: str) -> str:
-    """Our throughput relative to the best settings of a server, in the rounds of both: median, least and most."""
+def _leads(folder: str, server: str, dtype: str) -> list[float]:
+    """Our throughput relative to the best settings of a server, in each of the rounds of both."""
     rates: dict[str, dict[int, float]] = {}
-    for measured in _results(_GRAPH)["measurements"]:
+    for measured in _results(folder)["measurements"]:
         if (measured["section"], measured["callers"]) == (_LIKE_FOR_LIKE, _MANY):
             rates.setdefault(measured["system"], {})[measured["round"]] = measured["throughput_per_s"]
     ours = rates[f"{_OURS}, {dtype}"]
@@ -158,8 +161,13 @@ def _ratio(server: str, dtype: str) -> str:
         for system, by_round in rates.items()
         if system.startswith(server) and system.endswith(dtype)
     ]
-    fewest = min(quotients, key=statistics.median)
-    return f"{statistics.median(fewest):.2f} ({min(fewest):.2f}–{max(fewest):.2f})"
+    return min(quotients, key=statistics.median)
+
+
+def _ratio(server: str, dtype: str) -> str:
+    """Our throughput relative to a server: median, least and most."""
+    leads = _leads(_GRAPH, server, dtype)
+    return f"{statistics.median(leads):.2f} ({min(leads):.2f}–{max(leads):.2f})"
 
 
 def _price(folder: str, per_s: float) -> str:
@@ -172,17 +180,22 @@ def _head(folder: str, section: str) -> str:
     return f"{_link(folder)}, {_date(folder, section)}, 2 virtual CPUs; prices: {prices}:"
 
 
-def _like_for_like(dtype: str) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Each server that was measured with a graph of the dtype, with its figures by `_best`."""
+def _servers(folder: str, dtype: str) -> set[str]:
+    """The servers that were measured with a graph of the dtype, ours among them."""
     few, many = (
         {
             re.split(r" --|, ", system)[0]
-            for system in _speeds(_GRAPH, _LIKE_FOR_LIKE, callers)
+            for system in _speeds(folder, _LIKE_FOR_LIKE, callers)
             if system.endswith(dtype)
         }
         for callers in (_ONE, _MANY)
     )
-    found = (few & many) - _NOT_COMPARED
+    return (few & many) - _NOT_COMPARED
+
+
+def _like_for_like(dtype: str) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Each server that was measured with a graph of the dtype, with its figures by `_best`."""
+    found = _servers(_GRAPH, dtype)
     for server in [*(server for server in _SERVERS if server in found), *sorted(found - _SERVERS.keys())]:
         yield server, _best(_GRAPH, _LIKE_FOR_LIKE, server, dtype)
 
@@ -286,7 +299,7 @@ def _missed() -> Iterator[str]:
     yield ""
     heading = ["Target", *("AMX" if folder == _AMX else _SHORT[folder][4:] for folder in folders)]
     rows = [
-        [name, *(_outcome(by_folder.get(folder)) for folder in folders)]
+        [name, *(_outcome(folder, by_folder.get(folder)) for folder in folders)]
         for name, by_folder in found.items()
         if not all(target["is_met"] for target in by_folder.values())
     ]
@@ -299,7 +312,7 @@ def _in_words(name: str) -> str:
     return name
 
 
-def _outcome(target: Mapping[str, Any] | None) -> str:
+def _outcome(folder: str, target: Mapping[str, Any] | None) -> str:
     """A figure and the limit that it was to keep, as `0.77, ≥ 1.00`."""
     if not target:
         return ""
@@ -307,8 +320,26 @@ def _outcome(target: Mapping[str, Any] | None) -> str:
     figure, limit = _as_on_the_page(median), _as_on_the_page(target["limit"])
     if figure == limit and not target["is_met"]:
         figure = f"{median:.4g}"
-    shown = f"{figure if target['is_met'] else f'**{figure}**'}, {'≥' if target['is_at_least'] else '≤'}"
+    shown = figure if target["is_met"] else f"**{figure}**"
+    shown = f"{shown}{_smaller_lead(folder, target)}, {'≥' if target['is_at_least'] else '≤'}"
     return f"{shown} {limit} {unit}".rstrip()
+
+
+def _smaller_lead(folder: str, target: Mapping[str, Any]) -> str:
+    """The smallest lead, where it is not the lead over the best peer, as ` (1.56: LitServe)`.
+
+    The best peer has the highest median. The rounds of another one may be those in which the machine was slower.
+    """
+    if not (found := _OF_THE_BEST.match(target["name"])):
+        return ""
+    leads = {
+        server: statistics.median(_leads(folder, server, found[1])) for server in _servers(folder, found[1]) - {_OURS}
+    }
+    server = min(leads, key=lambda name: leads[name])
+    figure = _as_on_the_page(leads[server])
+    if figure == _as_on_the_page(target["measured"]["median"]):
+        return ""
+    return f" ({figure if leads[server] >= target['limit'] else f'**{figure}**'}: {_name(server)})"
 
 
 def _as_on_the_page(figure: float) -> str:

@@ -164,94 +164,105 @@ def _cell(row: Record, reasons: Sequence[str]) -> str:
 
 _CHECKPOINTS = """# Supported models
 
-Checkpoints that people know, as `neuronpipe compile CHECKPOINT` compiles them. In the last column:
+This page is for engineers who want to know whether a model works. The first table lists well-known checkpoints, as
+`neuronpipe compile CHECKPOINT` compiles them. The last column is one of these:
 
-- *measured*: the published weights were compiled for OpenVINO. Number types have the largest difference to PyTorch
-  float32, the agreement (for vectors the smallest cosine), and the size of the bundle.
-- *by configuration*: a small model of this configuration, with random weights, is compared in the tests. The published
-  weights are not.
-- *refused*: `compile` names the reason.
+- *measured*: the published weights were compiled for OpenVINO. For each dtype, the column shows the largest difference
+  from PyTorch float32, the agreement (for vectors the smallest cosine), and the size of the bundle.
+- *by configuration*: the tests compare a small model of this configuration, with random weights, but not the published
+  weights.
+- *refused*: `compile` refuses the model for this reason.
 
 {table}
 """
 
 _HEAD = """## Architectures
 
-Which architecture works for which task on which back end, with the largest absolute difference of an output to
-PyTorch float32 over up to {samples} sample inputs of all lengths. Measured on small models of each (two to four
-layers, width 32, up to 64 tokens, or images of 32 x 32 pixels), whose outputs are up to 50, with transformers
-{transformers}, torch {torch} and OpenVINO {openvino}.
+These tables list the architectures that work for each task on each back end. A cell is the largest absolute difference
+of an output from PyTorch float32, over up to {samples} sample inputs of all lengths. Each architecture was measured on
+a small model (two to four layers, width 32, up to 64 tokens, or images of 32 x 32 pixels), whose outputs are up to 50,
+with transformers {transformers}, torch {torch} and OpenVINO {openvino}.
 
-Neuron is the contract double of its SDK, with buckets: no device was involved. It computes with PyTorch, so one task
-for each architecture is enough. That every architecture answers as transformers' pipelines do is what `tests/oracle/`
-shows.
+Neuron is the contract double of its SDK, with buckets, and not a device. The double computes with PyTorch, so one task
+for each architecture suffices. `tests/oracle/` shows that every architecture answers as transformers' pipelines do.
 
-This page is made by `make fix-models` of docs/checkpoints.json, and of docs/models.json, which it measures; never edit
-the page.
+Do not edit this page: `make fix-models` makes it from docs/checkpoints.json and docs/models.json, which it measures.
 """
 
 _TAIL = """
 ## Notes
 
-- **Lengths.** A model takes as many tokens as its positions and its tokenizer (`model_max_length`) allow, or instead of
-  the tokenizer sentence-transformers (`max_seq_length`); 512 where nothing limits it. RoBERTa, XLM-R, CamemBERT, MPNet
-  and Longformer begin to count after the padding id, which costs them two positions. DeBERTa-v3 knows distances, not
-  positions, and is held to `max_position_embeddings` all the same: it was trained on no more.
-- **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types: what a tokenizer gives beyond a
-  model's inputs is left out.
-- **MobileBERT** sees of each token its neighbours too. Padding is made to look like the zeros behind a text's last
+- **Lengths.** The positions and the tokenizer (`model_max_length`) of a model limit its tokens; `max_seq_length` of
+  sentence-transformers replaces the limit of the tokenizer. Without any limit, a model takes 512 tokens. RoBERTa,
+  XLM-R, CamemBERT, MPNet and Longformer count positions from after the padding id, which costs them two positions.
+  DeBERTa-v3 uses distances instead of positions, but is limited to `max_position_embeddings`, the lengths of its
+  training.
+- **DistilBERT, RoBERTa, XLM-R, CamemBERT, MPNet, ModernBERT** take no token types. neuronpipe leaves out other inputs
+  that a tokenizer makes.
+- **MobileBERT** also reads the neighbours of each token. Padding looks like the zeros after a text's last
   token, so that a text has the same outputs in every batch.
-- **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) see what their configuration says: the tokens before each one, in
-  some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` all of them. gte-Qwen2
-  and stella_en_1.5B_v5 see all of them, as by their own code (`modeling_qwen.Qwen2Model`), which is not run. An
-  embedder with other code of its own is refused unless its `config.json` has `is_causal`. Padding is at the right
-  and changes nothing, also where the tokenizer names the left. [Rerankers](compiling.md#decoders-that-rank) have one
-  or two rows of the head. Decoders of other kinds are refused by name. Samples have up to 4,096 tokens, where a model
-  takes more.
+- **Decoders** (Llama, Mistral, Qwen2, Qwen3, Gemma) attend as their configuration says: to the tokens before each
+  token, in some layers through a window, or with `is_causal: false` and `use_bidirectional_attention` to all tokens.
+  gte-Qwen2 and stella_en_1.5B_v5 attend to all tokens, as their own code does (`modeling_qwen.Qwen2Model`), which
+  neuronpipe does not run. The same is true of embedders of the model type `llama_bidirec` (llama-nemotron-embed). The
+  compiler refuses an embedder with other code of its own, unless its `config.json` has `is_causal`. Padding is on the
+  right and has no effect, even if the tokenizer says left.
+  [Rerankers](compiling.md#decoders-that-rank) have one or two rows of the head. The compiler refuses other kinds of
+  decoders, and names them. For models that take more, samples have up to 4,096 tokens.
 - **BART, mBART and T5** classify and answer questions by an encoder and a decoder in one execution. The decoder reads
-  the text once more. `facebook/bart-large-mnli`, the default of transformers' zero-shot pipeline, is such a model. They
-  are not cut into parts (`--pipeline-cores`).
+  the text again. `facebook/bart-large-mnli`, the default of transformers' zero-shot pipeline, is such a model. Not
+  supported for them: `--pipeline-cores`.
 - **Encoders of T5** make vectors: `sentence-transformers/sentence-t5-base`, `sentence-transformers/gtr-t5-base`,
   mT5, UMT5, and the encoder of any `T5ForConditionalGeneration`.
-- **Instructor** (`hkunlp/instructor-base`) takes its instructions as prompts, which its pooling leaves out. Write them
-  as `prompts` into `config_sentence_transformers.json`. A request names one as `prompt_name`.
-- **Longformer** has full attention with a mask that leaves out what is beyond a token's window: the same numbers as
-  transformers' windows, with memory for the square of a text's tokens.
-- **Nomic BERT, GTE** are read as transformers has them and as they are published, with code of their own, which is not
-  run. What that code alone computes (rotary embeddings of a part, `mixed_b`) is refused by its name. Nomic BERT with
-  experts (nomic-embed-text-v2-moe) is a graph of our own, for embeddings: with openvino an expert computes its own
-  tokens, on the other back ends and in int8 each computes all.
-- **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) is a graph of
-  our own, which transformers does not have. Its attention adds a number for each pair of tokens and each head.
+- **Instructor** (`hkunlp/instructor-base`) takes its instructions as prompts, which its pooling excludes. Write the
+  instructions as `prompts` into `config_sentence_transformers.json`. A request chooses a prompt by `prompt_name`.
+- **Longformer** has full attention with a mask of each token's window. The numbers equal transformers' windows, but the
+  memory grows with the square of a text's tokens.
+- **Nomic BERT, GTE** compile from transformers' form and from the published form, whose own code neuronpipe does not
+  run. The compiler refuses features that only this code computes (rotary embeddings of a part, `mixed_b`), and names
+  them. Nomic BERT with experts (nomic-embed-text-v2-moe) has a graph of neuronpipe, for embeddings. With openvino an
+  expert computes its own tokens; on other back ends and in int8 each expert computes all tokens.
+- **Jina v2** (`jina-embeddings-v2-*`, "code" is `jina-embeddings-v2-base-code`, and `jina-reranker-v1-*`) has a graph
+  of neuronpipe, because transformers does not contain this architecture. Its attention adds a number for each pair of
+  tokens and each head.
+- **Jina's XLM-R** (`XLMRobertaFlashConfig`) is XLM-R with other names of the weights (jina-reranker-v2). With rotary
+  positions, it is the body of jina-embeddings-v3-hf (jina-colbert-v2). The compiler refuses adapters
+  (jina-embeddings-v3).
+- **GLiNER** scores spans (`markerV0`) or tokens (`token_level`). The compiler refuses models with an encoder for labels
+  (`gliner-bi-*`), with a decoder, of relations, and with `represent_spans`, and names them.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`, also as the document side of a `Router` whose queries
   have `SparseStaticEmbedding` (opensearch-neural-sparse doc-v3): `prompt_name` chooses the side, and the tokenizer
-  alone answers queries. Other modules of sparse models, and other Routers, are refused by name.
+  alone answers queries. The compiler refuses other modules of sparse models, and other Routers, and names them.
 - **bge-m3** with `sparse_linear.pt` and `colbert_linear.pt` is one bundle for sentence-embedding, sparse-embedding,
   multi-vector-embedding and rerank (by its token vectors), whose graph computes all outputs at once.
-- **Static embeddings** are folders of sentence-transformers' `StaticEmbedding` and of model2vec (potion), as model2vec
-  and sentence-transformers read each: model2vec leaves out unknown tokens. Send texts in lists (`texts` of
+- **Static embeddings** are folders of sentence-transformers' `StaticEmbedding` and of model2vec (potion). Each is read
+  as its library does; model2vec leaves out unknown tokens. Send texts in lists (`texts` of
   [sentence-embedding](tasks.md#sentence-embedding), or a list over HTTP): in a list of 256, a text takes an eighth of
   the CPU time of a request.
-- **ColBERT** is read as sentence-transformers, PyLate and Stanford's ColBERT save it.
-- **ModernBERT** has masks of ours, in which padding sees itself: windows of padding alone would be NaN in OpenVINO's
-  attention.
-- **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published: up to there transformers
-  too computes full attention instead of sparse blocks, which no graph for all lengths can hold.
-- **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece), converted to tokenizer.json where a model
-  ships another form.
-- **Image processors** are those of transformers on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop
-  the centre, rescale and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and others like them.
-  What the processor makes of sample images is compared at compilation, and one that does more than its options say
-  (LeViT's, EfficientNet's) is refused, as are `do_pad`, `do_flip_channel_order` and sizes that depend on the image.
-  torchvision's processors round otherwise.
+- **ColBERT** compiles from the folders that sentence-transformers, PyLate and Stanford's ColBERT save.
+- **ModernBERT** has masks of neuronpipe, in which padding attends to itself. Otherwise windows of padding alone would
+  be NaN in OpenVINO's attention.
+- **UltraBERT, EmbeddingGemma 2 and OpenAI's privacy filter**, which transformers 5 contains, attend to windows in both
+  directions. For OpenVINO the compiler takes their eager attention. Of EmbeddingGemma 2 it compiles the part for texts.
+- **BigBird** takes (5 + 2 x num_random_blocks) x block_size tokens, 704 as it is published. Up to this length,
+  transformers also computes full attention. Beyond it transformers computes sparse blocks, which no graph for all
+  lengths can contain.
+- **Tokenizers** are WordPiece, byte-level BPE and Unigram (SentencePiece). The compiler converts other forms to
+  tokenizer.json.
+- **Image processors** are transformers' processors on Pillow ("slow" in transformers 4, "Pil" in 5), which resize, crop
+  the centre, rescale and normalize: ViT's, which Swin uses, DeiT's, BEiT's, ConvNeXt's, CLIP's and similar processors.
+  The compiler compares the pixels of sample images with the processor. It refuses a processor that does more than its
+  options say (LeViT's, EfficientNet's), `do_pad`, `do_flip_channel_order`, and sizes that depend on the image.
+  torchvision's processors round differently.
 - **Images** also compile in int8 (`--calibration FOLDER`) and for neuronx.
-- **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. A
-  tokenizer of SigLIP that masks padding is refused, as is one that is written in Python only. Their parts for images
-  or texts alone (`CLIPTextModelWithProjection`) are compiled as well, as are DPR's encoders.
-- **Vectors of images** are what a model pools (`pooler_output`), and CLIP's and SigLIP's projections. **DINOv2** has
-  its positions computed for the size of its image processor.
+- **CLIP and SigLIP** (SigLIP 2 of one size is SigLIP) take images and texts in one bundle, on OpenVINO and torch. The
+  compiler refuses a tokenizer of SigLIP that masks padding, or that exists only in Python. It also compiles their parts
+  for images or texts alone (`CLIPTextModelWithProjection`), and DPR's encoders. Folders of sentence-transformers
+  (clip-ViT-B-32) may have a `Normalize` module.
+- **Vectors of images** are a model's pooled output (`pooler_output`), or CLIP's and SigLIP's projections. For
+  **DINOv2** the compiler computes the positions for the size of its image processor.
 """
 
 

@@ -140,8 +140,9 @@ def _svg(trace: Trace) -> Iterator[str]:
     width, height = _LEFT + _WIDTH + 90, (len(rows) + 1) * _ROW + 12
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="system-ui,sans-serif" font-size="12">'
+        'font-family="system-ui,sans-serif" font-size="12" role="img">'
     )
+    yield "<title>A request through four processes, and the batch that it ran in</title>"
     yield f'<rect width="{width}" height="{height}" fill="#fff"/>'
     yield (
         '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -161,7 +162,7 @@ def _svg(trace: Trace) -> Iterator[str]:
         yield f'<rect x="{begin:.1f}" y="{y + 11}" width="{length:.1f}" height="16" rx="2" fill="{colour}"/>'
         yield f'<text x="{_LEFT + _WIDTH + 8}" y="{y + 23}" fill="#222">{span.duration_ns / 1e6:.3f} ms</text>'
         yield from _note(
-            _MEANINGS.get(name, f"{len(trace.mates(span))} texts, also of other requests" if name == "batch" else ""),
+            _MEANINGS.get(name, _texts(len(trace.mates(span))) if name == "batch" else ""),
             begin,
             length,
             y,
@@ -174,6 +175,12 @@ def _svg(trace: Trace) -> Iterator[str]:
         x, anchor = (begin + 30, "start") if begin < _LEFT + _WIDTH / 4 else (begin + 10, "end")
         yield f'<text x="{x:.1f}" y="{below - 3}" fill="#c33" text-anchor="{anchor}">{text}</text>'
     yield "</svg>"
+
+
+def _texts(count: int) -> str:
+    """The texts of a batch, one of which is of the request."""
+    others = "one is of another request" if count == 2 else f"{count - 1} are of other requests"
+    return f"{count} texts; {others}" if count > 1 else "1 text"
 
 
 def _note(text: str, begin: float, length: float, y: int) -> Iterator[str]:

@@ -98,6 +98,13 @@ def pip(arguments: Sequence[str]) -> None:
     _allow_unless_run("pip")
 
 
+def git(arguments: Sequence[str]) -> None:
+    """Makes the folder of a clone, which stays empty."""
+    if arguments[0] == "clone":
+        Path(arguments[-1]).mkdir()
+    _allow_unless_run("git")
+
+
 def python(arguments: Sequence[str]) -> None:
     """Runs `python -m neuronpipe.api.protos`, makes an environment that is empty, looks for other modules and files."""
     match arguments:
@@ -137,6 +144,7 @@ def grpcurl(arguments: Sequence[str]) -> None:
 
 
 PROGRAMS: Mapping[str, Callable[[Sequence[str]], None]] = {
+    "git": git,
     "grpcurl": grpcurl,
     "make": make,
     "neuronpipe": neuronpipe,

@@ -39,7 +39,11 @@ def _svg(lines: Sequence[str]) -> Iterator[str]:
     longest = max(map(len, lines))
     assert longest <= _MAX_COLUMNS, f"a line of {longest} columns, at most {_MAX_COLUMNS}"
     width, height = round(longest * _COLUMN) + 2 * _MARGIN, len(lines) * _LINE + _BAR + _MARGIN
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img">'
+    )
+    yield "<title>A terminal: the waterfall of neuronpipe trace, with the time of each stage</title>"
     yield f"<style>{_STYLE}</style>"
     yield f'<rect class="window" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8"/>'
     for number, colour in enumerate(("#ff5f57", "#febc2e", "#28c840")):

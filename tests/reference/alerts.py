@@ -40,7 +40,49 @@ Each alert carries these texts as its annotations, and a link to its section her
 `neuronpipe.example`, is a placeholder. Replace it by the host of your copy of these pages: the first lines of the file
 have the command, and on Kubernetes it is `runbooks.yaml` of the component
 [`prometheus-operator`](../kubernetes.md#components). The texts name panels of the [dashboard](../grafana.json).
-[Observability](../observability.md) says how both are installed."""
+[Observability](../observability.md) says how both are installed.
+
+Commands for the steps below. SERVICE is `gateway`, `tokenizer`, `neuron-executor`, `postprocessor` or `worker` (with
+Compose also `-f docker/compose.jobs.yaml`):"""
+_COMPOSE = "docker compose -f docker/compose.yaml"
+_HEALTH = "`neuronpipe health --target 127.0.0.1:50050`"
+# Step, on Kubernetes, with Compose.
+_STEPS = (
+    ("what is ready", "`kubectl -n neuronpipe get pods`", "`make ps`"),
+    (
+        "stages that a gateway lacks",
+        f"`kubectl -n neuronpipe port-forward deployment/gateway 50050`, then {_HEALTH}",
+        _HEALTH,
+    ),
+    (
+        "logs",
+        "`kubectl -n neuronpipe logs -l app.kubernetes.io/name=SERVICE --tail=200 --prefix`",
+        "`make logs service=SERVICE`",
+    ),
+    (
+        "restart a service",
+        "`kubectl -n neuronpipe rollout restart deployment/SERVICE`",
+        f"`{_COMPOSE} restart SERVICE`",
+    ),
+    (
+        "undo its last change",
+        "`kubectl -n neuronpipe rollout undo deployment/SERVICE`",
+        "start the former images",
+    ),
+    (
+        "add processes",
+        "`kubectl -n neuronpipe scale deployment/SERVICE --replicas=3`; with `hpa` or `keda` raise the minimum in the "
+        "overlay",
+        f"`{_COMPOSE} up -d --scale SERVICE=3`; not the gateway, which publishes a port",
+    ),
+    (
+        "a model's former version",
+        "`neuronpipe registry rollback MODEL` undoes the last change of its names and shares, with `--target` or "
+        "`--repository` "
+        "([registry](../registry.md#a-versions-way-into-production))",
+        "the same",
+    ),
+)
 
 
 def rules() -> list[Mapping[str, Any]]:
@@ -55,6 +97,8 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
+    yield from table(["Step", "On Kubernetes", "With Compose"], _STEPS)
+    yield from ("", "All alerts:")
     rows = [
         [f"[{rule['alert']}](#{rule['alert'].lower()})", rule["labels"]["severity"], _meaning(rule)] for rule in rules()
     ]

@@ -47,6 +47,7 @@ These are read where the service or command needs them:
 | `NEURON_RT_VISIBLE_CORES`, `NEURON_RT_NUM_CORES` | the NeuronCores of the process; `--cores` must agree |
 | `NEURONPIPE_LOG` | `warnings`, `changes` (default) or `requests`: lines of the [log](../observability.md#logs) |
 | `NEURONPIPE_TARGET` | the gateway that commands call without `--target` |
+| `NEURONPIPE_JOB_JOBS_REDIS_URL` | the Redis of `neuronpipe job dead` without `--jobs-redis-url` |
 | `NEURONPIPE_API_KEY` | the API key or token that the Python client and the commands call with |
 | `HF_TOKEN`, `HF_HUB_OFFLINE`, `HF_HOME` | `neuronpipe compile`: access to the Hugging Face Hub, by huggingface-hub |
 """

@@ -46,7 +46,7 @@ in the outcomes of `infer_batch` and `infer_stream` are not retried. `Client(tar
 
 ## Errors of the command line
 
-`SetupError` never crosses the network. {meaning} What to do: {what_to_do}.
+`SetupError` is raised on this machine only: {meaning}
 `neuronpipe` prints the message and ends with exit code 2. For the errors above it prints the reason and the message,
 and ends with exit code 1.
 """
@@ -62,7 +62,7 @@ _SECTIONS: Mapping[type[NeuronpipeError], Sequence[str]] = {
     errors.AlreadyExists: ("jobs",),
     errors.NotAllowed: ("permission_denied",),
     errors.ChangeRefused: ("not_found-failed_precondition",),
-    errors.NotConfigured: ("open-inference-protocol-and-bodies-over-http", "jobs"),
+    errors.NotConfigured: ("not_configured-set-the-server-up", "jobs"),
     errors.Overloaded: ("resource_exhausted-retry-later",),
     errors.DeadlineExceeded: ("deadline_exceeded",),
     errors.Cancelled: ("unavailable-retry",),
@@ -78,8 +78,7 @@ def page() -> str:
         attempts=_policy["maxAttempts"],
         first=_policy["initialBackoff"].replace("s", " s"),
         longest=_policy["maxBackoff"].replace("s", " s"),
-        meaning=_meaning(SetupError),
-        what_to_do=_what_to_do(SetupError).partition(" (")[0],
+        meaning=f"{_meaning(SetupError)[:1].lower()}{_meaning(SetupError)[1:]}",
     )
     return "\n".join([_HEAD, *_codes(), _MESSAGES, *_meanings()]) + "\n" + retries
 
@@ -114,7 +113,7 @@ def _meaning(kind: type[NeuronpipeError] | type[SetupError]) -> str:
     return text(inspect.getdoc(kind) or "")
 
 
-def _what_to_do(kind: type[NeuronpipeError] | type[SetupError]) -> str:
+def _what_to_do(kind: type[NeuronpipeError]) -> str:
     """As the tree in the module's docstring says."""
     found = re.search(rf"\b{kind.__name__} +(\w.*)", errors.__doc__ or "")
     assert found, f"the tree of core/errors.py has no {kind.__name__}"

@@ -1,4 +1,4 @@
-"""The reading list of docs/architecture.md: the main path is there, and can be read in twenty minutes."""
+"""The reading list of docs/architecture.md: the main path is there, and can be read in an hour."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ _MAX_LINES = 1600
 
 def _section() -> str:
     page = (_DOCS / "architecture.md").read_text(encoding="utf-8")
-    return page.partition("## Read the code in twenty minutes")[2].partition("\n## ")[0]
+    return page.partition("## Read the code in an hour")[2].partition("\n## ")[0]
 
 
 def _files(markdown: str) -> list[Path]:

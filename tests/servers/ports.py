@@ -12,8 +12,8 @@ _given: set[int] = set()
 def free_port() -> int:
     """Returns a port of the loopback interface on which no process listens.
 
-    It stays free until a server uses it, and while that server starts again: no outgoing connection gets it, and this
-    process gets another port at each call.
+    The port stays free until a server uses it, and while that server starts again: no outgoing connection gets it, and
+    this process gets another port at each call.
     """
     while True:
         port = random.choice(_PORTS)

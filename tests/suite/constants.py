@@ -31,7 +31,7 @@ _PLACES = {
     "max_send_s": f"{_LIMITS}.max_send_s",
     "max_stream_idle_s": "neuronpipe.doors.assembly:_MAX_STREAM_IDLE_S",
     "redis_timeout_ms": "neuronpipe.platform.cache.settings:RedisSettings.redis_timeout_ms",
-    "scaler_idle_s": "neuronpipe.doors.assembly:_SCALER_IDLE_S",
+    "scaler_idle_s": "neuronpipe.doors.scaler:_IDLE_S",
     "step_tokens": f"{_ENGINE}.step_tokens",
 }
 

@@ -24,7 +24,7 @@ from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.doors.native import NativeDoor
-from neuronpipe.gateway.assembly import PipelineSetup, running_pipeline
+from neuronpipe.gateway.assembly import running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.serve.stages import running_stages
@@ -96,10 +96,10 @@ async def local_system(repository: Path) -> AsyncIterator[System]:
     # In this process a constant is not changed; few tokens are few shapes.
     settings = AllSettings.of(repository=repository, max_batch_tokens=128)
     limits, bundles, telemetry = settings.gateway.pipeline, read_repository(repository), Telemetry()
-    setup = PipelineSetup(settings=limits, results=settings.gateway.results, telemetry=telemetry, bundles=bundles)
+    results = settings.gateway.results
     async with (
         running_stages(settings, telemetry, lambda stage, is_reached: None, bundles) as stages,
-        running_pipeline(stages.functions, setup) as (models, pipeline),
+        running_pipeline(stages.functions, limits, results, telemetry, bundles) as (models, pipeline),
     ):
         for bundle in bundles:
             for table in (*stages.near, models):

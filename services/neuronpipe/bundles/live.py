@@ -17,6 +17,7 @@ from neuronpipe.bundles.folder_repository import LiveRepository
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log, log_fault, log_warning
@@ -75,22 +76,19 @@ class LiveModels:
         self._tables = tables
         self._meters = meters
         self._start = start
-        self._watchers: list[Callable[[], None]] = []
+        self.changes = Changes()
         # Versions load one after another, because loading takes cores and memory, and a warm-up measures times.
         self._turn = asyncio.Lock()
         self._wake = asyncio.Event()
         self._is_ending = False
         for table in tables:
-            table.watch(self._wake.set)
-            table.watch_needs(self._wake.set)
+            table.changes.watch(self._wake.set)
+            table.needs.changes.watch(self._wake.set)
 
     @property
     def keys(self) -> frozenset[ModelKey]:
         """The versions that this process serves, loads or unloads."""
         return frozenset(key for key, version in self.versions.items() if not version.ended.is_set())
-
-    def watch(self, changed: Callable[[], None]) -> None:
-        self._watchers.append(changed)
 
     async def load_all(self) -> None:
         """Loads the declared versions. Raises the first error of loading if there is no registry."""
@@ -227,7 +225,7 @@ class LiveModels:
         self._meters.counter(Metrics.VERSION_LOADS, key.name, str(key.version), "failed").add()
         if not self.repository.registry.revision or version.problem == former_problem:
             return
-        event = "a version cannot be loaded; what was served stays"
+        event = "a version cannot be loaded; the versions in use stay"
         if isinstance(fault, SetupError):
             log_warning(event, model=key.name, version=key.version, problem=version.problem)
         elif fault:
@@ -237,8 +235,7 @@ class LiveModels:
         problems = {key: version.problem for key, version in self.versions.items() if version.problem}
         for table in self._tables:
             table.tell_problems(problems)
-        for changed in self._watchers:
-            changed()
+        self.changes.notify()
 
 
 @asynccontextmanager

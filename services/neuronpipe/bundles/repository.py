@@ -183,7 +183,7 @@ def _listed(names: Sequence[object]) -> str:
 def read_bundle(folder: Path, trusted: "TrustedKeys | None" = None, *, is_whole: bool = True) -> Bundle:
     """Reads a bundle. `is_whole`: no file of the bundle may be missing. Raises SetupError and RefusedBundle."""
     if not (folder / MANIFEST_FILE).is_file():
-        raise SetupError(f"{folder}: is no bundle, as it has no {MANIFEST_FILE}; {_LAYOUT}")
+        raise SetupError(f"{folder}: is not a bundle: it has no {MANIFEST_FILE}; {_LAYOUT}")
     bundle = _read(folder, trusted, is_whole)
     if (folder.parent.name, folder.name) != (bundle.spec.name, str(bundle.spec.version)):
         raise RefusedBundle(

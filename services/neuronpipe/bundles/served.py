@@ -2,17 +2,17 @@
 
 import asyncio
 import enum
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import SetupError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec, ModelTable
-from neuronpipe.core.streams import Preparation, ProcessModels
+from neuronpipe.core.streams import ModelNeeds, Preparation, ProcessModels
 
 ResourceT = TypeVar("ResourceT")
 
@@ -27,13 +27,35 @@ class ModelState(enum.Enum):
     FAILED = "failed"
 
 
-class ServedModel(ABC, Generic[ResourceT]):
+class _Lifetime:
+    """The time for which the resource of a model and its adapters is open, and the number of blocks that use it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = ModelState.LOADING
+        self.uses = 0
+        self.is_unused = asyncio.Event()
+        self.is_unused.set()
+        self._stack = AsyncExitStack()
+
+    async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> ResourceT:
+        opened = await self._stack.enter_async_context(resource)
+        self.state = ModelState.READY
+        return opened
+
+    async def close(self) -> None:
+        """Waits until the resource is unused, and closes it."""
+        self.state = ModelState.DRAINING
+        await self.is_unused.wait()
+        self.state = ModelState.CLOSED
+        await self._stack.aclose()
+
+
+class ServedModel(Generic[ResourceT]):
     """One version of a model or of its adapter, and as a context manager the resource that this process uses for it."""
 
-    resource: ResourceT
-
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: Bundle, resource: ResourceT, lifetime: _Lifetime) -> None:
+        self.bundle, self.resource, self.lifetime = bundle, resource, lifetime
 
     @property
     def spec(self) -> ModelSpec:
@@ -44,74 +66,24 @@ class ServedModel(ABC, Generic[ResourceT]):
         return ModelKey(*self.bundle.key)
 
     @property
-    @abstractmethod
-    def state(self) -> ModelState: ...
+    def state(self) -> ModelState:
+        return self.lifetime.state
 
-    @abstractmethod
     def __enter__(self) -> ResourceT:
         """Returns the resource, open until the block ends. Raises Unavailable if the model is not ready."""
-
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
-
-
-class _OpenModel(ServedModel[ResourceT]):
-    """A model with a resource of its own."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        super().__init__(bundle)
-        self._state = ModelState.LOADING
-        self._stack = AsyncExitStack()
-        self._uses = 0
-        self._is_unused = asyncio.Event()
-        self._is_unused.set()
-
-    @property
-    def state(self) -> ModelState:
-        return self._state
-
-    def __enter__(self) -> ResourceT:
-        if self._state is not ModelState.READY:
-            raise Unavailable(f"model {self.spec.name!r} version {self.spec.version} is {self.state.value}")
-        if not self._uses:
-            self._is_unused.clear()
-        self._uses += 1
+        lifetime = self.lifetime
+        if lifetime.state is not ModelState.READY:
+            raise Unavailable(f"{lifetime.name} is {lifetime.state.value}")
+        if not lifetime.uses:
+            lifetime.is_unused.clear()
+        lifetime.uses += 1
         return self.resource
 
     def __exit__(self, *_: object) -> None:
-        self._uses -= 1
-        if not self._uses:
-            self._is_unused.set()
-
-    async def open(self, resource: AbstractAsyncContextManager[ResourceT]) -> None:
-        self.resource = await self._stack.enter_async_context(resource)
-        self._state = ModelState.READY
-
-    async def close(self) -> None:
-        self._state = ModelState.DRAINING
-        await self._is_unused.wait()
-        self._state = ModelState.CLOSED
-        await self._stack.aclose()
-
-
-class _ServedAdapter(ServedModel[ResourceT]):
-    """An adapter of an open model. Requests that name the adapter use the model."""
-
-    def __init__(self, base: _OpenModel[ResourceT], bundle: Bundle, resource: ResourceT) -> None:
-        super().__init__(bundle)
-        self._base = base
-        self.resource = resource
-
-    @property
-    def state(self) -> ModelState:
-        return self._base.state
-
-    def __enter__(self) -> ResourceT:
-        self._base.__enter__()
-        return self.resource
-
-    def __exit__(self, *_: object) -> None:
-        self._base.__exit__()
+        lifetime = self.lifetime
+        lifetime.uses -= 1
+        if not lifetime.uses:
+            lifetime.is_unused.set()
 
 
 class ServedModels(Generic[ResourceT]):
@@ -129,15 +101,13 @@ class ServedModels(Generic[ResourceT]):
         self._open_model = open_model
         self._other_names = other_names
         self._adapt = adapt
-        self._models: list[_OpenModel[ResourceT]] = []
+        self._models: list[ServedModel[ResourceT]] = []
         self.table: ModelTable[ServedModel[ResourceT]] = ModelTable({})
-        self._watchers: list[Callable[[], None]] = []
+        self.needs = ModelNeeds()
+        self.changes = Changes()  # the table, or the announced models
         self._opening: set[ModelKey] = set()
         # The facts about the models that the table lacks, as the methods tell_… set them. Replaced on every change.
         self._told = ProcessModels()
-        # Models that each gateway may send items for; None: any model.
-        self._needed_by: dict[object, frozenset[ModelKey] | None] = {}
-        self._needs_watchers: list[Callable[[], None]] = []
 
     @property
     def keys(self) -> frozenset[ModelKey]:
@@ -184,79 +154,53 @@ class ServedModels(Generic[ResourceT]):
     def _tell(self, told: ProcessModels) -> None:
         if told != self._told:
             self._told = told
-            self._notify()
+            self.changes.notify()
 
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress in preparing a version."""
         return self._told.prepared.get(key, Preparation())
 
-    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        """Sets the models that a gateway may send items for from now on; None: any model."""
-        self._needed_by[user] = keys
-        self._tell_needs()
-
-    def forget(self, user: object) -> None:
-        self._needed_by.pop(user, None)
-        self._tell_needs()
-
     def is_needed(self, key: ModelKey) -> bool:
         """Returns whether a gateway may still send items for a model, or a route of this table leads to it."""
         is_routed = key.version in self.table.routes.get(key.name, NO_ROUTE).versions
-        return is_routed or any(keys is None or key in keys for keys in self._needed_by.values())
-
-    def watch_needs(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever gateways need other models."""
-        self._needs_watchers.append(changed)
-
-    def _tell_needs(self) -> None:
-        for changed in self._needs_watchers:
-            changed()
+        return is_routed or self.needs.has(key)
 
     def route(self, routes: Mapping[str, ModelRoute]) -> None:
         if routes != self.table.declared_routes:
             self._replace(self._models, routes)
 
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of the table, until the returned function is called."""
-        self._watchers.append(changed)
-        return lambda: self._watchers.remove(changed)
-
     async def open(self, bundle: Bundle) -> None:
         """Loads a model, then serves it. Raises SetupError if it is served already, and the errors of loading."""
-        model: _OpenModel[ResourceT] = _OpenModel(bundle)
-        if model.key in self.keys | self._opening:
-            name, version = model.key
-            raise SetupError(f"{bundle.folder}: model {name!r} version {version} is served already")
-        self._opening.add(model.key)
+        key = ModelKey(*bundle.key)
+        lifetime = _Lifetime(f"model {key.name!r} version {key.version}")
+        if key in self.keys | self._opening:
+            raise SetupError(f"{bundle.folder}: {lifetime.name} is served already")
+        self._opening.add(key)
         try:
-            await model.open(self._open_model(bundle))
+            resource = await lifetime.open(self._open_model(bundle))
         finally:
-            self._opening.remove(model.key)
-        self._replace([*self._models, model])
+            self._opening.remove(key)
+        self._replace([*self._models, ServedModel(bundle, resource, lifetime)])
 
     async def close(self, key: ModelKey) -> None:
         """Stops serving a model, waits until it is unused, and unloads it."""
         (closing,) = [model for model in self._models if model.key == key]
         self._replace([model for model in self._models if model.key != key])
-        await closing.close()
+        await closing.lifetime.close()
 
-    def _replace(self, models: list[_OpenModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
+    def _replace(self, models: list[ServedModel[ResourceT]], routes: Mapping[str, ModelRoute] | None = None) -> None:
         routes = self.table.declared_routes if routes is None else routes
         self._models = models
         adapters = (adapter for model in models for adapter in self._adapters_of(model))
         complete = (model for model in models if not model.spec.needs_adapter)
         entries = {(model.spec.name, model.spec.version): model for model in (*complete, *adapters)}
         self.table = ModelTable(entries, routes, self._other_names(model.bundle for model in models))
-        self._notify()
+        self.changes.notify()
 
-    def _adapters_of(self, model: _OpenModel[ResourceT]) -> Iterator[_ServedAdapter[ResourceT]]:
+    def _adapters_of(self, model: ServedModel[ResourceT]) -> Iterator[ServedModel[ResourceT]]:
         for number in range(1, 1 + len(model.spec.adapters)):
             bundle = model.bundle.adapted(number)
-            yield _ServedAdapter(model, bundle, self._adapt(model.resource, bundle))
-
-    def _notify(self) -> None:
-        for changed in list(self._watchers):
-            changed()
+            yield ServedModel(bundle, self._adapt(model.resource, bundle), model.lifetime)
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Operation, Signed
 from neuronpipe.bundles.repository import bundle_folders, read_trusted_keys
 from neuronpipe.core.items import ModelKey
-from neuronpipe.platform.process.settings import RepositorySettings, is_bucket
+from neuronpipe.platform.process.settings import RepositorySettings
+from neuronpipe.platform.storage import is_in_bucket
 
 if TYPE_CHECKING:
     from neuronpipe.bundles.bucket_repository import BucketRepository
@@ -19,7 +20,7 @@ Repository: TypeAlias = "FolderRepository | BucketRepository"
 
 def open_repository(place: str, endpoint: str = "") -> Repository:
     """Opens a repository in a folder, or at s3://BUCKET/PREFIX, at the object store `endpoint`. Raises SetupError."""
-    if not is_bucket(place):
+    if not is_in_bucket(place):
         return FolderRepository(Path(place))
     from neuronpipe.bundles.bucket_repository import BucketRepository
 
@@ -42,14 +43,14 @@ def reject_version(repository: Repository, key: ModelKey, signed: Signed) -> Ope
 def check_folder(settings: RepositorySettings) -> None:
     """Raises SetupError if a repository's folder contains no bundles. Reads no bundle."""
     files = (Path(settings.repository) / name for name in (MANIFEST_FILE, REGISTRY_FILE))
-    if not is_bucket(settings.repository) and not any(file.is_file() for file in files):
+    if not is_in_bucket(settings.repository) and not any(file.is_file() for file in files):
         bundle_folders(Path(settings.repository))
 
 
 def live_repository(settings: RepositorySettings, *, with_artifacts: bool) -> LiveRepository:
     """Opens a service's repository. `with_artifacts`: the service loads the artefacts. Raises SetupError."""
     trusted = read_trusted_keys(settings.trusted_keys)
-    if not is_bucket(settings.repository):
+    if not is_in_bucket(settings.repository):
         return FolderSource(Path(settings.repository), trusted)
     from neuronpipe.bundles.bucket_repository import BucketRepository
     from neuronpipe.bundles.bundle_cache import BucketSource

@@ -16,8 +16,8 @@ _SHAPES = ("1x128", "8x128")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "sources SOURCE", "folders of models, or ids on the Hub: a small and a base model", nargs="+")
-    option(parser, "--task TASK", "the task of all of them", required=True)
-    option(parser, "--backend", "", required=True, choices=["neuronx", "openvino", "torch"])
+    option(parser, "--task TASK", "task of all models", required=True)
+    option(parser, "--backend", "back end to measure", required=True, choices=["neuronx", "openvino", "torch"])
     option(parser, "--out DIR", "the report's folder", Path, required=True)
     option(parser, "--dtype DTYPE", "dtype to compile for (default: float32)", "float32")
     option(

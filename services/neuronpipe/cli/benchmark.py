@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(measured, "--product", "measure every combination (default: vary one value at a time)", dest="is_product")
     option(measured, "--quick", "measure two models, with few cells, a second for each")
     effort = parser.add_argument_group("how")
-    option(effort, "--cell-seconds S", "a cell ends after this long, with three calls at least (default: 4)", float)
+    option(effort, "--cell-seconds S", "seconds for a cell, with at least three calls (default: 4)", float)
     option(effort, "--calls N", "minimum number of calls per cell, within --cell-seconds (default: 100)", int)
     option(
         effort,
@@ -80,8 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "measure until the interval of p95 is within this share on either side (default: 0.05)",
         0.05,
     )
-    option(effort, "--minutes M", "refuse to begin what takes longer (default: 60)", 60.0)
-    option(effort, "--fresh", "measure again what --out has from before", dest="is_fresh")
+    option(effort, "--minutes M", "refuse a matrix that takes longer, in minutes (default: 60)", 60.0)
+    option(effort, "--fresh", "measure again the cells that --out already contains", dest="is_fresh")
     option(
         effort,
         "--cache DIR",

@@ -52,7 +52,7 @@ def add_trusted_keys(parser: argparse.ArgumentParser, *, required: bool = False)
     option(
         parser,
         "--trusted-keys FILE",
-        "file or folder of ed25519 public keys in PEM form; bundles that none of them signed are refused",
+        "file or folder of ed25519 public keys in PEM form; bundles that no such key signed are refused",
         Path,
         required=required,
     )

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--dtype DTYPE",
         "float32, bfloat16, float16 (torch), int8 or int8-weights (openvino: computes in int8; or weights alone are "
-        "of 8 bits, which loses less); default: as its weights, or else float32",
+        "of 8 bits, which loses less); default: as its weights; float32 for models that generate",
         "",
     )
     option(
@@ -100,11 +100,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "between parts that are encoded apart (default: by its files)",
         "",
     )
-    option(parser, "--rerank-instruction TEXT", "instruction in that template (default: by its files)", "")
+    option(parser, "--rerank-instruction TEXT", "instruction in that template (default: by the files)", "")
     option(
         parser,
         "--rerank-answers YES,NO",
-        "tokens whose logits make its score, or one token (default: by its files)",
+        "tokens whose logits make the score, or one token (default: by the files)",
         "",
     )
     neuron = parser.add_argument_group("for neuronx")

@@ -16,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     create = subcommand(verbs, "create", _create, "make a key, and print it once, alone on the last line")
     option(create, "--tenant T", "the tenant whose quota its calls count to", required=True)
     option(create, "--name N", "user of the key, for the list (default: the tenant)", "")
-    option(create, "--days D", "days after which it expires (default: it stays until it is revoked)", float)
+    option(create, "--days D", "days after which the key expires (default: never)", float)
     show = subcommand(verbs, "list", _list, "list the keys, without their secrets")
     option(show, "--tenant T", "list only this tenant's keys", "")
     revoke = subcommand(verbs, "revoke", _revoke, "take keys out of the file; gateways refuse them within seconds")

@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(results, "--keep COLUMN,…", "columns of the input to copy to the results", "")
     option(results, "--prefix P", "prefix of the names of the result's columns", "")
     option(results, "--shard-rows N", "rows of an output file (default: 10,000)", 10_000)
-    option(results, "--max-errors N", "end when more rows failed (default: any number may)", int)
+    option(results, "--max-errors N", "end when more than N rows have failed (default: no limit)", int)
     option(parser, "--price-per-hour USD", "price of the machine, for the cost", 0.0)
     near = parser.add_argument_group("in process", "Other settings are variables: see the reference of settings.")
     add_trusted_keys(parser)
@@ -79,9 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ray = parser.add_argument_group("on a Ray cluster", "With --repository and --output at paths that all nodes have.")
     option(ray, "--ray ADDRESS", "the cluster, as auto or ray://HOST:10001; local: a cluster for this run")
     option(ray, "--actors N", "processes with the model (default: 1)", 1)
-    option(ray, "--actor-cpus N", "CPUs of each (default: 1)", 1.0)
-    option(ray, "--actor-gpus N", "GPUs of each", 0.0)
-    option(ray, "--actor-neuron-cores N", "NeuronCores of each", 0.0)
+    option(ray, "--actor-cpus N", "CPUs of each actor (default: 1)", 1.0)
+    option(ray, "--actor-gpus N", "GPUs of each actor", 0.0)
+    option(ray, "--actor-neuron-cores N", "NeuronCores of each actor", 0.0)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.longrunning import operations_pb2
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf import duration
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobResult
@@ -80,8 +80,8 @@ class AsyncJob:
         ends_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while True:
             left_s = _WAIT_S if ends_s is None else min(_WAIT_S, ends_s - asyncio.get_running_loop().time())
-            message = operations_pb2.WaitOperationRequest(name=self.name, timeout=Duration())
-            message.timeout.FromNanoseconds(int(max(0.0, left_s) * 1e9))
+            timeout = duration.from_nanoseconds(int(max(0.0, left_s) * 1e9))
+            message = operations_pb2.WaitOperationRequest(name=self.name, timeout=timeout)
             try:
                 operation: operations_pb2.Operation = await self._call(
                     lambda stubs: stubs.operations.WaitOperation, message, max(0.0, left_s) + _WAIT_S

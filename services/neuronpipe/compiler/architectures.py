@@ -6,6 +6,7 @@ attention, batches without rows, experts, positions of images, and Longformer.
 
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -374,8 +375,15 @@ def prepare(model: Any) -> None:
 
 
 def needs_eager_attention(model: Any) -> bool:
-    """Returns whether OpenVINO's attention spreads NaN of windows of padding: ModernBERT of transformers 4."""
-    return model.config.model_type == "modernbert" and hasattr(model.base_model, "_update_attention_mask")
+    """Returns whether OpenVINO's attention spreads NaN of windows of padding, because a mask leaves padding no token.
+
+    Such models have windows in both directions. ModernBERT gets masks of this file instead, except in transformers 4.
+    The masks of eager attention are finite.
+    """
+    encoder = model.base_model
+    if model.config.model_type == "modernbert":
+        return hasattr(encoder, "_update_attention_mask")
+    return hasattr(sys.modules[type(encoder).__module__], "create_bidirectional_sliding_window_mask")
 
 
 def _mask_windows(

@@ -346,7 +346,7 @@ def _refusals(request: CompileRequest) -> Iterator[str]:
         yield f"dtype {dtype!r} is not known for {backend}; there are: {', '.join(dtypes)}"
     if buckets == "required" and not request.buckets.buckets:
         yield (
-            f"{backend} computes the shapes only that it was compiled for; name them with --bucket BATCHxTOKENS, or "
+            f"{backend} computes only the shapes that it was compiled for; name them with --bucket BATCHxTOKENS, or "
             "have them chosen with --buckets auto --lengths FILE"
         )
     if buckets == "none" and request.buckets.buckets:

@@ -68,7 +68,7 @@ class _PagedStep(torch.nn.Module):
             self_arrays, before = arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :]
             last = (further[0][:, index].unsqueeze(2) for index in range(len(before)))
             cache = caches_of(self_arrays, [torch.cat(pair, 2) for pair in zip(before, last, strict=True)])
-        else:  # `_paged` tells the paged graph its windows
+        else:  # `set_windows` gives the paged graph its windows
             mask = masks_by_kind(self.model.config, dict.fromkeys(layer_windows(self.model.config), mask))
         of_source = torch.zeros(1, 1, 1, 1) if has_source else None
         choose = partial(torch.index_select, dim=0, index=scored_rows)

@@ -23,7 +23,7 @@ from neuronpipe.compiler.images import IMAGE_PARTS, TEXT_PARTS
 from neuronpipe.compiler.modules import SourceModule
 from neuronpipe.compiler.onnx import graph_file
 from neuronpipe.compiler.own_graphs import OWN_GRAPHS
-from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking
+from neuronpipe.compiler.rerankers import entailing, is_cross_encoder, ranking, score_function
 from neuronpipe.compiler.saved_files import read_object, refusing
 from neuronpipe.compiler.sentence_transformers import read_modules, read_settings, transformer_folder
 from neuronpipe.compiler.source import check_configuration, port_of, reads_of
@@ -114,7 +114,7 @@ class Configuration:
         if self._kinds() & _MULTI_VECTOR:
             return DetectedTask("multi_vector_embedding", "modules.json" if self.modules else self.architecture)
         self._refuse_other_kinds()
-        if "CLIPModel" in self.modules:
+        if "CLIPModel" in self.modules or (self.modules and reads_of(self.config, self.architecture) == "both"):
             return DetectedTask("zero_shot_image_classification", "modules.json")
         if self.modules and self.settings.get("model_type") != "CrossEncoder":
             return DetectedTask("sentence_embedding", "modules.json")
@@ -216,6 +216,9 @@ class Configuration:
         ):
             advice = "supported are LogitScore, and Pooling with what may follow it"
             raise SetupError(f"{self.folder}: is a cross-encoder with {others} behind its model; {advice}")
+        is_scoring = self.architecture.endswith("ForSequenceClassification") and self.config.num_labels == 1
+        if is_scoring and is_cross_encoder(self.folder, self.config):
+            score_function(self.folder, self.config)
 
     def _can(self, task: str) -> bool:
         if self.encoder_decoder_tasks is not None and task not in self.encoder_decoder_tasks:
@@ -315,8 +318,8 @@ def _refuse_encoder_decoders(folder: Path, config: Any, architecture: str) -> No
     if kind in _WITH_OTHER_BIASES:
         raise _other_biases(folder, name)
     raise SetupError(
-        f"{folder}: {name} has an encoder and a decoder; of such models those are served that summarize or translate "
-        "texts (BART, mBART, Marian, PEGASUS, T5), classifiers and readers of BART, mBART and T5, and encoders of T5"
+        f"{folder}: {name} has an encoder and a decoder; such models are supported to summarize or translate texts "
+        "(BART, mBART, Marian, PEGASUS, T5), as classifiers and readers (BART, mBART, T5), and as encoders (T5)"
     )
 
 

@@ -1,8 +1,9 @@
-"""GLiNER: an encoder that reads labels and a text as one sequence, and scores each span of words for each label.
+"""GLiNER: an encoder that reads labels and a text as one sequence, and scores spans or words for each label.
 
 A checkpoint has gliner_config.json, in which the encoder's configuration is `encoder_config`. Equal to gliner 0.2
-(modeling/base.py, UniEncoderSpanModel; modeling/span_rep.py, SpanMarkerV0) with the products in another order: the last
-layer of a span's vector is applied to the labels, of which there are few, and not to the spans.
+(modeling/base.py, UniEncoderSpanModel and UniEncoderTokenModel; modeling/span_rep.py, SpanMarkerV0;
+modeling/scorers.py, Scorer) with the products in another order: the last layer of a span's vector is applied to the
+labels, of which there are few, and not to the spans.
 """
 
 import copy
@@ -25,15 +26,19 @@ from neuronpipe.tasks.zero_shot_token_classification import MAX_LABELS, WORD_NUM
 
 _CONFIG_FILE = "gliner_config.json"
 ARCHITECTURE = "GLiNER"
-_ENCODERS = ("bert", "deberta-v2")
+_ENCODERS = ("bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
+_OF_TOKENS = "token_level"
 # Field of gliner_config.json → its values that are supported; None for a field that is missing.
 _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "model_type": ("gliner_uni_encoder_span", "gliner", "", None),
-    "span_mode": ("markerV0",),
+    # The package reads span_mode instead, because some of its versions wrote the type of a model of spans for all.
+    "model_type": ("gliner_uni_encoder_span", "gliner_uni_encoder_token", "gliner", "", None),
+    "span_mode": ("markerV0", _OF_TOKENS),
     "subtoken_pooling": ("first", None),
     "words_splitter_type": ("whitespace", None),
     "num_rnn_layers": (0, 1, None),
-    **dict.fromkeys(("post_fusion_schema", "fuse_layers", "precomputed_prompts_mode"), (None, "", False)),
+    **dict.fromkeys(
+        ("post_fusion_schema", "fuse_layers", "precomputed_prompts_mode", "represent_spans"), (None, "", False)
+    ),
     **dict.fromkeys(("labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config"), (None, "")),
 }
 _SAMPLE_LABELS = ("person", "organization", "place of an event")
@@ -95,12 +100,43 @@ class _Lstm(torch.nn.Module):
         return states
 
 
+class _Scorer(torch.nn.Module):
+    """Scores each word as the start, the end and the inside of an entity of each label."""
+
+    # Whether only labels that a text of the batch names are computed, for graphs whose shapes are free.
+    takes_rows = False
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj_token, self.proj_label = torch.nn.Linear(width, 2 * width), torch.nn.Linear(width, 2 * width)
+        self.out_mlp = _layers(3 * width, 4 * width, 3)
+
+    def forward(self, words: torch.Tensor, prompts: torch.Tensor, is_named: torch.Tensor) -> torch.Tensor:
+        """Returns logits [batch, tokens, 3, MAX_LABELS]; unnamed labels get the logits of the first label.
+
+        `words` [batch, tokens, width], `prompts` [batch, MAX_LABELS, width], `is_named`: bool [MAX_LABELS].
+        """
+        places = torch.arange(MAX_LABELS, device=words.device)
+        rows = is_named.nonzero()[:, 0] if self.takes_rows else places
+        first, last = self.out_mlp[0], self.out_mlp[3]
+        of_word, of_label, of_both = first.weight.chunk(3, dim=1)
+        added_word, word = self.proj_token(words).chunk(2, dim=-1)
+        added_label, label = self.proj_label(prompts.index_select(1, rows)).chunk(2, dim=-1)
+        hidden = (word.unsqueeze(2) * label.unsqueeze(1)) @ of_both.T
+        hidden = hidden + (added_word @ of_word.T + first.bias).unsqueeze(2) + (added_label @ of_label.T).unsqueeze(1)
+        choice = (rows[:, None] == torch.where(is_named, places, 0)[None, :]).to(words.dtype)
+        return last(hidden.relu()).transpose(2, 3) @ choice
+
+
 class GlinerModel(transformers.PreTrainedModel):
-    """The parts of a GLiNER by their published names, and the logits of spans.
+    """The parts of a GLiNER by their published names, and the logits of spans or words.
 
     `word_number` [batch, tokens]: n for the first token of the nth word of the text, -n for the token of the nth label,
-    0 for others. Returns `logits` [batch, tokens, widths, MAX_LABELS]: for the nth word, the spans of 1, 2 … words that
-    begin there.
+    0 for others. Returns `logits`:
+
+    - [batch, tokens, widths, MAX_LABELS] by a model of spans: for the nth word, the spans of 1, 2 … words that begin
+      there
+    - [batch, tokens, 3, MAX_LABELS] by a model of tokens: for the nth word, see `_Scorer`
     """
 
     config_class = transformers.PretrainedConfig
@@ -116,25 +152,32 @@ class GlinerModel(transformers.PreTrainedModel):
         self._projects = width != config.hidden_size
         if self._projects:
             self.token_rep_layer.projection = torch.nn.Linear(config.hidden_size, width)
-        self._is_recurrent = gliner.get("num_rnn_layers", 1) > 0
+        self._is_recurrent = bool(gliner.get("num_rnn_layers", 1))
         if self._is_recurrent:
             self.rnn = _Lstm(width)
-        spans = torch.nn.Module()
-        spans.project_start, spans.project_end = _projection(width, width), _projection(width, width)
-        spans.out_project = _projection(2 * width, width)
-        self.span_rep_layer = torch.nn.Module()
-        self.span_rep_layer.span_rep_layer = spans
-        self.prompt_rep_layer = _projection(width, width)
+        self._scores_words = gliner["span_mode"] == _OF_TOKENS
+        if self._scores_words:
+            self.scorer = _Scorer(width)
+        else:
+            spans = torch.nn.Module()
+            spans.project_start, spans.project_end = _projection(width, width), _projection(width, width)
+            spans.out_project = _projection(2 * width, width)
+            self.span_rep_layer = torch.nn.Module()
+            self.span_rep_layer.span_rep_layer = spans
+            self.prompt_rep_layer = _projection(width, width)
         self._shift = 0 if gliner.get("embed_ent_token", True) else 1
         self.post_init()
+
+    @property
+    def base_model(self) -> Any:
+        return self.token_rep_layer.bert_layer.model
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, word_number: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         assert word_number is not None  # noqa: S101 (the input that the module is made for)
 
-        encoder = self.token_rep_layer.bert_layer.model
-        vectors = Named(encoder, "last_hidden_state")(input_ids, attention_mask)["last_hidden_state"]
+        vectors = Named(self.base_model, "last_hidden_state")(input_ids, attention_mask)["last_hidden_state"]
         if self._projects:
             vectors = self.token_rep_layer.projection(vectors)
         numbers = torch.arange(1, word_number.shape[1] + 1, device=word_number.device)
@@ -142,10 +185,12 @@ class GlinerModel(transformers.PreTrainedModel):
         words = (word_number.unsqueeze(1) == numbers[:, None]).to(vectors.dtype) @ vectors
         labels = torch.arange(1, MAX_LABELS + 1, device=word_number.device)
         named = pad(vectors, (0, 0, 0, self._shift))[:, self._shift :]
-        prompts = self.prompt_rep_layer((word_number.unsqueeze(1) == -labels[:, None]).to(vectors.dtype) @ named)
+        prompts = (word_number.unsqueeze(1) == -labels[:, None]).to(vectors.dtype) @ named
         if self._is_recurrent:
             words = self.rnn(words, (numbers <= word_number.max(dim=1, keepdim=True).values).to(vectors.dtype))
-        return {"logits": self._span_logits(words, prompts)}
+        if self._scores_words:
+            return {"logits": self.scorer(words, prompts, -labels >= word_number.min().clamp(max=-1))}
+        return {"logits": self._span_logits(words, self.prompt_rep_layer(prompts))}
 
     def _span_logits(self, words: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
         spans = self.span_rep_layer.span_rep_layer
@@ -162,8 +207,13 @@ class GlinerModel(transformers.PreTrainedModel):
 
 
 def _projection(width: int, made: int) -> torch.nn.Sequential:
-    inner = torch.nn.Linear(width, 4 * made)
-    return torch.nn.Sequential(inner, torch.nn.ReLU(), torch.nn.Identity(), torch.nn.Linear(4 * made, made))
+    return _layers(width, 4 * made, made)
+
+
+def _layers(width: int, inner: int, made: int) -> torch.nn.Sequential:
+    """Makes two layers, numbered as in the package, which has a dropout between them."""
+    first, last = torch.nn.Linear(width, inner), torch.nn.Linear(inner, made)
+    return torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Identity(), last)
 
 
 class _Loader:
@@ -179,11 +229,12 @@ class _Loader:
 
 
 def load_gliner(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
-    """Loads a GLiNER of spans. Raises SetupError."""
+    """Loads a GLiNER. Raises SetupError."""
     content = read_object(folder / _CONFIG_FILE)
     model = load_weights(_Loader(content), folder)
     facts = _facts(folder, content, tokenizer)
-    remarks = {"words": f"up to {facts.max_words}, in spans of up to {facts.max_width}"}
+    spans = f", in spans of up to {facts.max_width}" if facts.max_width else ""
+    remarks = {"words": f"up to {facts.max_words}{spans}"}
     return source_module(
         model,
         model,
@@ -213,7 +264,7 @@ def _facts(folder: Path, content: Mapping[str, Any], tokenizer: SourceTokenizer)
         separator_token_id=marks[1],
         before=tuple(whole[:start]),
         behind=tuple(whole[start + len(plain) :]),
-        max_width=content["max_width"],
+        max_width=0 if content["span_mode"] == _OF_TOKENS else content["max_width"],
         max_words=content["max_len"],
     )
 

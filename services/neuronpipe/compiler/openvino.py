@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from neuronpipe.bundles.manifest import Artifact
-from neuronpipe.compiler.architectures import needs_eager_attention
+from neuronpipe.compiler.architectures import compute_by_expert, needs_eager_attention
 from neuronpipe.compiler.conversion import Conversion, Ran
 from neuronpipe.compiler.modules import (
     Named,
@@ -51,8 +51,10 @@ def convert(conversion: Conversion) -> Artifact:
     """Converts the module to OpenVINO, with weights in float32; see ArtifactCompiler."""
     module, folder, dtype = conversion.module, conversion.folder, conversion.dtype
     model = onnx_model(module.module) or pretrained_model(module.module)
-    if not isinstance(model, OnnxModel) and needs_eager_attention(model):
-        model.set_attn_implementation("eager")
+    if not isinstance(model, OnnxModel):
+        compute_by_expert(model)
+        if needs_eager_attention(model):
+            model.set_attn_implementation("eager")
     (folder / _FOLDER).mkdir(parents=True)
     files = []
     # Quantized with taken rows, embeddings had a cosine similarity of 0.72 instead of 0.97.

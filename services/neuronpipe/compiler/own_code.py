@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import safetensors.torch
 import torch
 import transformers
 
@@ -26,8 +26,8 @@ from neuronpipe.compiler.own_graphs import (
     NomicExpertsModel,
     register_own_graphs,
 )
-from neuronpipe.compiler.saved_files import read_object
-from neuronpipe.compiler.sentence_transformers import transformer_folder
+from neuronpipe.compiler.saved_files import read_object, refusing
+from neuronpipe.compiler.sentence_transformers import read_tensors, transformer_folder
 from neuronpipe.compiler.source import ModelSource
 from neuronpipe.core.errors import SetupError
 
@@ -73,6 +73,27 @@ _GTE_VALUES: Mapping[str, Any] = {
     "pack_qkv": True,
     "position_embedding_type": "rope",
 }
+# The same for XLM-R in Jina's code, xlm-roberta-flash-implementation. Source: modeling_xlm_roberta.py.
+_FLASH_CONFIGURATION, _FLASH_WITH_LORA = "XLMRobertaFlashConfig", "XLMRobertaLoRA"
+_FLASH_VALUES: Mapping[str, Any] = {
+    "emb_pooler": None,
+    "fused_mlp": False,
+    "hidden_act": "gelu",
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "truncate_dim": None,
+}
+# Parts of the names of its weights → the names of transformers. Source: convert_roberta_weights_to_flash.py.
+_FLASH_PRODUCT = ".mixer.Wqkv."
+_FLASH_NAMES = {
+    ".emb_ln.": ".embeddings.LayerNorm.",
+    ".encoder.layers.": ".encoder.layer.",
+    ".mixer.out_proj.": ".attention.output.dense.",
+    ".norm1.": ".attention.output.LayerNorm.",
+    ".norm2.": ".output.LayerNorm.",
+    ".mlp.fc1.": ".intermediate.dense.",
+    ".mlp.fc2.": ".output.dense.",
+}
 _OWN_CODE = "auto_map"
 # Fields that say which tokens a decoder's token sees.
 _DIRECTIONS = ("is_causal", "use_bidirectional_attention")
@@ -100,6 +121,8 @@ def in_known_form(source: ModelSource, scratch: Path) -> ModelSource:
     config = linked.folder / model_folder.relative_to(source.folder) / "config.json"
     config.unlink()
     config.write_text(json.dumps({name: value for name, value in known_form.items() if name != _OWN_CODE}))
+    if _is_flash(content) and known_form["model_type"] == "xlm-roberta":
+        _rename_flash_weights(config.parent)
     return linked
 
 
@@ -119,6 +142,8 @@ def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str,
         ("new", "New"): _gte_configuration,
         ("gte", "Gte"): _gte_configuration,
         ("bert", "JinaBert"): _jina_configuration,
+        ("xlm-roberta", "XLMRoberta"): _flash_configuration,
+        ("llama_bidirec", "LlamaBidirectional"): _bidirectional_configuration,
         **{(kind, ""): _decoder_configuration for kind in MASKED_DECODERS},
     }
     class_names = [
@@ -126,8 +151,9 @@ def _known_configuration(folder: Path, model_folder: Path, content: Mapping[str,
         for kind, name in (content.get(_OWN_CODE) or {}).items()
         if kind.startswith("AutoModel")
     ]
+    saved_kind = content.get("model_type") or ("xlm-roberta" if _is_flash(content) else None)
     for (kind, prefix), rewrite in kinds.items():
-        if content.get("model_type") == kind and all(name.startswith(prefix) for name in class_names):
+        if saved_kind == kind and all(name.startswith(prefix) for name in class_names):
             return rewrite(folder, model_folder, content)
     return None
 
@@ -181,6 +207,47 @@ def _jina_configuration(folder: Path, model_folder: Path, content: Mapping[str, 
     return {**content, "model_type": "jina_bert", "has_query_norms": has_norms}
 
 
+def _is_flash(content: Mapping[str, Any]) -> bool:
+    return str((content.get(_OWN_CODE) or {}).get("AutoConfig")).endswith(f".{_FLASH_CONFIGURATION}")
+
+
+def _flash_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrites XLM-R in Jina's code: jina-reranker-v2, and with rotary positions jina-colbert-v2.
+
+    transformers has the second as the body of jina-embeddings-v3.
+    """
+    if not _is_flash(content) or any(_FLASH_WITH_LORA in str(name) for name in content[_OWN_CODE].values()):
+        return None
+    _require(folder, content, _FLASH_VALUES)
+    if content.get("position_embedding_type") != "rotary":
+        _require(folder, content, {"position_embedding_type": "absolute"})
+        return {**content, "model_type": "xlm-roberta"}
+    width = content["hidden_size"] // content["num_attention_heads"]
+    _require(folder, content, {"rotary_emb_dim": width})
+    rope = {"rope_type": "default", "rope_theta": content.get("rotary_emb_base", 10_000.0)}
+    architectures = [re.sub("^XLMRoberta", "JinaEmbeddingsV3", name) for name in content.get("architectures") or ()]
+    described = {"model_type": "jina_embeddings_v3", "architectures": architectures, "rope_parameters": rope}
+    return {**content, **described}
+
+
+def _rename_flash_weights(folder: Path) -> None:
+    """Replaces the links to weights in `folder` by the weights in the names of transformers. Raises SetupError."""
+    with refusing(f"{folder}: its weights cannot be read", advice="; get its files again"):
+        tensors = read_tensors(folder)
+    renamed = dict[str, torch.Tensor]()
+    for published, tensor in tensors.items():
+        name = f".{published}"
+        for theirs, ours in _FLASH_NAMES.items():
+            name = name.replace(theirs, ours)
+        queries = name.replace(_FLASH_PRODUCT, ".attention.self.query.")
+        names = [queries] if queries == name else [queries.replace("query", part) for part in ("query", "key", "value")]
+        parts = zip(names, tensor.chunk(len(names)), strict=True)
+        renamed |= {part_name.removeprefix("."): part.clone() for part_name, part in parts}
+    for file in ("model.safetensors", "pytorch_model.bin"):
+        (folder / file).unlink(missing_ok=True)
+    safetensors.torch.save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def _decoder_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Rewrites decoders that make vectors. Their code has the class names of transformers and may see other tokens."""
     code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
@@ -193,6 +260,16 @@ def _decoder_configuration(folder: Path, model_folder: Path, content: Mapping[st
             "whether a token sees those behind it; write is_causal there: false if it does, or else true"
         )
     return {**content, "is_causal": False}
+
+
+def _bidirectional_configuration(
+    folder: Path, model_folder: Path, content: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """Rewrites llama-nemotron-embed: Llama whose tokens see all others. Source: llama_bidirectional_model.py."""
+    _require(folder, content, {"architectures": ["LlamaBidirectionalModel"]})
+    if not (folder / "modules.json").is_file():  # the code has a pooling of its own, and ours is the mean
+        _require(folder, content, {"pooling": "avg"})
+    return {**content, "model_type": "llama", "architectures": ["LlamaModel"], "is_causal": False}
 
 
 def _require(folder: Path, content: Mapping[str, Any], values: Mapping[str, Any], within: str = "") -> None:

@@ -288,9 +288,8 @@ def _token(tokenizer: Any, name: str) -> int | None:
 
 
 def _saved_template(folder: Path, tokenizer: SourceTokenizer, options: RerankerOptions) -> Template | None:
-    """Reads the chat template of a query and a text; empty for a saved cross-encoder that reads them as a pair.
-
-    None without such a template. Raises SetupError.
+    """Returns the chat template for a query and a text. Without a template: an empty one for a saved cross-encoder,
+    which reads the two texts as a pair; otherwise None. Raises SetupError.
     """
     transformers_tokenizer = tokenizer.transformers_tokenizer
     is_saved = (folder / "modules.json").is_file()
@@ -302,7 +301,8 @@ def _saved_template(folder: Path, tokenizer: SourceTokenizer, options: RerankerO
         problem = "cuts the end of its template with a long text (restore_suffix), which is not supported"
         raise SetupError(f"{folder}: {problem}; remove restore_suffix from processing_kwargs")
     prompt = options.instruction or default_prompt(folder)
-    for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):  # flat, and structured
+    for wrap in (lambda text: text, lambda text: [{"type": "text", "text": text}]):
+        # the content as a string, then as a list of parts
         render = _renderer(transformers_tokenizer, prompt, template_options, wrap)
         rendered = render(_QUERY, _DOCUMENT)
         if rendered.count(_QUERY) == 1 and rendered.count(_DOCUMENT) == 1:

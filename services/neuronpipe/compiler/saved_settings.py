@@ -20,7 +20,7 @@ from neuronpipe.compiler.saved_files import read_object
 from neuronpipe.compiler.sentence_transformers import CONFIGURATION, limits_file, read_modules, transformer_folder
 from neuronpipe.core.errors import SetupError
 from neuronpipe.tasks import TASKS
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,12 @@ def _is_plain_text(value: Any) -> bool:
     text = value.get("text", {}) if isinstance(value, dict) else {}
     outputs = (None, "last_hidden_state", "logits")
     return text.get("method", "forward") == "forward" and text.get("method_output_name") in outputs
+
+
+def _is_of_features(value: Any) -> bool:
+    """Returns whether a modality_config gives the vectors of texts and images into which CLIP and SigLIP project."""
+    methods = {"text": "get_text_features", "image": "get_image_features"}
+    return isinstance(value, dict) and all(value.get(name, {}).get("method") == methods[name] for name in methods)
 
 
 def _is_of_templates(value: Any) -> bool:
@@ -147,6 +153,11 @@ SENTENCE_TRANSFORMERS = _table(
 )
 # The same for models of images and texts, whose vectors are compared as they are.
 _IMAGE_TEXT_FIELDS = _table("image_text", prompts=limited(_only()))
+_IMAGE_TEXT_TRANSFORMER = {
+    "modality_config": limited(_is_of_features),
+    "module_output_name": one_of("sentence_embedding"),
+    "transformer_task": _EMBEDS,
+}
 MODULES = _table("modules")
 # Fields of each module's config.json. Other modules are refused.
 MODULE = {name.removeprefix("module "): _table(name) for name in _TABLES if name.startswith("module ")}
@@ -196,7 +207,8 @@ def _files(folder: Path, config: Any, task: str) -> Iterator[tuple[Path, Rules, 
         if kind in MODULE and path != folder:
             paths.append((path / "config.json", MODULE[kind]))
     if (limits := limits_file(model_folder)) is not None:
-        paths.append((limits, {**TRANSFORMER, "transformer_task": _TRANSFORMER_TASKS.get(task, NO_EFFECT)}))
+        fields = {"transformer_task": _TRANSFORMER_TASKS.get(task, NO_EFFECT)}
+        paths.append((limits, {**TRANSFORMER, **(_IMAGE_TEXT_TRANSFORMER if TASKS[task].reads == "both" else fields)}))
     for path, rules in paths:
         # own_code.py checks the rewritten configuration of a known kind, whose names are from its author's code.
         if not path.is_file() or (path.name == "config.json" and path.parent.name == KNOWN_FORM):
@@ -245,7 +257,8 @@ def _check(path: Path, rules: Rules, content: Mapping[str, Any]) -> str:
             shown = repr(value)
             shown = shown if len(shown) < _SHOWN_CHARACTERS else shown[:_SHOWN_CHARACTERS] + "…"
             raise SetupError(
-                f"{path}: sets {name} to {shown}, which is not supported; take it out there if the model does without"
+                f"{path}: sets {name} to {shown}, which is not supported; remove the field if the "
+                "model works without it"
             )
     if not unknown:
         return ""

@@ -163,7 +163,7 @@ def source_encoder(module: SourceModule, attention: str) -> SourceEncoder:
 
 
 def slot_step(module: SourceModule, bucket: Bucket) -> SlotStep:
-    """Makes the step of a model for a bucket: a slot for each row, with a token for each column."""
+    """Makes the step of a model with one slot per row of the bucket. A slot holds a token per column of the bucket."""
     step = SlotStep(pretrained_model(module.module), bucket.batch, bucket.tokens, CHUNK_TOKENS)
     step.eval()
     return step
@@ -322,7 +322,7 @@ def _attention(
     """Computes attention by the running step; see transformers.AttentionInterface."""
     step = _running.get()
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if key.shape[2] != query.shape[2]:  # attention to a source
+    if key.shape[2] != query.shape[2]:  # cross-attention, whose keys come from the encoder
         return step.attend_to_source(query, scaling), None
     return step.attend(query, step.write(key), step.write(value), scaling, softcap), None
 

@@ -142,8 +142,6 @@ _TASKS_OF: Mapping[Reads, tuple[str, str]] = {
 # Class of published code that is not run → the port of its models to transformers, or a model of the same task.
 _PORTS = {
     "XLMRobertaLoRA": "compile jinaai/jina-embeddings-v3-hf, the same model for transformers",
-    "XLMRobertaFlashConfig": "no port to transformers is published; compile lightonai/GTE-ModernColBERT-v1 for "
-    "multi-vector-embedding, or BAAI/bge-reranker-v2-m3 for rerank",
     "NVEmbedConfig": "no port to transformers is published; compile Qwen/Qwen3-Embedding-8B for sentence-embedding",
 }
 
@@ -181,7 +179,7 @@ _TYPES: Mapping[str, type] = {
     "sentence_transformers": dict,
     "task_specific_params": dict,
 }
-# Sizes that every kind of model has, by its names for them. No size is 0, or as large as _TOO_LARGE.
+# Names under which configurations store their sizes. Each value must be above 0 and below _TOO_LARGE.
 _SIZES = (
     *("hidden_size", "num_hidden_layers", "vocab_size", "d_model", "n_embd", "n_layer", "n_head", "num_layers"),
     *("num_attention_heads", "num_key_value_heads", "intermediate_size", "num_labels"),

@@ -168,7 +168,9 @@ NO_TOKENIZER = SourceTokenizer(
 
 
 def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer:
-    """Reads the tokenizer as tokenizer.json. `of_prompts`: adds only the tokens of that file. Raises SetupError."""
+    """Reads the tokenizer as tokenizer.json. `of_prompts`: ignores add_bos_token and add_eos_token, so prompts get only
+    the tokens that tokenizer.json adds at the ends. Raises SetupError.
+    """
     folder = transformer_folder(folder)
     problem = f"{folder}: transformers {transformers.__version__} cannot load its tokenizer"
     with refusing(problem, why=partial(_why_not_loaded, folder)), warnings.catch_warnings():

@@ -101,6 +101,8 @@ def load_weights(auto_class: Any, folder: Path) -> Any:
     return model.eval()
 
 
+# Models of texts and of other inputs → their part for texts, which alone is compiled.
+_TEXT_PARTS = {"embedding_gemma2": "language_model"}
 # The architectures whose only result is the vector of a text.
 DPR_ENCODERS = ("DPRQuestionEncoder", "DPRContextEncoder")
 
@@ -111,7 +113,8 @@ def load_encoder(folder: Path) -> Any:
     if kind == "dpr":
         advice = f"of DPR, {' and '.join(DPR_ENCODERS)} are compiled, for sentence-embedding and without a modules.json"
         raise SetupError(f"{folder}: {architecture_of(folder) or kind} gives no vectors of tokens; {advice}")
-    return load_weights(transformers.AutoModelForTextEncoding if kind in T5_KINDS else transformers.AutoModel, folder)
+    model = load_weights(transformers.AutoModelForTextEncoding if kind in T5_KINDS else transformers.AutoModel, folder)
+    return getattr(model, _TEXT_PARTS[kind]) if kind in _TEXT_PARTS else model
 
 
 def check_tokens(folder: Path, module: SourceModule) -> None:

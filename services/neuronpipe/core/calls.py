@@ -1,4 +1,4 @@
-"""The context of a request: its caller, deadline, priority and trace."""
+"""The context of a request: its caller, deadline, priority, trace and route key."""
 
 import time
 from typing import NamedTuple

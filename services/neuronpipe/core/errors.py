@@ -61,6 +61,11 @@ class InvalidInput(NeuronpipeError, reason="INVALID_INPUT"):
         self.problem = problem
         self.mentions = mentions
 
+    def index_in(self, name: str) -> int | None:
+        """Returns the index of the invalid element if `field` is an element of the list `name`, and None otherwise."""
+        field, _, index = self.field.removesuffix("]").partition("[")
+        return int(index) if field == name and index.isdecimal() else None
+
 
 class ModelNotFound(NeuronpipeError, reason="MODEL_NOT_FOUND"):
     """The model or version is not served."""
@@ -75,7 +80,7 @@ class JobNotFound(NeuronpipeError, reason="JOB_NOT_FOUND"):
 
 
 class AlreadyExists(NeuronpipeError, reason="ALREADY_EXISTS"):
-    """The id is taken by something else."""
+    """Another job has this id, with other content."""
 
 
 class NotAllowed(NeuronpipeError, reason="NOT_ALLOWED"):
@@ -120,7 +125,7 @@ class InternalError(NeuronpipeError, reason="INTERNAL"):
 
 
 class SetupError(Exception):
-    """A command, a setting or a bundle is wrong. The message names it, and the remedy."""
+    """A command, a setting or a bundle is wrong, and the message names it and the remedy."""
 
 
 class RefusedBundle(SetupError):

@@ -29,8 +29,8 @@ _NO_FIGURES = GenerationFigures()
 class NewTokens(NamedTuple):
     """The tokens that an item got in a step, and the figures of the text so far. `logprobs`: where they are asked for.
 
-    `is_waiting`: the item's grammar is being compiled, or its search has begun, so that others may run until the next
-    message. Such a message, and the message that the grammar is compiled, have no tokens.
+    `is_waiting`: the text does not compute now, because its grammar is being compiled or its search has begun. Other
+    requests may run until its next message. Messages that begin or end this wait have no tokens.
     """
 
     token_ids: Sequence[int] = ()

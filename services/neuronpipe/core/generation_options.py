@@ -1,6 +1,6 @@
 """The options of tasks that generate: each is declared here once.
 
-The checks of requests (tasks/text_generation.py), models' own values, the forms of doors, the client's arguments, the
+The checks of requests (tasks/text_options.py), models' own values, the forms of doors, the client's arguments, the
 flags of `neuronpipe generate` and the table of docs/generation.md are made of these entries. A new option is a field of
 GenerationOptions (tasks.proto), an entry here, and the algorithm that applies it (stages/neuron_executor/generation/).
 """
@@ -72,7 +72,7 @@ class GenerationFields(TypedDict, total=False):
     max_new_tokens: Annotated[
         int, Option("the most tokens to generate (default: the model's own, or 256)", minimum=1, openai="")
     ]
-    min_new_tokens: Annotated[int, Option("tokens before one may end the text", default=0, openai="min_tokens")]
+    min_new_tokens: Annotated[int, Option("tokens before the text may end", default=0, openai="min_tokens")]
     do_sample: Annotated[
         bool, Option("draw tokens at random; without it, the most probable token is taken", "bool", openai="")
     ]
@@ -81,7 +81,7 @@ class GenerationFields(TypedDict, total=False):
     top_p: Annotated[
         float,
         Option(
-            "draw from the best tokens that reach it together; 0: only the best one",
+            "draw from the best tokens whose probabilities add up to it; 0: only the best token",
             "float",
             0,
             1,
@@ -92,7 +92,12 @@ class GenerationFields(TypedDict, total=False):
     min_p: Annotated[
         float,
         Option(
-            "draw from tokens with this share of the best one's probability", "float", 0, 1, draws=True, default=0.0
+            "draw from tokens with at least this share of the best token's probability",
+            "float",
+            0,
+            1,
+            draws=True,
+            default=0.0,
         ),
     ]
     seed: Annotated[
@@ -107,7 +112,8 @@ class GenerationFields(TypedDict, total=False):
         Option("end the text before the first of these", "texts", max_items=16, max_size=256, openai="stop"),
     ]
     stop_token_ids: Annotated[
-        Iterable[int], Option("end the text after one of these, as after the model's own", "tokens", max_items=64)
+        Iterable[int],
+        Option("end the text after one of these tokens, as after the model's own", "tokens", max_items=64),
     ]
     bad_words_ids: Annotated[
         Iterable[Iterable[int]],
@@ -133,13 +139,17 @@ class GenerationFields(TypedDict, total=False):
     num_return_sequences: Annotated[
         int,
         Option(
-            "texts: with `num_beams` the best ones, with `do_sample` each drawn by itself", "int", 1, 16, openai="n"
+            "number of texts: with `num_beams` the best texts, with `do_sample` separate draws",
+            "int",
+            1,
+            16,
+            openai="n",
         ),
     ]
     top_logprobs: Annotated[
         int,
         Option(
-            "log probabilities of each token, and of the N best in its place",
+            "log probabilities of each token, and of the N best tokens at its place",
             "int",
             0,
             20,
@@ -151,9 +161,12 @@ class GenerationFields(TypedDict, total=False):
         Mapping[int, float],
         Option("add to the logits of tokens", "biases", -100, 100, max_items=1024, huggingface=False),
     ]
-    presence_penalty: Annotated[float, Option("take from the logits of tokens that the text has", "float", -2, 2)]
+    presence_penalty: Annotated[
+        float, Option("subtract from the logits of tokens that the text contains", "float", -2, 2)
+    ]
     frequency_penalty: Annotated[
-        float, Option("take from the logits of tokens as often as the text has them", "float", -2, 2)
+        float,
+        Option("subtract from the logits of tokens, once for each time that the text contains them", "float", -2, 2),
     ]
     prompt_logprobs: Annotated[
         bool,

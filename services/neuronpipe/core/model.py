@@ -284,13 +284,13 @@ class ModelTable(Generic[EntryT]):
             name: routes[base] for name, _ in self._entries if (base := base_name(name)) != name and base in routes
         }
         self.routes = {name: _present(name, route, self._entries) for name, route in (adapted | dict(routes)).items()}
-        self._newest = dict(self._entries.keys())  # sorted, so the last version of a name stays
-        self._newest |= {
+        self._default_versions = dict(self._entries.keys())  # sorted, so the last version of a name stays
+        self._default_versions |= {
             name: max(route.shares, key=itemgetter(1))[0] for name, route in self.routes.items() if route.shares
         }
         # By name and version as requests write them: nearly all requests are found here.
         self._by_words = {(name, str(version)): entry for (name, version), entry in self._entries.items()}
-        self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._newest.items()}
+        self._by_words |= {(name, ""): self._entries[name, version] for name, version in self._default_versions.items()}
         for name, route in self.routes.items():
             self._by_words |= {(name, alias): self._entries[name, version] for alias, version in route.aliases.items()}
         self._split = {name: route for name, route in self.routes.items() if len(route.shares) > 1}
@@ -312,21 +312,22 @@ class ModelTable(Generic[EntryT]):
         entry = self._by_words.get((name, version))
         if entry is not None:
             return entry
-        if name in self.other_names and name not in self._newest:
+        if name in self.other_names and name not in self._default_versions:
             name = self.other_names[name]
-            if name in self._newest:
+            if name in self._default_versions:
                 return self.find(name, version, key)
         head, _, adapter = name.rpartition("/")
-        if (base := self.other_names.get(head)) in self._newest and name not in self._newest:
+        if (base := self.other_names.get(head)) in self._default_versions and name not in self._default_versions:
             return self.find(f"{base}/{adapter}", version, key)
         for field, word in ("model", name), ("version", version):
             if len(word) > _MAX_WORD_LENGTH:
                 raise InvalidInput(field, f"{len(word)} characters, the limit is {_MAX_WORD_LENGTH}")
-        if name not in self._newest:
-            if related := [other for other in self._newest if base_name(other) == base_name(name)]:
+        if name not in self._default_versions:
+            if related := [other for other in self._default_versions if base_name(other) == base_name(name)]:
                 there_are = f"of {base_name(name)!r} there are: {', '.join(related)}"
                 raise ModelNotFound(f"model {name!r} is not served; {there_are}")
-            raise ModelNotFound(f"model {name!r} is not served; the served models are: {', '.join(self._newest)}")
+            served = ", ".join(self._default_versions)
+            raise ModelNotFound(f"model {name!r} is not served; the served models are: {served}")
         if name in self.declared_routes and version in self.declared_routes[name].aliases:
             aliased_version = self.declared_routes[name].aliases[version]
             raise Unavailable(f"model {name!r} version {aliased_version}, its {version}, is not loaded")
@@ -364,9 +365,9 @@ class ModelTable(Generic[EntryT]):
             part = self._parts[names] = ModelTable(entries, routes, other_names)
         return part
 
-    def is_newest(self, name: str, version: int) -> bool:
+    def is_default(self, name: str, version: int) -> bool:
         """Returns whether requests that name no version get this version, or most of them do."""
-        return self._newest.get(name) == version
+        return self._default_versions.get(name) == version
 
 
 def base_name(name: str) -> str:

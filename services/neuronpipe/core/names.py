@@ -1,4 +1,4 @@
-"""The names that telemetry uses. Defined only here; docs/telemetry.md is made from them.
+"""The names of services, metadata keys and telemetry. Defined only here; docs/telemetry.md is made from them.
 
 A span, an attribute or an event is a `Name`: a string with a description. A metric is an `Instrument`.
 """
@@ -236,7 +236,7 @@ class Metrics:
     CANCELLED = _counter("request.cancelled", "{request}", "requests that their caller cancelled, by stage", *_OF_STAGE)
     HELD = _gauge("held.requests", "{request}", "requests held because no process of a stage has their model")
     HELD_DURATION = _histogram(
-        "held.duration", "s", "how long requests were held", _LONG_DURATIONS_NS, Attributes.SERVICE
+        "held.duration", "s", "time for which requests were held", _LONG_DURATIONS_NS, Attributes.SERVICE
     )
     HELD_ENDED = _counter(
         "held.ended",
@@ -250,7 +250,7 @@ class Metrics:
     IN_FLIGHT_SHARE = _gauge(
         "request.in_flight_share",
         "1",
-        "requests in flight, or their tokens if that is more, to what the gateway admits; for autoscaling",
+        "share of the limit of requests in flight, or of tokens if that share is larger; for autoscaling",
     )
     TOKENS_IN_FLIGHT = _gauge(
         "request.tokens_in_flight", "{token}", "tokens in flight, estimated until they are counted"
@@ -293,7 +293,7 @@ class Metrics:
     )
     ITEMS_IN_FLIGHT = _gauge("item.in_flight", "{item}", "items being worked on", Attributes.RPC_METHOD)
     QUEUE_SEQUENCES = _gauge("queue.sequences", "{sequence}", "sequences that wait for a core", *_OF_MODEL)
-    QUEUE_TOKENS = _gauge("queue.tokens", "{token}", "tokens of waiting sequences, each padded by itself", *_OF_MODEL)
+    QUEUE_TOKENS = _gauge("queue.tokens", "{token}", "tokens of waiting sequences, each padded alone", *_OF_MODEL)
     QUEUE_WORK = _gauge(
         "queue.work",
         "s",
@@ -332,7 +332,7 @@ class Metrics:
     VERSION_FETCHED = _gauge(
         "version.fetched",
         "1",
-        "share of the bytes of a version of a model that this process has fetched from a bucket; 1 for what is here",
+        "share of the bytes of a version of a model that this process has fetched from a bucket; 1 if all are local",
         *_OF_MODEL,
     )
     VERSION_LOADS = _counter("version.loads", "{load}", "attempts to load a version: ready or failed", *_BY_OUTCOME)
@@ -345,13 +345,13 @@ class Metrics:
     MODEL_LOADS = _counter(
         "model.on_demand",
         "{model}",
-        "with models_on_demand, what became of models: loaded, failed (they could not be), unloaded to make room",
+        "with models_on_demand, models by outcome: loaded, failed to load, unloaded to make room",
         *_BY_OUTCOME,
     )
     MODEL_WAIT = _histogram(
         "model.load_wait",
         "s",
-        "with models_on_demand, how long items waited until their model was loaded",
+        "with models_on_demand, wait of items until their model was loaded",
         _LONG_DURATIONS_NS,
         *_OF_MODEL,
     )
@@ -367,8 +367,7 @@ class Metrics:
     SHADOW_AGREEMENT = _histogram(
         "shadow.agreement",
         "1",
-        "how far a version agrees, for a copy of a request, with the version that answered, by the terms of the "
-        "compiler's accuracy",
+        "agreement of a copy's result with the answer, as the compiler defines agreement",
         _AGREEMENTS,
         *_OF_MODEL,
     )
@@ -386,8 +385,10 @@ class Metrics:
         "planned shapes that were computed at least once, so that the next batch needs no preparation",
         *_OF_MODEL,
     )
-    LONE_GRAPHS = _gauge("model.lone_graphs", "{graph}", "graphs of one length each, for single texts", *_OF_MODEL)
-    LONE_GRAPH_MEMORY = _gauge("model.lone_graph_memory", "By", "memory of the graphs of single lengths", *_OF_MODEL)
+    LONE_GRAPHS = _gauge(
+        "model.lone_graphs", "{graph}", "lone graphs, each of one length, for single texts", *_OF_MODEL
+    )
+    LONE_GRAPH_MEMORY = _gauge("model.lone_graph_memory", "By", "memory of the lone graphs", *_OF_MODEL)
     READY_DURATION = _gauge(
         "model.ready_duration", "s", "time to load a model and warm it up", *_OF_MODEL, Attributes.BACKEND
     )
@@ -396,11 +397,13 @@ class Metrics:
     )
     INTER_TOKEN_LATENCY = _durations(
         "generation.inter_token_latency",
-        "times between two tokens of a text, or between those that come together",
+        "times between two tokens of a text, or between groups of tokens that come together",
         *_OF_MODEL,
     )
     TIME_PER_OUTPUT_TOKEN = _durations(
-        "generation.time_per_output_token", "decode time of a complete text by its tokens but the first", *_OF_MODEL
+        "generation.time_per_output_token",
+        "decode time of a complete text, divided by its tokens after the first",
+        *_OF_MODEL,
     )
     PREFILL_DURATION = _durations(
         "generation.prefill_duration",
@@ -416,8 +419,8 @@ class Metrics:
     CACHED_PROMPT_TOKENS = _counter(
         "generation.cached_tokens", "{token}", "tokens of prompts found in the key-value cache", *_OF_MODEL
     )
-    DRAFT_TOKENS = _counter("generation.draft_tokens", "{token}", "tokens guessed by prompt lookup", *_OF_MODEL)
-    ACCEPTED_TOKENS = _counter("generation.accepted_tokens", "{token}", "guessed tokens that were right", *_OF_MODEL)
+    DRAFT_TOKENS = _counter("generation.draft_tokens", "{token}", "draft tokens of prompt lookup", *_OF_MODEL)
+    ACCEPTED_TOKENS = _counter("generation.accepted_tokens", "{token}", "draft tokens that were right", *_OF_MODEL)
     PREEMPTIONS = _counter("generation.preemptions", "{preemption}", "sequences that gave blocks back", *_OF_MODEL)
     STEP_SEQUENCES = _gauge("generation.sequences", "{sequence}", "sequences that take part in steps", *_OF_MODEL)
     BLOCKS_IN_USE = _gauge("generation.blocks_in_use", "1", "share of the key-value cache's blocks in use", *_OF_MODEL)
@@ -437,12 +440,12 @@ class Metrics:
     )
     NEURON_EXECUTIONS = _counter("neuron.executions", "{execution}", "executions by outcome", Attributes.NEURON_OUTCOME)
     NEURON_ERRORS = _counter("neuron.errors", "{error}", "errors of executions", Attributes.NEURON_ERROR)
-    JOBS_WAITING = _gauge("jobs.waiting", "{job}", "jobs that no worker has", Attributes.JOB_PRIORITY)
-    JOBS_OLDEST = _gauge("jobs.oldest", "s", "how long the first of these jobs has waited", Attributes.JOB_PRIORITY)
-    JOBS_RUNNING = _gauge("jobs.running", "{job}", "jobs that workers have", Attributes.JOB_PRIORITY)
+    JOBS_WAITING = _gauge("jobs.waiting", "{job}", "jobs that wait for a worker", Attributes.JOB_PRIORITY)
+    JOBS_OLDEST = _gauge("jobs.oldest", "s", "wait of the oldest of these jobs", Attributes.JOB_PRIORITY)
+    JOBS_RUNNING = _gauge("jobs.running", "{job}", "jobs that workers run", Attributes.JOB_PRIORITY)
     JOBS_DEAD = _gauge("jobs.dead", "{job}", "jobs that were set aside because workers died with them")
-    JOBS_ENDED = _counter("jobs.ended", "{job}", "jobs that this worker has ended, by how", Attributes.JOB_STATE)
-    JOBS_RETRIED = _counter("jobs.retried", "{job}", "jobs that this worker took from one that had died")
+    JOBS_ENDED = _counter("jobs.ended", "{job}", "jobs that this worker has ended, by state", Attributes.JOB_STATE)
+    JOBS_RETRIED = _counter("jobs.retried", "{job}", "jobs that this worker took from a dead worker")
     JOB_WAIT = _histogram(
         "job.wait",
         "s",
@@ -454,10 +457,12 @@ class Metrics:
     NOTIFICATIONS = _counter(
         "job.notifications",
         "{notification}",
-        "attempts to tell receivers of ended jobs: accepted; refused (will be tried again); given_up",
+        "attempts to notify receivers of ended jobs: accepted; refused (tried again later); given_up",
         Attributes.OUTCOME,
     )
-    NOTIFICATIONS_WAITING = _gauge("job.notifications_waiting", "{notification}", "receivers that are still to be told")
+    NOTIFICATIONS_WAITING = _gauge(
+        "job.notifications_waiting", "{notification}", "notifications that are still to be sent"
+    )
     CONNECTIONS = _gauge("connection.open", "{connection}", "open connections of a port", Attributes.DOOR)
     CONNECTIONS_ENDED = _counter(
         "connection.ended",

@@ -1,7 +1,7 @@
 """Parses messages of callers after a check of their size in memory: two bytes of a message can make an object of a
 hundred.
 
-The same limit applies to bodies in JSON (doors/http/bodies.py). Compressed data has a limit of its own.
+The same limit applies to bodies in JSON (doors/http/json_limits.py). Compressed data has a limit of its own.
 """
 
 import sys
@@ -165,7 +165,7 @@ def varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 # A mark in the bytes of JSON → memory of the value that is made for it. Rows become plain values, which take less than
-# the checked values of bodies (doors/http/bodies.py).
+# the checked values of bodies (doors/http/json_limits.py).
 _VALUE_BYTES = {b",": 64, b"[": 128, b"{": 256}
 TOO_MANY_VALUES = f"holds too many values: they would take more than {MAX_OBJECT_BYTES >> 20} MiB, the limit"
 

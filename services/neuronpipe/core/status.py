@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.duration_pb2 import Duration
+from google.protobuf import duration
+from google.protobuf.any import pack
 from google.protobuf.message import Message
 from google.rpc import code_pb2
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
@@ -58,10 +58,8 @@ def to_status(error: NeuronpipeError) -> Status:
         violation = BadRequest.FieldViolation(field=error.field, description=error.problem)
         details.append(BadRequest(field_violations=[violation]))
     if isinstance(error, Overloaded):
-        delay = Duration()
-        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
-        details.append(RetryInfo(retry_delay=delay))
-    return Status(code=CODES[type(error)], message=error.message, details=[_pack(detail) for detail in details])
+        details.append(RetryInfo(retry_delay=duration.from_nanoseconds(int(error.retry_after_s * 1e9))))
+    return Status(code=CODES[type(error)], message=error.message, details=[*map(pack, details)])
 
 
 def from_status(status: Status) -> NeuronpipeError:
@@ -84,16 +82,6 @@ def from_status(status: Status) -> NeuronpipeError:
     return kind(status.message)
 
 
-def _pack(detail: Message) -> AnyMessage:
-    packed = AnyMessage()
-    packed.Pack(detail)
-    return packed
-
-
 def _unpack(status: Status, kind: type[DetailT]) -> list[DetailT]:
-    details = []
-    for packed in status.details:
-        detail = kind()
-        if packed.Unpack(detail):
-            details.append(detail)
-    return details
+    details = ((packed, kind()) for packed in status.details)
+    return [detail for packed, detail in details if packed.Unpack(detail)]

@@ -1,11 +1,12 @@
 """The values that travel over the stream between a gateway and a process of a stage."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add
 from typing import Any, Protocol, TypeAlias
 
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.items import ModelKey, StageItem
 
 # An item's number, and the stage's value or a NeuronpipeError. The three stages have different types of values.
@@ -93,18 +94,34 @@ class Stream(Protocol):
         """Returns the next message."""
 
 
+class ModelNeeds:
+    """The models that each gateway may send items for; None: any model."""
+
+    def __init__(self) -> None:
+        self._by_gateway: dict[object, frozenset[ModelKey] | None] = {}
+        self.changes = Changes()
+
+    def set(self, gateway: object, keys: frozenset[ModelKey] | None) -> None:
+        """Sets the models that a gateway may send items for from now on; None: any model."""
+        self._by_gateway[gateway] = keys
+        self.changes.notify()
+
+    def forget(self, gateway: object) -> None:
+        """Removes a gateway that has gone."""
+        self._by_gateway.pop(gateway, None)
+        self.changes.notify()
+
+    def has(self, key: ModelKey) -> bool:
+        """Returns whether a gateway may still send items for a model."""
+        return any(keys is None or key in keys for keys in self._by_gateway.values())
+
+
 class AnnouncedModels(Protocol):
     """The models that a stage's process announces to gateways; see bundles/served.py."""
+
+    needs: ModelNeeds
+    changes: Changes
 
     @property
     def announced(self) -> ProcessModels:
         """The models as they are now."""
-
-    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        """Declares the models for which a gateway may send items from now on; None: any."""
-
-    def forget(self, user: object) -> None:
-        """Removes a gateway that has gone."""
-
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change, until the returned function is called."""

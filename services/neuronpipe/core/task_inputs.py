@@ -42,8 +42,8 @@ FIELDS: Mapping[str, InputField] = {
     "prompt": InputField("text", "text-generation: the text to continue; --json has its options"),
     "question": InputField("text", "the question"),
     "context": InputField("text", "the text that is searched for answers"),
-    "query": InputField("text", "what the texts are ranked by"),
-    "source": InputField("text", "what the texts are compared with"),
+    "query": InputField("text", "query by which the texts are ranked"),
+    "source": InputField("text", "text with which the texts are compared"),
     "source_language": InputField(
         "text", "translation: the language of the text, as the model names it", is_option=True
     ),
@@ -53,7 +53,9 @@ FIELDS: Mapping[str, InputField] = {
     "prompt_name": InputField(
         "text", "sentence-embedding, sparse-embedding: the prompt to put before the text, by its name", is_option=True
     ),
-    "hypothesis_template": InputField("text", "with --labels: a sentence with {} where the label goes", is_option=True),
+    "hypothesis_template": InputField(
+        "text", "with --labels: a sentence with {} in the place of the label", is_option=True
+    ),
     "texts": InputField("texts", "the texts for --query or --source; without these, several inputs"),
     "candidate_labels": InputField(
         "texts", "zero-shot tasks, of texts, tokens and images: the labels to choose from", flag="labels"
@@ -71,7 +73,7 @@ FIELDS: Mapping[str, InputField] = {
     "max_chunks": InputField(
         "number", "sentence-embedding, rerank: read a text that is too long in at most N chunks (default: none)"
     ),
-    "max_text_tokens": InputField("number", "rerank: how many tokens of each text to read (default: all)"),
+    "max_text_tokens": InputField("number", "rerank: number of tokens of each text to read (default: all)"),
     "truncation_tokens": InputField("number", "with --truncation right or left: the most tokens to keep"),
     "window_stride_tokens": InputField("number", "by how many tokens the windows of a long text overlap"),
     "token_ids": InputField("numbers", "ids of the model's own tokenizer, instead of a text"),
@@ -97,7 +99,7 @@ FIELDS: Mapping[str, InputField] = {
         "words", "token-classification: how tokens become entities (default: simple)", "none simple first average max"
     ),
     "pooling": InputField(
-        "words", "feature-extraction: what becomes of the token vectors (default: none)", "none cls mean"
+        "words", "feature-extraction: how token vectors become one vector (default: none)", "none cls mean"
     ),
     "precision": InputField(
         "words",

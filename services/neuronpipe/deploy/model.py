@@ -172,6 +172,7 @@ class HuggingFaceModel:
         serverless: ServerlessConfig | None = None,
         min_executors: int = 1,
         max_executors: int | None = None,
+        image_prefix: str = "neuronpipe",
         report: Callable[[str], Any] = print,
         **options: Any,
     ) -> Predictor | SageMakerPredictor:
@@ -185,6 +186,7 @@ class HuggingFaceModel:
             serverless=serverless,
             min_executors=min_executors,
             max_executors=max(min_executors, 1) if max_executors is None else max_executors,
+            image_prefix=image_prefix,
         )
         target = make_target(to, endpoint, **options)
         take(target.deploying(), report, is_dry=False)

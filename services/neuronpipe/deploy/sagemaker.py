@@ -274,7 +274,7 @@ def _below(folder: str, name: str) -> ObjectUri:
         uri = ObjectUri.parse(folder)
     except ValueError as error:
         raise SetupError(f"bucket {folder!r}: {error}") from error
-    if uri.scheme != "s3":
+    if not uri.bucket:
         raise SetupError(f"bucket {folder!r}: must begin with s3://")
     prefix = uri.path.strip("/")
-    return ObjectUri("s3", uri.bucket, f"{prefix}/{name}" if prefix else name)
+    return ObjectUri(uri.bucket, f"{prefix}/{name}" if prefix else name)

@@ -16,7 +16,7 @@ from neuronpipe.api.v1.inference_pb2 import CacheControl, Priority, Usage
 from neuronpipe.api.v1.tasks_pb2 import ScoreFunction, TaskInput, TokenizationInput, Truncation
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import CUT, InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.core.model import base_name
+from neuronpipe.core.model import ModelSpec, base_name
 from neuronpipe.core.names import Name, Spans
 from neuronpipe.core.packed import pack_input
 from neuronpipe.core.units import words_of
@@ -32,6 +32,9 @@ from neuronpipe.gateway.settings import PipelineSettings, parse_aliases
 MODEL_FIELD = "neuronpipe-model"
 VERSION_FIELD = "neuronpipe-version"
 PRIORITY_FIELD = "neuronpipe-priority"
+REQUEST_ID_FIELD = "x-request-id"
+# Our names of these fields → the protocols' names.
+_FIELDS_BESIDE = {"version": VERSION_FIELD, "request_id": REQUEST_ID_FIELD}
 _PRIORITIES = {
     "": Priority.PRIORITY_INTERACTIVE,
     "interactive": Priority.PRIORITY_INTERACTIVE,
@@ -40,7 +43,6 @@ _PRIORITIES = {
 # Names that clients of servers of one model send where they have none: the name of huggingface_hub, the names of TGI's
 # and TEI's documentation, and the server's address, which Hugging Face's client for JavaScript sends.
 _ANY_MODEL = re.compile(r"dummy|tgi|text-embeddings-inference|https?://.*", re.DOTALL)
-_PLACE_OF_TEXT = re.compile(r"texts\[(\d+)\]")
 _CACHED = CacheControl.CACHE_CONTROL_UNSPECIFIED
 # Largest results that are written on the event loop: making lists of larger results takes up to 30 ms.
 _LARGE_BYTES = 64 << 10
@@ -52,7 +54,7 @@ FieldNames = dict[str, str]
 
 
 class ModelName(NamedTuple):
-    """A model in a caller's words. Without a name a default model answers, without a version the newest."""
+    """A model in a caller's words. Without a version: the route's choice, or the newest; without a name: a default."""
 
     name: str
     version: str = ""
@@ -143,6 +145,13 @@ class Inference:
             )
         return ModelName(names[0], requested.version)
 
+    def spec(self, model: ModelName) -> ModelSpec:
+        """Returns the description of a model. Raises ModelNotFound, and InvalidInput in the protocol's words."""
+        try:
+            return self.catalog.spec(*model)
+        except InvalidInput as error:
+            raise _renamed(error, {}, None) from error
+
     async def infer_one(
         self, model_call: ModelCall, input: TaskInput, span: Name = Spans.HTTP_REQUEST
     ) -> InferenceResult:
@@ -203,11 +212,10 @@ class Inference:
         try:
             result = await self.pipeline.infer(first_call.request(joined_texts(inputs)), Spans.HTTP_REQUEST)
         except InvalidInput as error:
-            place = _PLACE_OF_TEXT.fullmatch(error.field)
-            if place is None:
+            if (place := error.index_in("texts")) is None:
                 raise first_call._replace(input_index=None).renamed(error) from error
             own = InvalidInput("text", error.problem, error.mentions)
-            raise first_call._replace(input_index=(first_call.input_index or 0) + int(place[1])).renamed(own) from error
+            raise first_call._replace(input_index=(first_call.input_index or 0) + place).renamed(own) from error
         return [
             result._replace(value=own, usage=Usage() if number else result.usage)
             for number, own in enumerate(results_of_texts(result.result.message, len(inputs)))
@@ -251,7 +259,7 @@ class Inference:
 def _renamed(error: InvalidInput, fields: FieldNames, index: int | None) -> InvalidInput:
     """Returns the error with a protocol's own names instead of the names of the proto."""
     place = "" if index is None else f"[{index}]"
-    fields = {ours: theirs.replace("…", place) for ours, theirs in fields.items()}
+    fields = _FIELDS_BESIDE | {ours: theirs.replace("…", place) for ours, theirs in fields.items()}
     parts = error.field.split(" and ")
     field = fields.get(error.field) or " and ".join(_name(part, fields) for part in parts)
     problem, rest = "", error.problem

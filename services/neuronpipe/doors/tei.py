@@ -166,7 +166,7 @@ async def _classify(
     input = tasks.TextClassificationInput(
         text=text,
         text_pair=text_pair,
-        top_k=len(call.inference.catalog.spec(*call.model).labels),
+        top_k=len(call.inference.spec(call.model).labels),
         function=score_function(message.raw_scores),
         truncation=_truncation(message),
     )

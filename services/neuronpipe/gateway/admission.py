@@ -65,17 +65,17 @@ class Admission(RequestLoad):
         """Counts tokens for the tenant's share when the request has generated them."""
         self.generated_tokens += tokens
         if turn := self.own_turn:
-            turn.turns.charge(turn, tokens)
+            turn.model_turns.charge(turn, tokens)
 
     def queue(self) -> None:
         """Lets other tenants run while the request waits in the executor, which shares its rows among tenants."""
         if turn := self.own_turn:
-            turn.turns.queue(turn)
+            turn.model_turns.queue(turn)
 
     def pause(self, *, is_paused: bool) -> None:
         """Gives the turn to others while the request waits in a stage before it computes."""
         if turn := self.own_turn:
-            turn.turns.pause(turn, is_paused=is_paused)
+            turn.model_turns.pause(turn, is_paused=is_paused)
 
     def note_late(self) -> None:
         """Records that this request missed its deadline, or will miss it."""
@@ -196,13 +196,13 @@ class AdmissionControl:
         shed: Callable[[], None],
         held: HeldTime | None = None,
     ) -> Admission:
-        """Admits a request for as long as the block runs. Raises Overloaded where there is no room, and
-        DeadlineExceeded where the model is overloaded and no answer would be ready in time.
+        """Admits a request. Use the admission as a context manager; its end releases the place. Raises Overloaded
+        where there is no room, and DeadlineExceeded where the model is overloaded and no answer would be ready in time.
 
         - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
           estimated from the bytes.
         - `new_tokens`: the maximum number of tokens that the request generates.
-        - `held`: the record of the request.
+        - `held`: the time for which the request was held.
 
         `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
         has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.
@@ -270,7 +270,7 @@ class AdmissionControl:
             if self.tenants:
                 self.tenants.correct(admission, more)
         if turn := admission.own_turn:
-            turn.turns.resize(turn, tokens - estimated)
+            turn.model_turns.resize(turn, tokens - estimated)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
 
     def shed_error(self, admission: Admission) -> Overloaded:
@@ -351,7 +351,7 @@ class AdmissionControl:
         requests, tokens = self._load.requests + more_requests, self._load.tokens + more_tokens
         if without:
             requests -= len(without)
-            tokens -= sum(admission.tokens for admission in without)
+            tokens -= sum(request.tokens for request in without)
         if requests <= 1:
             return None
         most_requests, most_tokens = map(_bulk_share, self._limits) if is_bulk else self._limits
@@ -359,16 +359,16 @@ class AdmissionControl:
         excess = requests - most_requests if more_requests else 0, tokens - most_tokens
         return (max(0, excess[0]), max(0, excess[1])) if max(excess) > 0 else None
 
-    def _shed(self, admission: RequestLoad, room_for: str) -> None:
-        admission.shed_for = room_for
-        self._take_out(admission, is_answered=False)
-        admission.shed()
+    def _shed(self, request: RequestLoad, room_for: str) -> None:
+        request.shed_for = room_for
+        self._take_out(request, is_answered=False)
+        request.shed()
 
-    def _take_out(self, admission: RequestLoad, *, is_answered: bool) -> None:
-        self._bulk.pop(admission, None)
-        self._load.leave(admission.tokens, is_answered=is_answered)
-        admission.model.leave(admission, is_answered=is_answered)
+    def _take_out(self, request: RequestLoad, *, is_answered: bool) -> None:
+        self._bulk.pop(request, None)
+        self._load.leave(request.tokens, is_answered=is_answered)
+        request.model.leave(request, is_answered=is_answered)
         if not self._load.requests:
             self.last_s = time.monotonic()
         if self.tenants:
-            self.tenants.leave(admission, is_answered=is_answered)
+            self.tenants.leave(request, is_answered=is_answered)

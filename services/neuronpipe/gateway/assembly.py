@@ -26,37 +26,29 @@ class Gateway:
     catalog: Catalog
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSetup:
-    """The settings of a pipeline, and what it shares with the rest of its process.
-
-    - `tenants`: None where callers have no names.
-    - `bundles`: the bundles whose models the caller will open.
-    - `held_items`: the held items of the stages.
-    """
-
-    settings: PipelineSettings
-    results: ResultCacheSettings
-    telemetry: Telemetry
-    tenants: Tenants | None = None
-    bundles: Sequence[Bundle] = ()
-    held_items: HeldItems | None = None
-    redis: RedisSettings = NO_REDIS
-
-
 @asynccontextmanager
-async def running_pipeline(stages: Stages, setup: PipelineSetup) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
-    """Makes a table without models yet, and the pipeline that runs requests for its models. Raises SetupError."""
-    settings, telemetry = setup.settings, setup.telemetry
-    keeps_results = kept_results(setup.bundles, setup.results)
+async def running_pipeline(
+    stages: Stages,
+    settings: PipelineSettings,
+    results: ResultCacheSettings,
+    telemetry: Telemetry,
+    bundles: Sequence[Bundle],
+    tenants: Tenants | None = None,
+    held_items: HeldItems | None = None,
+    redis: RedisSettings = NO_REDIS,
+) -> AsyncIterator[tuple[GatewayModels, Pipeline]]:
+    """Makes a table without models yet, and the pipeline that runs requests for its models. Raises SetupError.
+
+    `bundles`: the bundles whose models the caller will open. `tenants`: None where callers have no names. `held_items`:
+    the held items of the stages.
+    """
+    keeps_results = kept_results(bundles, results)
     async with AsyncExitStack() as stack:
         cache = None
-        if any(map(keeps_results, setup.bundles)):
-            cache = await stack.enter_async_context(running_result_cache(setup.results, telemetry, setup.redis))
+        if any(map(keeps_results, bundles)):
+            cache = await stack.enter_async_context(running_result_cache(results, telemetry, redis))
         models = open_gateway_models(telemetry.meters, keeps_results, parse_aliases(settings.model_aliases))
         await stack.enter_async_context(running_models(models, []))
-        pipeline = Pipeline(
-            models, stages, settings, telemetry, results=cache, tenants=setup.tenants, held_items=setup.held_items
-        )
+        pipeline = Pipeline(models, stages, settings, telemetry, results=cache, tenants=tenants, held_items=held_items)
         await stack.enter_async_context(pipeline.copies.running())
         yield models, pipeline

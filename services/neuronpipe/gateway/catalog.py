@@ -65,7 +65,7 @@ class Catalog:
         model = Model(
             name=spec.name,
             version=str(spec.version),
-            is_default=self.served.is_newest(*bundle.key),
+            is_default=self.served.is_default(*bundle.key),
             task=spec.task,
             tasks=spec.tasks,
             labels=spec.labels,

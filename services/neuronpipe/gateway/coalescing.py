@@ -15,9 +15,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from typing import Any
 
 from neuronpipe.core import metrics
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
-from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
-from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem
+from neuronpipe.core.generated import NewTokens, TokenSink
+from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem, streamed
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Preparation, Stream
 from neuronpipe.core.tracing import SpanEvent, current_span
@@ -46,7 +47,7 @@ class Coalescer:
         self._retried = retried or metrics.Counter()
         self._report = report
         self._held_items = held_items or HeldItems()
-        self._held_items.watch_stop(self.recount)
+        self._held_items.stops.watch(self.recount)
         self._queue = StageQueue()
         self._endpoints: set[StageEndpoint] = set()
         # The number of endpoints that accept items for a model.
@@ -57,12 +58,11 @@ class Coalescer:
         self.needed: frozenset[ModelKey] | None = None
         # The digests of the gateway's bundles.
         self.digests: Mapping[ModelKey, str] = {}
-        self._watchers: list[Callable[[], None]] = []
+        self.changes = Changes()  # the endpoints' models
 
     def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
         """Yields the tokens of one text as they come, and in the end the item's value. Raises the errors of `send`."""
-        stream = TokenStream(is_urgent=item.is_urgent)
-        return stream.read(self.send(item, stream))
+        return streamed(self.send, item)
 
     async def send(self, item: StageItem, stream: TokenSink | None = None) -> Any:
         """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,
@@ -111,11 +111,6 @@ class Coalescer:
     def preparation_of(self, key: ModelKey) -> Preparation:
         """Returns the progress of all endpoints together in preparing a model."""
         return sum((endpoint.models.prepared.get(key, Preparation()) for endpoint in self._endpoints), Preparation())
-
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of the endpoints' models, until the returned function is called."""
-        self._watchers.append(changed)
-        return lambda: self._watchers.remove(changed)
 
     def set_needed(self, keys: frozenset[ModelKey]) -> None:
         """Sets the models that items may be sent for from now on. Endpoints unload none of them."""
@@ -174,8 +169,7 @@ class Coalescer:
             except NeuronpipeError as error:
                 self._queue.remove(queued)
                 queued.resolve(error)
-        for changed in list(self._watchers):
-            changed()
+        self.changes.notify()
         self._wake_one()
 
     def take_items(self, endpoint: StageEndpoint) -> list[QueuedItem]:

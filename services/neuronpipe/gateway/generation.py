@@ -24,15 +24,8 @@ from neuronpipe.gateway.running import RunningRequest
 from neuronpipe.platform.process.background import run_together
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import WINDOW_TOKENS
-from neuronpipe.tasks.text_generation import (
-    GenerationFacts,
-    is_drawn,
-    logprob_arrays,
-    most_generated,
-    part_arrays,
-    read_logprobs,
-    window_arrays,
-)
+from neuronpipe.tasks.text_generation import logprob_arrays, part_arrays, read_logprobs, window_arrays
+from neuronpipe.tasks.text_options import GenerationFacts, is_drawn, most_generated
 
 _MORE, _STOP_STRING = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP_STRING
 # Tokens that are no text yet are decoded again with the next tokens. A long run of them, such as byte tokens, is
@@ -64,7 +57,7 @@ class GenerationRequest(RunningRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._new_tokens = most_generated(self.request.input.body.options, self.model.spec)
-        # There are no texts before `count` plans them: it needs the tokens of the prompt.
+        # There are no texts before `plan` makes them: it needs the tokens of the prompt.
         self._texts: Sequence[_RunningText] = ()
 
     @property
@@ -79,15 +72,13 @@ class GenerationRequest(RunningRequest):
     def first_token_ns(self) -> int:
         return min((text.first_token_ns for text in self._texts if text.first_token_ns), default=0)
 
-    def count(self, admission: Admission, encoded: EncodedInput) -> None:
-        """See RunningRequest. Also plans the texts. Raises InvalidInput."""
-        plan = self._plan(encoded)
+    def plan(self, admission: Admission, encoded: EncodedInput) -> None:
+        plan = self._text_plan(encoded)
         self._new_tokens = most_generated(plan.options, self.model.spec, encoded.tokens)
         numbers = range(max(1, plan.options.num_return_sequences))
         self._texts = [_RunningText(number, plan, admission) for number in numbers]
-        super().count(admission, encoded)
 
-    def _plan(self, encoded: EncodedInput) -> TextPlan:
+    def _text_plan(self, encoded: EncodedInput) -> TextPlan:
         """Completes the options of generation, and makes rules of them. Raises InvalidInput."""
         spec = self.model.spec
         generation = TASKS[spec.task].generation
@@ -282,7 +273,10 @@ class _RunningText:
     async def _decode(self, request: GenerationRequest, work: Work, finish_reason: int) -> GeneratedText:
         """Makes text of the tokens that are not text yet, except the end of the text if later tokens may change it."""
         self.seen_tokens, decoded = len(self.token_ids), self.decoded_tokens
-        before = self.plan.encoded.annotations.arrays[0]["window"].tolist() + self.token_ids[:decoded]
+        before = self.token_ids[max(0, decoded - WINDOW_TOKENS) : decoded]
+        if len(before) < WINDOW_TOKENS:
+            of_prompt = self.plan.encoded.annotations.arrays[0]["window"].tolist()
+            before = [*of_prompt, *before][-WINDOW_TOKENS:]
         (outputs,) = part_arrays(self.token_ids[decoded:], finish_reason)
         outputs = {**outputs, **self.final_arrays}
         if self.plan.options.HasField("top_logprobs"):
@@ -291,7 +285,7 @@ class _RunningText:
             request.call,
             request.model.key,
             request.request.input,
-            TensorSets(arrays=window_arrays(before[-WINDOW_TOKENS:])),
+            TensorSets(arrays=window_arrays(before)),
             TensorSets(arrays=[outputs]),
             work=work,
         )

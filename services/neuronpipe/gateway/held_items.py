@@ -4,9 +4,9 @@ Without a limit of requests no item is held, and such requests fail at once.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.metrics import Meters
@@ -33,26 +33,24 @@ class HeldItem:
 
 
 class HeldItems:
-    """The limits of the items that a gateway holds, for all of its stages together. Draining ends the held items."""
+    """The limits of the items that a gateway holds, for all of its stages together. Draining ends the held items.
+
+    `stops`: its watchers are called when holding stops.
+    """
 
     def __init__(self, max_requests: int = 0, max_bytes: int = MAX_HELD_BYTES, meters: Meters | None = None) -> None:
         self._meters = meters or Meters()
         self._requests, self._bytes = (Shares(limit, _MOST_OF_THE_REST) for limit in (max_requests, max_bytes))
         self.is_on = max_requests > 0
         self.is_stopping = False
-        self._stages: list[Callable[[], None]] = []
+        self.stops = Changes()
         if self.is_on:
             self._meters.gauge(Metrics.HELD, lambda: self._requests.total)
 
     async def stop(self) -> None:
         """Stops holding: stages end the items that they hold."""
         self.is_on, self.is_stopping = False, self.is_on
-        for look in self._stages:
-            look()
-
-    def watch_stop(self, look: Callable[[], None]) -> None:
-        """Calls `look` when holding stops."""
-        self._stages.append(look)
+        self.stops.notify()
 
     def new_time(self) -> HeldTime | None:
         """Makes the held time of a new request; None where no item is held."""

@@ -77,8 +77,7 @@ def check_tokens(encoded: EncodedInput, settings: PipelineSettings) -> None:
     tokens, sequences, limit = encoded.tokens, len(encoded.sequences), settings.max_request_tokens
     if tokens > limit:
         raise InvalidInput(
-            "input",
-            f"{tokens} tokens in {sequences} sequences, the limit is {limit}; send less at once",
+            "input", f"{tokens} tokens in {sequences} sequences, the limit is {limit}; send less at once"
         )
 
 

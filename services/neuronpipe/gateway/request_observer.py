@@ -79,13 +79,13 @@ class RequestTimings:
         return self._stage_span.context
 
     def note_encoded(self, encoded: EncodedInput) -> None:
-        """Records the value of the first stage."""
+        """Records the encoded input, the result of pre-processing."""
         self._encoded = encoded
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(encoded)
 
     def note_prediction(self, prediction: Prediction) -> None:
-        """Records the value of the second stage."""
+        """Records the prediction."""
         self._prediction = prediction
         if self._stage_span:
             self._stage_span.attributes |= attributes_of(prediction)

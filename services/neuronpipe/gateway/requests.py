@@ -14,7 +14,7 @@ from neuronpipe.core.packed import Packed, TensorSets
 
 
 class InferenceRequest(NamedTuple):
-    """One input for one model, as the caller named it: without a version the newest version answers.
+    """One input for one model, as named by the caller: without a version the route's choice answers, or the newest.
 
     `encoded`: the tensors of a caller who tokenized, which the model itself takes instead of `input`.
     """

@@ -11,6 +11,7 @@ from neuronpipe.bundles.live import LiveModels
 from neuronpipe.bundles.registry import RegisteredModel
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ModelState, ServedModels
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import NO_ROUTE, ModelRoute, ModelSpec
@@ -70,10 +71,10 @@ class VersionRouter:
         self._far = far.values()
         self._stages: Sequence[ServedModels[Any] | Coalescer] = [models, *near, *self._far]
         self._digests: Mapping[ModelKey, str] = {}
-        self._watchers: list[Callable[[], None]] = []
-        live.watch(self._follow)
+        self.changes = Changes()  # routes and states
+        live.changes.watch(self._follow)
         for stage in self._stages:
-            stage.watch(self._update)
+            stage.changes.watch(self._update)
         self._follow()
 
     @property
@@ -98,15 +99,10 @@ class VersionRouter:
         """The revision of the registry that this gateway follows."""
         return self._live.repository.registry.revision
 
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Calls `changed` after each change of routes or states, until the returned function is called."""
-        self._watchers.append(changed)
-        return lambda: self._watchers.remove(changed)
-
     def describe(self, key: ModelKey) -> Model:
         """Returns the fields of ModelService for the state of a version."""
         route = self._models.table.routes.get(key.name, NO_ROUTE)
-        shares = dict(route.shares) or {key.version: float(self._models.table.is_newest(*key))}
+        shares = dict(route.shares) or {key.version: float(self._models.table.is_default(*key))}
         name, key = key.name, key.base
         problem = next(filter(None, (stage.problem_of(key) for stage in self._stages)), "")
         return Model(
@@ -154,8 +150,7 @@ class VersionRouter:
                 if model.declared.shares
             }
         )
-        for changed in list(self._watchers):
-            changed()
+        self.changes.notify()
 
     def _route(self, name: str, model: RegisteredModel, before: ModelRoute) -> ModelRoute:
         def is_usable(version: int) -> bool:

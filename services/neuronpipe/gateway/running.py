@@ -80,6 +80,7 @@ class RunningRequest:
                 encoded = await self.tokenize(self._enter(admission, Spans.PREPROCESS, admission.tokens))
                 self.timings.note_encoded(encoded)
                 check_tokens(encoded, self.pipeline.settings)
+                self.plan(admission, encoded)
                 self.count(admission, encoded)
 
                 work = self._enter(admission, Spans.PREDICT, encoded.tokens + self.new_tokens)
@@ -126,6 +127,9 @@ class RunningRequest:
     def tokenize(self, work: Work) -> Awaitable[EncodedInput]:
         """Makes sequences of the input."""
         return self.pipeline.stages.tokenize(TokenizeItem(self.call, self.model.key, self.request.input, work=work))
+
+    def plan(self, admission: Admission, encoded: EncodedInput) -> None:
+        """Makes the texts of a request that generates. Raises InvalidInput."""
 
     def count(self, admission: Admission, encoded: EncodedInput) -> None:
         """Replaces the estimates of admission control by the tokens of the input. Raises Overloaded."""

@@ -60,12 +60,14 @@ class PipelineSettings(Settings):
         1024, ge=1, description="requests in flight at once; more are refused with RESOURCE_EXHAUSTED"
     )
     max_tokens_in_flight: int = Field(
-        1 << 20, ge=1, description="tokens in flight at once, estimated until counted; more are refused likewise"
+        1 << 20,
+        ge=1,
+        description="tokens in flight at once, estimated until counted; more are refused with RESOURCE_EXHAUSTED",
     )
     model_concurrency: str = Field(
         "",
         description="limits of the requests in flight for single models, as minilm=10,other=200; more are refused "
-        "likewise; models without a number have no limit of their own",
+        "with RESOURCE_EXHAUSTED; models without a number have no separate limit",
     )
     model_aliases: str = Field(
         "",
@@ -137,8 +139,8 @@ class HttpSettings(Settings):
     http_listen: Listen = optional_listen_field("HTTP")
     http_hosts: str = Field(
         "",
-        description="names by which HTTP may be called without authentication in addition to localhost, with commas; "
-        "empty: no others where it listens on a loopback address, else all; *: all, also for pages of other sites",
+        description="hostnames, in addition to localhost, at which HTTP answers without authentication, with commas; "
+        "empty: no others on a loopback address, otherwise all; *: all, also for pages of other sites",
     )
     http_cors_origins: str = Field(
         "",
@@ -152,12 +154,12 @@ class HttpSettings(Settings):
     )
     default_models: str = Field(
         "",
-        description="models that answer requests which name none, over HTTP and tei.v1, with commas: the first that "
-        "has the task; empty: the only model",
+        description="models that answer requests without a model, over HTTP and tei.v1, with commas: the first that "
+        "supports the task; empty: the only model",
     )
 
     console: Literal["auto", "on", "off"] = Field(
-        "auto", description="the console at / and the API as a page at /docs; auto: where HTTP is on a loopback address"
+        "auto", description="the console at / and the API as a page at /docs; auto: on if HTTP is on a loopback address"
     )
 
     @property

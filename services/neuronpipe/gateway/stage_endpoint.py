@@ -176,11 +176,16 @@ class StageEndpoint:
             self._sent_s = None
 
     async def _watch(self) -> None:
-        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read."""
-        while True:
+        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read.
+
+        Looks are counted instead of time: after a standstill of this process, the answer still waits to be read.
+        """
+        sent_s, looks = self._sent_s, 0
+        while looks < _LOOKS:
             await asyncio.sleep(_STUCK_AFTER_S / _LOOKS)
-            if self._sent_s is not None and time.monotonic() >= self._sent_s + _STUCK_AFTER_S:
-                raise TimeoutError
+            looks = looks + 1 if sent_s is not None and self._sent_s == sent_s else 0
+            sent_s = self._sent_s
+        raise TimeoutError
 
     async def _receive(self) -> None:
         while True:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from neuronpipe.core.generated import NewTokens, TokenSink
@@ -19,33 +20,33 @@ _MAX_BYTES = 1 << 20
 _SUSPECT_LOSSES = 2
 
 
+@dataclass(slots=True, eq=False)
 class QueuedItem:
     """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError.
 
+    - `stream`: gets the tokens of a text.
     - `abandon`: tells the endpoint that works on the item that the caller has left.
     - `held`: set while the item is held because no endpoint has its model.
     """
 
-    __slots__ = (
-        *("item_id", "item", "stream", "cost_tokens", "size_bytes", "is_bulk", "future"),
-        *("abandon", "held", "has_tokens", "losses", "is_returned", "events"),
-    )
+    item_id: int
+    item: StageItem
+    stream: TokenSink | None = None
+    cost_tokens: int = field(init=False)
+    size_bytes: int = field(init=False)
+    is_bulk: bool = field(init=False)
+    future: asyncio.Future[Any] = field(init=False)
+    abandon: Callable[[int], None] | None = None
+    has_tokens: bool = False
+    losses: int = 0
+    is_returned: bool = False
+    held: HeldItem | None = None
+    events: list[SpanEvent] = field(default_factory=list)
 
-    def __init__(self, item_id: int, item: StageItem, stream: TokenSink | None = None) -> None:
-        """`stream`: gets the tokens of a text."""
-        self.item_id = item_id
-        self.item = item
-        self.stream = stream
-        self.cost_tokens = item.work.cost_tokens or 1
-        self.size_bytes = item.size_bytes
-        self.is_bulk = item.call.is_bulk
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.abandon: Callable[[int], None] | None = None
-        self.has_tokens = False
-        self.losses = 0
-        self.is_returned = False
-        self.held: HeldItem | None = None
-        self.events: list[SpanEvent] = []
+    def __post_init__(self) -> None:
+        self.cost_tokens = self.item.work.cost_tokens or 1
+        self.size_bytes, self.is_bulk = self.item.size_bytes, self.item.call.is_bulk
+        self.future = asyncio.get_running_loop().create_future()
 
     @property
     def is_suspect(self) -> bool:

@@ -38,14 +38,14 @@ _MEMORY_S, _FADE_EVERY_S = 5.0, 0.1
 class Turn:
     """A request that runs, or waits for its turn to run.
 
-    - `turns`: the turns of its model.
+    - `model_turns`: the turns of its model.
     - `tokens`: the tokens of its input and `REQUEST_TOKENS`, which run at once; generated tokens count for the share of
       its tenant only.
     - `is_beyond_share`: set when the request begins to run.
     - `is_queued`: whether it waits in the executor for its first token.
     """
 
-    turns: "TenantTurns"
+    model_turns: "TenantTurns"
     tenant: str
     weight: float
     tokens: int

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,7 @@ from neuronpipe.core.files import replace_file
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-SCHEMES = ("s3", "file")
+_S3, _FILE = "s3://", "file://"
 _CHUNK_BYTES = 8 << 20
 
 
@@ -31,7 +32,6 @@ class ObjectUri:
     leading slash. The path of a folder ends with a slash, or is empty.
     """
 
-    scheme: str
     bucket: str
     path: str
 
@@ -39,29 +39,33 @@ class ObjectUri:
     def parse(cls, text: str) -> Self:
         """Parses a URI. Raises ValueError, which names the problem."""
         parts = urlsplit(text)
-        if parts.scheme not in SCHEMES:
-            raise ValueError(f"must begin with {' or '.join(f'{scheme}://' for scheme in SCHEMES)}")
+        if f"{parts.scheme}://" not in (_S3, _FILE):
+            raise ValueError(f"must begin with {_S3} or {_FILE}")
         if parts.query or parts.fragment:
             raise ValueError("must have no ? and no #")
         path = unquote(parts.path)
         if "\0" in path or any(step in (".", "..") for step in path.split("/")):
             raise ValueError("must have no steps . and .. in its path")
-        if parts.scheme == "file":
+        if f"{parts.scheme}://" == _FILE:
             if parts.netloc or not path.startswith("/"):
                 raise ValueError("must be an absolute path, as file:///data/inputs.jsonl")
-            return cls("file", "", path)
+            return cls("", path)
         if not parts.netloc:
             raise ValueError("must name a bucket, as s3://BUCKET/KEY")
-        return cls("s3", parts.netloc, path.removeprefix("/"))
+        return cls(parts.netloc, path.removeprefix("/"))
 
     def is_below(self, folder: "ObjectUri") -> bool:
         """Returns whether the object is in a folder, at any depth."""
         prefix = f"{folder.path.rstrip('/')}/" if folder.path.strip("/") else folder.path
-        is_same_place = (self.scheme, self.bucket) == (folder.scheme, folder.bucket)
-        return is_same_place and self.path.startswith(prefix) and self.path != prefix
+        return self.bucket == folder.bucket and self.path.startswith(prefix) and self.path != prefix
 
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.path}" if self.scheme == "s3" else f"file://{self.path}"
+        return f"{_S3}{self.bucket}/{self.path}" if self.bucket else _FILE + self.path
+
+
+def is_in_bucket(place: str) -> bool:
+    """Returns whether a place is the URI of an object or folder in S3, and not a path."""
+    return place.startswith(_S3)
 
 
 def parse_below(text: str, folders: Sequence[ObjectUri]) -> ObjectUri:
@@ -84,7 +88,7 @@ class Storage:
     """Objects of all schemes. Its methods block; any thread may call them."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, S3Store] = {}
+        self._bucket = cache(open_bucket)
 
     def read(self, uri: ObjectUri, max_bytes: int) -> bytes:
         """Returns the content of an object. Raises StorageError, also for an object of more than `max_bytes`."""
@@ -124,18 +128,13 @@ class Storage:
         with bucket_failures():
             self._bucket(uri.bucket).put(uri.path, content)
 
-    def _bucket(self, name: str) -> "S3Store":
-        if name not in self._buckets:
-            self._buckets[name] = open_bucket(name)
-        return self._buckets[name]
-
 
 def open_bucket(name: str, endpoint: str = "", retries: int = 10) -> "S3Store":
     """Opens a bucket of S3. `endpoint`: URL of the object store; empty: by AWS's variables. `retries`: per request."""
     from obstore.store import S3Store
 
     return S3Store.from_url(
-        f"s3://{name}",
+        _S3 + name,
         config={"endpoint": endpoint} if endpoint else {},
         # Given options replace AWS's variables, so none is given where none is needed.
         client_options={"allow_http": True} if endpoint.startswith("http://") else None,
@@ -178,8 +177,9 @@ def _failed(error: Exception) -> StorageError:
     """Returns the error without the texts of other libraries, which may hold more than callers should see."""
     if isinstance(error, FileNotFoundError):
         return StorageError("is not there", is_lasting=True)
-    is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError)
-    if is_lasting or (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP)):
+    # FileExistsError: a file stands in the place of the folder.
+    is_lasting = isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError | FileExistsError)
+    if is_lasting or (isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS)):
         return StorageError("cannot be used: it is no file, or access is denied", is_lasting=True)
     if isinstance(error, OSError) and error.strerror:
         return StorageError(f"cannot be used: {error.strerror}", is_lasting=False)
@@ -199,7 +199,7 @@ def list_objects(folder: ObjectUri) -> list[ObjectUri]:
     with bucket_failures():
         # obstore's prefixes are whole folders.
         keys = [listed["path"] for chunk in open_bucket(folder.bucket).list(prefix or None) for listed in chunk]
-    return [ObjectUri(folder.scheme, folder.bucket, key) for key in sorted(keys) if key.startswith(folder.path)]
+    return [ObjectUri(folder.bucket, key) for key in sorted(keys) if key.startswith(folder.path)]
 
 
 def fetch(uri: ObjectUri, file: BinaryIO) -> None:
@@ -238,7 +238,7 @@ class BucketFolder:
 
     def uri(self, name: str) -> str:
         """Returns the URI of an object, for messages."""
-        return str(ObjectUri(self._uri.scheme, self._uri.bucket, self._key(name)))
+        return str(ObjectUri(self._uri.bucket, self._key(name)))
 
     def read(self, name: str) -> Content | None:
         """Returns the content of an object; None if it does not exist."""

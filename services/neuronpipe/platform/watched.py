@@ -45,7 +45,7 @@ class Watched(Generic[ValueT]):
             value = self._read_settled(state)
         except SetupError as error:
             if str(error) != self.problem:
-                log_warning("changed files cannot be used; what they held before stays", problem=str(error))
+                log_warning("changed files cannot be used; their last good content stays in use", problem=str(error))
             self._state, self.problem = state, str(error)
             return
         if value is not None:

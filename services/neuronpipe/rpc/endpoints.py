@@ -148,10 +148,7 @@ class StageStream:
 
 
 async def follow_endpoints(
-    rpc: StageRpc,
-    target: str,
-    serve: Callable[[StageStream], Awaitable[None]],
-    tls: WatchedTls | None = None,
+    rpc: StageRpc, target: str, serve: Callable[[StageStream], Awaitable[None]], tls: WatchedTls | None = None
 ) -> None:
     """Keeps a stream to every process behind the target until cancelled, and passes each open stream to `serve`.
 
@@ -303,8 +300,8 @@ async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
         host, _, port = part.removeprefix("dns:///").rpartition(":")
         try:
             resolved: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            unresolved[part] = error.strerror or type(error).__name__
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
+            unresolved[part] = getattr(error, "strerror", "") or "no such name"
             continue
         for family, _, _, _, socket_address in resolved:
             ip, number, *_ = socket_address

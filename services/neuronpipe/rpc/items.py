@@ -208,8 +208,8 @@ class _ItemStream:
         Items that were read before an error, or before the process drains, are still answered.
         """
         models, in_flight = self.method.models, self.method.in_flight
-        unwatch = models.watch(self._announce)
-        models.need(self, None)  # until the gateway says which models it needs
+        unwatch = models.changes.watch(self._announce)
+        models.needs.set(self, None)  # until the gateway says which models it needs
         reading: asyncio.Task[None] | None = None
         is_draining = False
         try:
@@ -245,7 +245,7 @@ class _ItemStream:
             await reading
         finally:
             unwatch()
-            models.forget(self)
+            models.needs.forget(self)
             tasks = [*([reading] if reading else ()), self._stopping, *self._running.values()]
             for task in tasks:
                 task.cancel()
@@ -254,7 +254,7 @@ class _ItemStream:
     async def _read(self, requests: AsyncIterator[_Message]) -> None:
         async for request in requests:
             if request.HasField("needed"):
-                self.method.models.need(self, read_models(request.needed))
+                self.method.models.needs.set(self, read_models(request.needed))
             # Slices, because in upb iterating over a repeated field takes a microsecond more.
             for item_id in request.abandoned_item_ids[:]:
                 if task := self._running.pop(item_id, None):

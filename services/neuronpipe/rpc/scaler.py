@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from neuronpipe.api.keda.v1 import external_scaler_pb2 as keda
 from neuronpipe.core.errors import InvalidInput, Overloaded
-from neuronpipe.rpc.rpcs import Context, RpcHandler, RpcHandlers, handlers_of
+from neuronpipe.rpc.rpcs import Context, RpcHandlers, handlers_of
 
 # KEDA keeps one stream open for each scaled object.
 _MAX_STREAMS = 64
@@ -69,10 +69,6 @@ def scaler_handlers(load: ScaledLoad) -> RpcHandlers:
         value = keda.MetricValue(metricName=load.metric, metricValue=count, metricValueFloat=count)
         return keda.GetMetricsResponse(metricValues=[value])
 
-    handlers: dict[str, RpcHandler] = {
-        "IsActive": is_active,
-        "StreamIsActive": stream,
-        "GetMetricSpec": spec,
-        "GetMetrics": metrics,
-    }
-    return handlers_of(SCALER, handlers)
+    return handlers_of(
+        SCALER, {"IsActive": is_active, "StreamIsActive": stream, "GetMetricSpec": spec, "GetMetrics": metrics}
+    )

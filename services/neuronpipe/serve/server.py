@@ -1,22 +1,24 @@
 """A gateway with its stages, each in this process or behind a target. Both kinds are called as functions."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 
 from neuronpipe.bulk.jobs.door import JOB_SERVICES, running_jobs
 from neuronpipe.bundles.live import running_live_models
 from neuronpipe.bundles.sources import live_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols, running_scaler
+from neuronpipe.doors.assembly import INFERENCE_SERVICES, GatewayDoors, Protocols, gateway_protocols
 from neuronpipe.doors.registry import REGISTRY_SERVICE, registry_handlers
+from neuronpipe.doors.scaler import running_scaler
 from neuronpipe.gateway.access import Access, access_by
-from neuronpipe.gateway.assembly import Gateway, PipelineSetup, running_pipeline
+from neuronpipe.gateway.assembly import Gateway, running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.held_items import HeldItems
 from neuronpipe.gateway.routing import VersionRouter
 from neuronpipe.gateway.settings import NEAR
 from neuronpipe.platform.process.background import run_apart
+from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
 from neuronpipe.platform.tls import ServerTls, show_tls, watched_tls
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
@@ -42,73 +44,85 @@ async def run(settings: PipelineProcessSettings, telemetry: Telemetry, tls: Serv
 async def running_gateway(
     settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, doors: GatewayDoors, life: Life
 ) -> AsyncIterator[OpenDoors]:
-    """Runs the pipeline, and yields the function that opens the doors. Raises SetupError.
-
-    Inference is healthy while all far stages are reached, or while requests are held for them.
-    """
-    gateway_settings, meters, tenants = settings.gateway, telemetry.meters, access.tenants
-    repository = await run_apart(
-        live_repository, settings.models, with_artifacts=gateway_settings.executor_target == NEAR
-    )
-    bundles = await run_apart(repository.bundles)
-    stage_tls = watched_tls(files, "client") if (files := gateway_settings.stage_tls.files(settings.tls)) else None
-    if stage_tls:
-        show_tls(meters, "client", stage_tls)
-    held_items = HeldItems(gateway_settings.max_held_requests, meters=meters)
-    reached: dict[str, bool] = {}
-
-    def report(stage: str, is_reached: bool) -> None:
-        life.health.set(stage, is_reached)
-        if not stage:  # the process itself, which still answers requests
-            return
-        reached[stage] = is_reached
-        for service in INFERENCE_SERVICES:
-            life.health.set(service, held_items.is_on or all(reached.values()))
-
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        stages = await enter(
-            running_stages(settings, telemetry, report, bundles=bundles, tls=stage_tls, held_items=held_items)
-        )
-        await enter(access.kept_up_to_date())
-        setup = PipelineSetup(
-            settings=gateway_settings.pipeline,
-            results=gateway_settings.results,
-            telemetry=telemetry,
-            tenants=tenants,
-            bundles=bundles,
-            held_items=held_items,
-            redis=settings.redis,
-        )
-        models, pipeline = await enter(running_pipeline(stages.functions, setup))
-        live = await enter(running_live_models(repository, [*stages.near, models], meters))
-        gateway = Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
-        jobs = await enter(
-            running_jobs(
-                settings=settings.jobs,
-                pipeline=gateway_settings.pipeline,
-                http=gateway_settings.http,
-                gateway=gateway,
-                tenants=tenants,
-                life=life,
-            )
-        )
-        life.on_draining(held_items.stop)
-        life.in_flight.add_check(pipeline.check_room)
+    """Runs inference and jobs, and yields the function that opens the doors. Raises SetupError."""
+    inference, own = _Inference(settings, telemetry, access, life.health), settings.gateway
+    async with (
+        inference.running() as gateway,
+        running_jobs(
+            settings=settings.jobs,
+            pipeline=own.pipeline,
+            http=own.http,
+            gateway=gateway,
+            tenants=access.tenants,
+            life=life,
+        ) as jobs,
+    ):
+        life.on_draining(inference.held_items.stop)
+        life.in_flight.add_check(gateway.pipeline.check_room)
         protocols = gateway_protocols(
             gateway,
-            gateway_settings,
+            own,
             models=settings.models,
-            tenants=tenants,
+            tenants=access.tenants,
             telemetry=telemetry,
             grpc_port=doors.grpc.port,
             health=life.health,
-            targets=list(gateway_settings.far_targets.values()),
-            stage_tls=stage_tls,
+            targets=list(own.far_targets.values()),
+            stage_tls=inference.stage_tls,
         )
-        registry = Protocols(registry_handlers(settings.models, tenants) if gateway_settings.registry_service else [])
-        await enter(running_scaler(gateway_settings.scaler_listen, settings.process, gateway, life.health))
-        yield partial(doors.open, protocols, jobs, registry)
+        registry = Protocols(registry_handlers(settings.models, access.tenants) if own.registry_service else [])
+        async with running_scaler(own.scaler_listen, settings.process, gateway, life.health):
+            yield partial(doors.open, protocols, jobs, registry)
+
+
+class _Inference:
+    """The stages of a process, near or far, and the pipeline over them.
+
+    Inference is healthy while all far stages are reached, or while requests are held for them.
+    """
+
+    def __init__(
+        self, settings: PipelineProcessSettings, telemetry: Telemetry, access: Access, health: HealthBoard
+    ) -> None:
+        self._settings, self._telemetry, self._access, self._health = settings, telemetry, access, health
+        self.held_items = HeldItems(settings.gateway.max_held_requests, meters=telemetry.meters)
+        files = settings.gateway.stage_tls.files(settings.tls)
+        self.stage_tls = watched_tls(files, "client") if files else None
+        self._reached: dict[str, bool] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Gateway]:
+        """Loads the models, and yields the pipeline and the models for the doors. Raises SetupError."""
+        settings, telemetry, tenants = self._settings, self._telemetry, self._access.tenants
+        own = settings.gateway
+        repository = await run_apart(live_repository, settings.models, with_artifacts=own.executor_target == NEAR)
+        bundles = await run_apart(repository.bundles)
+        if self.stage_tls:
+            show_tls(telemetry.meters, "client", self.stage_tls)
+        async with (
+            running_stages(settings, telemetry, self._report, bundles, self.stage_tls, self.held_items) as stages,
+            self._access.kept_up_to_date(),
+            running_pipeline(
+                stages.functions,
+                own.pipeline,
+                own.results,
+                telemetry=telemetry,
+                bundles=bundles,
+                tenants=tenants,
+                held_items=self.held_items,
+                redis=settings.redis,
+            ) as (models, pipeline),
+            running_live_models(repository, [*stages.near, models], telemetry.meters) as live,
+        ):
+            yield Gateway(pipeline, Catalog(models, tenants, VersionRouter(live, models, stages.near, stages.far)))
+
+    def _report(self, stage: str, is_reached: bool) -> None:
+        self._health.set(stage, is_reached)
+        if not stage:  # the process itself, which still answers requests
+            return
+        self._reached[stage] = is_reached
+        for service in INFERENCE_SERVICES:
+            self._health.set(service, self.held_items.is_on or all(self._reached.values()))
 
 
 def services_of(settings: PipelineProcessSettings) -> list[str]:

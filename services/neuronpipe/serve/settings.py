@@ -36,7 +36,7 @@ class PipelineProcessSettings(ServerSettings):
         0.0,
         ge=0,
         le=_LONGEST_IDLE_S,
-        description="seconds without a call after which the process ends, where a supervisor starts it again with the "
+        description="seconds without a call after which the process ends, for a supervisor that starts it with the "
         "next connection; 0: never",
     )
 
@@ -49,8 +49,8 @@ class PipelineProcessSettings(ServerSettings):
             changed = [name for name, field in fields if getattr(part, name) != field.default]
             if changed and getattr(self.gateway, target) != NEAR:
                 raise ValueError(
-                    f"{', '.join(map(option_name, changed))}: of a stage in another process; give it to that one, or "
-                    f"have the stage in this one by {option_name(target)} {NEAR}"
+                    f"{', '.join(map(option_name, changed))}: belongs to a stage in another process; set it there, or "
+                    f"run the stage in this process with {option_name(target)} {NEAR}"
                 )
         return self
 

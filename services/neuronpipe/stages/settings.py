@@ -74,8 +74,8 @@ class EngineSettings(CoreSettings):
     lone_graph_bytes: int = Field(
         128 << 20,
         ge=0,
-        description="memory for OpenVINO's graphs of single lengths, in bytes, for all models: they compute texts that "
-        "come one at a time in two thirds of the time; 0: no such graphs",
+        description="memory for lone graphs of all models, in bytes: OpenVINO's graphs of one length, which compute "
+        "texts that come one at a time in two thirds of the time; 0: no lone graphs",
     )
     kv_cache_bytes: int = Field(
         1 << 30, ge=1 << 16, description="memory for the key-value cache of a model that generates, in bytes"
@@ -88,30 +88,30 @@ class EngineSettings(CoreSettings):
     )
     models_on_demand: bool = Field(
         False,
-        description="load a model when the first request for it comes, and unload those that were used longest ago "
-        "where max_model_memory_bytes is reached",
+        description="load a model at its first request, and unload the least recently used models if "
+        "max_model_memory_bytes is reached",
     )
     max_prompt_wait_s: float = Field(
         0.0,
         ge=0,
         le=600,
-        description="seconds that a prompt may wait for its first step, by forecast; more prompts are refused, so that "
-        "those that are taken have their first token in time; 0: no limit",
+        description="seconds that a prompt may wait for its first step, by forecast; prompts that would wait longer "
+        "are refused; 0: no limit",
     )
     prompt_lookup_tokens: int = Field(
         0,
         ge=0,
         le=16,
-        description="largest number of tokens that a step guesses for a text, from the tokens that followed its last "
-        "tokens before in the prompt or the text; texts stay the same, and texts that copy come faster; with "
-        "OpenVINO's paged attention; 0: no guesses",
+        description="largest number of draft tokens of a text in a step, which follow its last tokens at an earlier "
+        "place in the prompt or the text; texts stay the same, and texts that repeat their prompt come faster; needs "
+        "OpenVINO's paged attention; 0: no drafts",
     )
     impaired_limit_s: float = Field(
         600.0,
         ge=0,
         le=86400,
-        description="seconds after which the process says in its health that it should be replaced, because cores are "
-        "lost or a model is still being loaded or unloaded; that load is given up; 0: never",
+        description="seconds of lost cores, or of loading or unloading a model, after which health reports that the "
+        "process should be replaced, and the load ends; 0: never",
     )
 
     # Sequences in the queue of a model. Further sequences are refused.

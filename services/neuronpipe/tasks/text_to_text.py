@@ -23,14 +23,8 @@ from neuronpipe.core.tensors import ArraySets
 from neuronpipe.tasks import text_generation
 from neuronpipe.tasks.base import Encoded, Task, TextTokenizer, check_text, check_truncation, encode_text, traits_of
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import (
-    ANNOTATIONS,
-    GENERATION,
-    GenerationFacts,
-    check_all_options,
-    complete,
-    window_arrays,
-)
+from neuronpipe.tasks.text_generation import ANNOTATIONS, GENERATION, complete, window_arrays
+from neuronpipe.tasks.text_options import GenerationFacts, check_all_options
 
 
 class TranslationFacts(GenerationFacts):

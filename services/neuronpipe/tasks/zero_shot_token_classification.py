@@ -1,6 +1,7 @@
 """Zero-shot token classification: the entities of a text for the labels of the request (GLiNER).
 
-The labels and the words of the text are one sequence, and the model scores spans of words for each label. Equal to
+The labels and the words of the text are one sequence. A model of spans scores spans of words for each label. A model of
+tokens scores each word as the start, the end and the inside of an entity of each label. Equal to
 `GLiNER.predict_entities` of gliner 0.2 with `threshold`, `flat_ner` and `multi_label`. Differences:
 
 - A text that is too long is refused unless the caller requests truncation. The package drops its end with a warning.
@@ -44,6 +45,8 @@ WORD_NUMBER = "word_number"
 # The size of an axis of the model's output. Models are trained with 25 labels in a text, or up to 100.
 MAX_LABELS = 64
 _DEFAULT_THRESHOLD = 0.5
+# Spans that reach the threshold in a model of tokens: a model of 12 words, 384 words and 64 labels has at most 294,912.
+_MAX_SPANS = 300_000
 # Source: gliner 0.2, data_processing/tokenizer.py, WhitespaceTokenSplitter.
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
@@ -57,7 +60,9 @@ class GlinerFacts(TaskFacts):
     separator_token_id: int = Field(ge=0, description="the token between the labels and the text")
     before: tuple[int, ...] = Field(description="special tokens before the labels")
     behind: tuple[int, ...] = Field(description="special tokens behind the text")
-    max_width: int = Field(ge=1, description="the words of the longest entity")
+    max_width: int = Field(
+        ge=0, description="the words of the longest entity; 0 for a model of tokens, without a limit"
+    )
     max_words: int = Field(ge=1, description="the words of the longest text")
 
 
@@ -130,10 +135,14 @@ def number_words(facts: GlinerFacts, labels: int, token_ids: TokenIds, words: To
 def decode(
     input: ZeroShotTokenClassificationInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> ZeroShotTokenClassificationResult:
-    """Finds the entities from `logits`, float32 [tokens, widths, MAX_LABELS]."""
+    """Finds the entities from `logits`, float32 [tokens, widths, MAX_LABELS], or [tokens, 3, MAX_LABELS] of starts,
+    ends and insides.
+    """
     labels, (places,), (output,) = _labels(input), annotations, outputs
     scores = sigmoid(output["logits"][: len(places["char_start"]), :, : len(labels)])
-    spans = _chosen(scores, input.threshold or _DEFAULT_THRESHOLD, input.allow_nested, input.multi_label)
+    threshold = np.float32(input.threshold or _DEFAULT_THRESHOLD)
+    find = _scored_spans if GlinerFacts.of(model).max_width else _marked_spans
+    spans = _chosen(find(scores, threshold), input.allow_nested, input.multi_label)
     entities = []
     for span in sorted(spans, key=lambda span: span.first):
         start, end = int(places["char_start"][span.first]), int(places["char_end"][span.last])
@@ -151,17 +160,53 @@ class _Span(NamedTuple):
     score: float
 
 
-def _chosen(scores: Array, threshold: float, allow_nested: bool, multi_label: bool) -> Iterator[_Span]:
+class _Spans(NamedTuple):
+    """Spans of words, both ends inclusive: an array of each field."""
+
+    firsts: Array
+    lasts: Array
+    labels: Array
+    scores: Array
+
+
+def _scored_spans(scores: Array, threshold: np.float32) -> _Spans:
+    """Finds the spans whose score reaches the threshold. `scores`: [words, widths, labels]."""
+    firsts, widths, labels = np.nonzero(scores > threshold)
+    is_within = firsts + widths < len(scores)
+    firsts, widths, labels = firsts[is_within], widths[is_within], labels[is_within]
+    return _Spans(firsts, firsts + widths, labels, scores[firsts, widths, labels])
+
+
+def _marked_spans(scores: Array, threshold: np.float32) -> _Spans:
+    """Finds the spans whose start, end and words reach the threshold. A span has the least of their scores.
+
+    `scores`: [words, 3, labels]. Raises InvalidInput for too many spans. Source: gliner 0.2, decoding/decoder.py,
+    TokenDecoder, also for the order of the spans.
+    """
+    starts, ends, insides = scores.transpose(1, 0, 2)
+    is_inside, is_end = insides >= threshold, ends > threshold
+    places = np.arange(len(scores))[:, None]
+    # By word and label: the next word that is outside.
+    stops = np.minimum.accumulate(np.where(is_inside, len(scores), places)[::-1])[::-1]
+    found, count = list[_Spans](), 0
+    for first, label in np.argwhere((starts > threshold) & is_inside).tolist():
+        stop = stops[first, label]
+        lasts = first + np.flatnonzero(is_end[first:stop, label])
+        least = np.minimum.accumulate(insides[first:stop, label])[lasts - first]
+        values = np.minimum(np.minimum(least, ends[lasts, label]), starts[first, label])
+        found.append(_Spans(np.full_like(lasts, first), lasts, np.full_like(lasts, label), values))
+        if (count := count + len(lasts)) > _MAX_SPANS:
+            raise InvalidInput("threshold", f"more than {_MAX_SPANS} spans reach {threshold:g}; raise the threshold")
+    columns = zip(*found, strict=True) if found else [[np.empty(0, np.int64)]] * 3 + [[np.empty(0, np.float32)]]
+    return _Spans(*map(np.concatenate, columns))
+
+
+def _chosen(spans: _Spans, allow_nested: bool, multi_label: bool) -> Iterator[_Span]:
     """Yields the best spans that do not overlap, best first. Source: gliner 0.2, decoding/decoder.py, greedy_search."""
-    firsts, widths, labels = np.nonzero(scores > np.float32(threshold))
-    lasts = firsts + widths
-    values = scores[firsts, widths, labels]
-    order = np.argsort(-values, kind="stable")
-    order = order[lasts[order] < len(scores)]
+    order = np.argsort(-spans.scores, kind="stable")
     taken, refused = dict[tuple[int, int], None](), set[tuple[int, int]]()
-    starts, ends = np.empty(len(scores) * scores.shape[1], np.int64), np.empty(len(scores) * scores.shape[1], np.int64)
-    for index in order.tolist():
-        first, last = int(firsts[index]), int(lasts[index])
+    starts, ends = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    for first, last, label, score in zip(*(column[order].tolist() for column in spans), strict=True):
         if (first, last) in taken:
             if not multi_label:
                 continue
@@ -177,7 +222,7 @@ def _chosen(scores: Array, threshold: float, allow_nested: bool, multi_label: bo
                 continue
             starts[len(taken)], ends[len(taken)] = first, last
             taken[first, last] = None
-        yield _Span(first, last, int(labels[index]), float(values[index]))
+        yield _Span(first, last, label, score)
 
 
 def _labels(input: ZeroShotTokenClassificationInput) -> Sequence[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.cluster.check import compared
 from tests.bench.cluster.scenarios import DEVICE, FIXED, LARGE, RULES, SCENARIOS, Run, Scenario, run
-from tests.documentation.dark import with_dark_colours
+from tests.documentation.dark import with_dark_colours, with_title
 
 _RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks"
 _MARKS = re.compile(
@@ -52,12 +52,16 @@ def _page(runs: Mapping[str, Mapping[str, Run]]) -> Iterator[str]:
     yield from (f"Simulated on {datetime.date.today()}; an executor answers {most} at most.", "")
     for scenario in SCENARIOS:
         yield from _table(scenario, runs[scenario.name])
-        yield from (f"![executors over time: {scenario.name}]({_plot_name(scenario)})", "")
+        yield from (f"![{_plot_title(scenario)}]({_plot_name(scenario)})", "")
     yield from _table(LARGE, runs[LARGE.name])
 
 
 def _plot_name(scenario: Scenario) -> str:
     return f"autoscaling-{re.sub('[^a-z]+', '-', scenario.name)}.svg"
+
+
+def _plot_title(scenario: Scenario) -> str:
+    return f"executors over time: {scenario.name}"
 
 
 def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
@@ -77,7 +81,7 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
     file = _RESULTS / _plot_name(scenario)
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
-    file.write_text(with_dark_colours(file.read_text()))
+    file.write_text(with_dark_colours(with_title(file.read_text(), _plot_title(scenario))))
     pyplot.close(figure)
 
 

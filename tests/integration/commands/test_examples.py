@@ -246,6 +246,11 @@ def test_java_client_gets_the_same_labels(gateway: str, tmp_path: Path) -> None:
     refused = _run(*program, "none", "3", _TEXT)
     assert refused.returncode == 1
     assert "NOT_FOUND: model 'none' is not served" in refused.stderr
+    assert refused.stderr.endswith(" (MODEL_NOT_FOUND)\n")
+    assert " (INVALID_INPUT), field text" in _run(*program, "multi-label", "3", "").stderr
+    vector = json.loads(_output(*program, "minilm", "embed", _TEXT))
+    with Client(gateway) as client:
+        assert vector == pytest.approx(client.embed("minilm", _TEXT), abs=1e-5)
     without = _run(*program)
     assert (without.returncode, without.stderr) == (2, "usage: Classify HOST:PORT MODEL LABELS TEXT\n")
 

@@ -39,16 +39,16 @@ pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
 _AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
 # Of each task, a model of the tests, and what a readable result of its sample has.
 _SHOWN = {
-    "text_classification": ("classifier", r"(calm|busy|lost|found)\s*\d+\.\d %"),
+    "text_classification": ("classifier", r"(calm|busy|lost|found)\s*\d+\.\d\xa0%"),
     "sentence_embedding": ("minilm", r"384 dimensions, length 1\.0000: \["),
-    "question_answering": ("answerer", r"Ada Lovelace lived in London\..*\d %"),
+    "question_answering": ("answerer", r"Ada Lovelace lived in London\..*\d\xa0%"),
     "token_classification": ("tagger", r"(PER|LOC): \w+|Nothing found"),
-    "fill_mask": ("filler", r"Paris is the .* of France\..*\d %"),
+    "fill_mask": ("filler", r"Paris is the .* of France\..*\d\xa0%"),
     "feature_extraction": ("extractor", r"\d+ × 32 numbers: a vector for each token"),
     "sentence_similarity": ("minilm", r"A kitten was curled up on the rug\.\s*\d+"),
     "rerank": ("reranker", r"The cat slept on the mat all afternoon\.\s*\d+"),
-    "zero_shot_classification": ("entailer", r"(sport|politics|cooking)\s*\d+\.\d %"),
-    "image_classification": ("viewer", r"(contradiction|neutral|entailment)\s*\d+\.\d %"),
+    "zero_shot_classification": ("entailer", r"(sport|politics|cooking)\s*\d+\.\d\xa0%"),
+    "image_classification": ("viewer", r"(contradiction|neutral|entailment)\s*\d+\.\d\xa0%"),
 }
 # The same of tasks that the fake back end has none of.
 _SHOWN_BY_OPENVINO = {
@@ -58,7 +58,7 @@ _SHOWN_BY_OPENVINO = {
     "sparse_embedding": ("expander", r"and \d+ more"),
     "multi_vector_embedding": ("retriever", r"\d+ × 16 numbers: a vector for each token"),
     "image_embedding": ("matcher", r"24 dimensions, length 1\.0000"),
-    "zero_shot_image_classification": ("matcher", r"a (cat|dog|bicycle)\s*\d+\.\d %"),
+    "zero_shot_image_classification": ("matcher", r"a (cat|dog|bicycle)\s*\d+\.\d\xa0%"),
 }
 _RUN_LIMIT_S = 60
 _SIGNED = Signed("ann")
@@ -148,6 +148,10 @@ async def test_a_form_sends_a_request_and_shows_its_result_its_timings_and_its_b
     text = await console.answer.inner_text()
     assert re.search(shown, text, re.DOTALL), text
     rows = console.page.get_by_role("table", name="Where the time went").get_by_role("row")
+    ticks = [float(tick) for tick in await rows.nth(0).locator(".ticks span").all_inner_texts()]
+    assert len(ticks) >= 3
+    assert f"{ticks[1]:e}"[:2] in ("1.", "2.", "3.", "5."), "a round step"
+    assert ticks == pytest.approx([tick * ticks[1] for tick in range(len(ticks))], rel=0.01)
     assert [await row.get_by_role("rowheader").inner_text() for row in (await rows.all())[1:]] == [
         *("http.request", "preprocess", "predict", "predict.queue", "predict.compute", "postprocess")
     ]
@@ -224,7 +228,7 @@ async def test_a_chat_is_shown_as_it_comes_with_the_times_of_its_tokens(
         assert len(parts) > 1
         assert all(whole.startswith(part) for part in parts)
         facts = dict(re.findall(r"(First token|Longest gap|Tokens|Steps)\n(.+)", await console.answer.inner_text()))
-        assert facts["First token"] == f"{int(response['timings']['first_token_ns']) / 1e6:.1f} ms"
+        assert facts["First token"] == f"{int(response['timings']['first_token_ns']) / 1e6:.1f}\xa0ms"
         assert facts["Tokens"] == f"{response['usage']['tokens']} + 150"
         assert "A step of 1 on openvino: " in await console.answer.inner_text()
         assert console.complaints == []
@@ -544,14 +548,14 @@ async def test_the_table_of_models_follows_the_registry(
     with running_http_server(tmp_path, environment=constants(look_every_s=0.1)) as server:
         async with _opened(chromium, server.url) as console:
             rows = console.page.get_by_role("region", name="Table of models").get_by_role("row")
-            await expect(rows.nth(1)).to_contain_text(re.compile(r"version 1.*ready.*stable.*100\.0 % of requests"))
+            await expect(rows.nth(1)).to_contain_text(re.compile(r"version 1.*ready.*stable.*100\.0\xa0% of requests"))
             change(lambda registry: registry.alias("classifier", "canary", 2, _SIGNED))
             change(lambda registry: registry.reroute("classifier", {"stable": 3, "canary": 1}, _SIGNED))
             change(lambda registry: registry.copy_to("classifier", "canary", 10, _SIGNED))
             await expect(rows.nth(2)).to_contain_text(
-                re.compile(r"version 2.*ready.*canary.*25\.0 % of requests.*copies of 10\.0 %"), timeout=30_000
+                re.compile(r"version 2.*ready.*canary.*25\.0\xa0% of requests.*copies of 10\.0\xa0%"), timeout=30_000
             )
-            await expect(rows.nth(1)).to_contain_text("75.0 % of requests")
+            await expect(rows.nth(1)).to_contain_text("75.0\xa0% of requests")
 
 
 async def test_the_page_of_the_api_lists_every_operation_tries_one_and_asks_no_other_host(

@@ -47,6 +47,30 @@ def test_a_body_that_was_refused_unread_does_not_disturb_the_next_request(connec
     assert [connection.receive().status for _ in range(3)] == [404, 415, 200]
 
 
+_VERSION, _ID = "neuronpipe-version", "x-request-id"
+
+
+@pytest.mark.parametrize(("header", "value"), [(_VERSION, "first"), (_VERSION, "1" * 300), (_ID, "a" * 300)])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": "minilm", "input": "one"}),
+        ("/v1/embeddings", {"model": "minilm", "input": ["one", "two"]}),
+        ("/predict", {"model": "classifier", "inputs": "one"}),
+        ("/models/classifier", {"inputs": "one"}),
+        ("/tokenize", {"model": "minilm", "inputs": "one"}),
+    ],
+)
+def test_an_error_names_the_header_that_was_sent(
+    path: str, body: dict[str, object], header: str, value: str, connection: Connection
+) -> None:
+    connection.send(post(path, json.dumps(body).encode(), f"{header}: {value}"))
+    answer = connection.receive()
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert (error["message"] if isinstance(error, dict) else error).startswith(f"{header}: ")
+
+
 def test_http_1_0_is_answered_and_ended(connection: Connection) -> None:
     connection.send(post("/v1/embeddings", _EMBED, version="1.0"))
     answer = connection.receive()

@@ -222,7 +222,7 @@ def test_new_signing_keys_are_taken_and_broken_ones_are_not(own: Guarded) -> Non
         until(lambda: not fails_with(Unauthenticated, latter.list_models))
         assert fails_with(Unauthenticated, former.list_models)  # also where it was known before
         own.files.jwks.write_text('{"keys": [')
-        own.server.process.wait_for("changed files cannot be used; what they held before stays")
+        own.server.process.wait_for("changed files cannot be used; their last good content stays in use")
         latter.list_models()
 
 

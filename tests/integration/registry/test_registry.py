@@ -92,7 +92,7 @@ async def test_a_version_that_one_stage_cannot_load_leaves_the_old_one_serving_a
             assert (models["1"].is_desired, models["2"].is_desired) == (False, True)
             assert "tokenizer.json: changed since it was compiled" in models["2"].problem
             assert models["2"].problem.startswith("tokenizer: ")
-            logged = processes["tokenizer"].wait_for("a version cannot be loaded; what was served stays")
+            logged = processes["tokenizer"].wait_for("a version cannot be loaded; the versions in use stay")
             assert (logged["model"], logged["version"]) == ("classifier", 2)
             assert "2" not in load.answers
             path.write_bytes(content)

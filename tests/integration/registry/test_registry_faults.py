@@ -112,7 +112,7 @@ async def test_a_process_that_is_killed_between_loading_and_switching_loses_noth
         make_stable(versions, 2)
         await asyncio.to_thread(restartable.processes[killed].wait_for, "version ready", 2)
         await asyncio.to_thread(
-            restartable.processes[late].wait_for, "a version cannot be loaded; what was served stays"
+            restartable.processes[late].wait_for, "a version cannot be loaded; the versions in use stay"
         )
         await load.wait_for_more("1")
         assert load.wrong == []

@@ -6,7 +6,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from neuronpipe.core.errors import SetupError
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
+from neuronpipe.core.streams import ModelNeeds
 from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 
@@ -116,7 +116,7 @@ async def test_a_new_stable_version_takes_the_place_of_the_old_one(process: _Pro
 async def test_the_old_version_is_loaded_until_the_new_one_is(process: _Process) -> None:
     async with process.running():
         seen: list[frozenset[ModelKey]] = []
-        process.tables[0].watch(lambda: seen.append(process.tables[0].keys))
+        process.tables[0].changes.watch(lambda: seen.append(process.tables[0].keys))
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
         await process.serves(_M2)
         assert [keys for keys in seen if not keys] == []
@@ -124,20 +124,20 @@ async def test_the_old_version_is_loaded_until_the_new_one_is(process: _Process)
 
 @pytest.mark.parametrize(
     ("needed", "then"),
-    [(frozenset({_M1}), lambda table, gateway: table.need(gateway, frozenset({_M2}))), (None, ServedModels.forget)],
+    [(frozenset({_M1}), lambda needs, gateway: needs.set(gateway, frozenset({_M2}))), (None, ModelNeeds.forget)],
     ids=["by its word", "before it says anything, until it has gone"],
 )
 async def test_a_version_that_a_gateway_needs_is_not_unloaded(
-    process: _Process, needed: frozenset[ModelKey] | None, then: Callable[[ServedModels[Any], object], None]
+    process: _Process, needed: frozenset[ModelKey] | None, then: Callable[[ModelNeeds, object], None]
 ) -> None:
     async with process.running():
-        gateway, table = object(), process.tables[0]
-        table.need(gateway, needed)
+        gateway, needs = object(), process.tables[0].needs
+        needs.set(gateway, needed)
         process.change(lambda registry: registry.alias("m", "stable", 2, _SIGNED))
         await process.serves(_M1, _M2)
         await asyncio.sleep(3 * _LOOK_EVERY_S)  # nothing more happens
         assert process.served == [{_M1, _M2}] * 2
-        then(table, gateway)
+        then(needs, gateway)
         await process.serves(_M2)
 
 

@@ -62,7 +62,7 @@ def test_hidden_folders_and_stray_files_are_passed_over(tmp_path: Path, stray: s
 def test_a_folder_without_a_manifest_beside_bundles_is_refused_by_its_path(tmp_path: Path) -> None:
     write_bundle(tmp_path)
     (write_bundle(tmp_path, "n") / "manifest.json").unlink()
-    with pytest.raises(SetupError, match=f"^{tmp_path}/n/1: is no bundle, as it has no manifest.json; a repository"):
+    with pytest.raises(SetupError, match=f"^{tmp_path}/n/1: is not a bundle: it has no manifest.json; a repository"):
         read_repository(tmp_path)
 
 

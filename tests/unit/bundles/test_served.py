@@ -131,7 +131,7 @@ async def test_a_model_that_cannot_be_unloaded_leaves_no_other_loaded() -> None:
 async def test_whoever_watches_learns_of_every_change() -> None:
     models = ServedModels(_Loader().open)
     seen: list[int] = []
-    stop = models.watch(lambda: seen.append(len(models.keys)))
+    stop = models.changes.watch(lambda: seen.append(len(models.keys)))
     await models.open(_bundle("a"))
     await models.open(_bundle("b"))
     await models.close(ModelKey("a", 1))

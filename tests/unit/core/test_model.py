@@ -73,8 +73,8 @@ def test_entries_come_by_name_and_then_version() -> None:
 
 
 def test_only_the_newest_version_or_that_with_the_largest_share_is_the_default() -> None:
-    assert [_TABLE.is_newest("a", version) for version in (9, 10)] == [False, True]
-    assert [_ROUTED.is_newest("a", version) for version in (1, 2, 3)] == [True, False, False]
+    assert [_TABLE.is_default("a", version) for version in (9, 10)] == [False, True]
+    assert [_ROUTED.is_default("a", version) for version in (1, 2, 3)] == [True, False, False]
 
 
 @pytest.mark.parametrize("version", ["latest", "1.0", "-1", " 1", "²", "١"])

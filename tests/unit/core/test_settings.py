@@ -253,7 +253,7 @@ def test_all_stages_are_near_in_all_and_none_in_a_gateway_unless_told_otherwise(
 def test_a_setting_of_a_stage_in_another_process_is_refused(setting: str, value: str, target: str) -> None:
     given = _REPOSITORY | {setting: value}
     option = f"--{setting.replace('_', '-')}"
-    problem = f"{option}: of a stage in another process; .* by --{target[:-7]}-target local"
+    problem = f"{option}: belongs to a stage in another process; .* with --{target[:-7]}-target local"
     with pytest.raises(SetupError, match=problem):
         read_settings(PipelineProcessSettings, given)
     near = read_settings(PipelineProcessSettings, given | {target: "local"})

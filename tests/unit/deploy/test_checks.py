@@ -66,7 +66,7 @@ def test_a_repository_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
 
 def test_a_bundle_that_cannot_be_read_is_named(repository: Path) -> None:
     (write_bundle(repository, "half") / MANIFEST_FILE).unlink()
-    assert "half/1: is no bundle, as it has no manifest.json" in _problem(
+    assert "half/1: is not a bundle: it has no manifest.json" in _problem(
         check_deployment(TokenizerSettings.of(repository=repository))
     )
 

@@ -97,3 +97,16 @@ def test_what_a_place_cannot_do_is_refused_before_anything_is_done(
 def test_python_refuses_the_same() -> None:
     with pytest.raises(SetupError, match="Compose keeps one number"):
         HuggingFaceModel("hub/m", task="text-classification").deploy("compose", max_executors=4)
+
+
+def test_python_says_where_the_images_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes: list[str] = []
+
+    def refuse(to: str, endpoint: Endpoint) -> None:
+        prefixes.append(endpoint.image_prefix)
+        raise SetupError("seen")
+
+    monkeypatch.setattr("neuronpipe.deploy.model.make_target", refuse)
+    with pytest.raises(SetupError, match="seen"):
+        HuggingFaceModel("hub/m").deploy("kubernetes", image_prefix="example.com/np")
+    assert prefixes == ["example.com/np"]

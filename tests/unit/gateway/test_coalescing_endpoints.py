@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -367,6 +368,19 @@ async def test_an_endpoint_that_is_stuck_is_dropped_and_its_items_go_to_another(
     (record,) = caplog.records
     assert record.message == "a stage's process is stuck"
     assert record.__dict__["fields"] == {"stage": "tokenizer", "limit_s": 0.1, "items": 1}
+
+
+async def test_no_endpoint_is_stuck_because_the_gateway_stood_still(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._STUCK_AFTER_S", 0.2)
+    wire = await system.connect()
+    (asked,) = await system.ask("a")
+    time.sleep(0.5)  # as if the process were stopped: timers are due before the answer is read
+    await asyncio.sleep(0.05)
+    assert not wire.serving.done()
+    await wire.answer("a")
+    assert await values([asked]) == [value("a")]
 
 
 async def test_an_endpoint_that_has_answered_may_take_its_time_over_the_items(

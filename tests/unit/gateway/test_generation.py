@@ -32,7 +32,8 @@ from neuronpipe.gateway.routing import GatewayModel
 from neuronpipe.gateway.settings import PipelineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.generated_text import Detokenizer
-from neuronpipe.tasks.text_generation import most_generated, window_arrays
+from neuronpipe.tasks.text_generation import window_arrays
+from neuronpipe.tasks.text_options import most_generated
 from tests.unit.model_specs import model_spec
 
 _END, _BYTE = 2, 65
@@ -74,6 +75,7 @@ class _System:
             charge=self.counted.append,
             pause=lambda *, is_paused: self.waits.append(is_paused),
         )
+        running.plan(admission, encoded)
         running.count(admission, encoded)
         prediction = await running.execute(admission, NO_WORK, encoded)
         result = await running.postprocess(NO_WORK, encoded, prediction)

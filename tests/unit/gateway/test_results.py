@@ -28,7 +28,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.doors.native import NativeDoor
-from neuronpipe.gateway.assembly import PipelineSetup, running_pipeline
+from neuronpipe.gateway.assembly import running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.generation import GenerationRequest
 from neuronpipe.gateway.request_observer import ModelMeters
@@ -94,8 +94,8 @@ async def _running(
 ) -> AsyncIterator[Door]:
     results, limited = ResultCacheSettings(result_cache_models=asked), PipelineSettings(**limits)
     bundles = read_repository(repository)
-    setup = PipelineSetup(settings=limited, results=results, telemetry=telemetry or Telemetry(), bundles=bundles)
-    async with running_pipeline(stages, setup) as (models, running):
+    running_parts = running_pipeline(stages, limited, results, telemetry or Telemetry(), bundles)
+    async with running_parts as (models, running):
         for bundle in bundles:
             await models.open(bundle)
         yield Door(NativeDoor(running, Catalog(models), limited))
@@ -126,8 +126,8 @@ async def test_the_first_request_is_a_miss_where_redis_does_not_answer(repositor
     results = ResultCacheSettings(result_cache_models="set")
     redis, limits = RedisSettings(redis_url="redis://127.0.0.1:1/0"), PipelineSettings()
     bundles = read_repository(repository)
-    setup = PipelineSetup(settings=limits, results=results, telemetry=Telemetry(), bundles=bundles, redis=redis)
-    async with running_pipeline(stages.functions, setup) as (models, running):
+    running_parts = running_pipeline(stages.functions, limits, results, Telemetry(), bundles, redis=redis)
+    async with running_parts as (models, running):
         for bundle in bundles:
             await models.open(bundle)
         door = Door(NativeDoor(running, Catalog(models), limits))

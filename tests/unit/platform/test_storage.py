@@ -1,5 +1,6 @@
 """platform/storage.py: objects by URI, in files and in S3."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -87,11 +88,26 @@ def test_a_file_that_is_missing_or_too_large_is_no_file_to_try_again(tmp_path: P
         assert caught.value.is_lasting
 
 
-def test_an_output_into_what_is_no_folder_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["file/out", "file/folder/out"])
+def test_an_output_into_what_is_no_folder_leaves_nothing(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError):
-        Storage().write(ObjectUri.parse(f"file://{tmp_path}/file/out"), b"x")
+    with pytest.raises(StorageError, match="cannot be used: it is no file, or access is denied") as caught:
+        Storage().write(ObjectUri.parse(f"file://{tmp_path}/{name}"), b"x")
+    assert caught.value.is_lasting
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("number", "is_lasting"), [(errno.EROFS, True), (errno.ENOSPC, False), (errno.EIO, False)])
+def test_a_file_system_that_is_mounted_to_be_read_takes_no_output_later(
+    number: int, is_lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("neuronpipe.platform.storage.replace_file", fail)
+    with pytest.raises(StorageError) as caught:
+        Storage().write(ObjectUri.parse(f"file://{tmp_path}/out"), b"x")
+    assert caught.value.is_lasting == is_lasting
 
 
 @pytest.mark.parametrize(

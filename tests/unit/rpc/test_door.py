@@ -30,7 +30,6 @@ from neuronpipe.platform.process.life import Life
 from neuronpipe.platform.process.settings import CALLERS_CONNECTION_AGE_S, ProcessSettings
 from neuronpipe.rpc import client as rpc_client
 from neuronpipe.rpc.door import GrpcDoor
-from neuronpipe.rpc.http2 import connection as http2_connection
 from neuronpipe.rpc.http2 import server as http2_server
 from neuronpipe.rpc.rpcs import Context, Rpc, RpcHandler, RpcHandlers, call_of
 from neuronpipe.serve.settings import AllSettings, PipelineProcessSettings
@@ -476,7 +475,7 @@ async def test_a_connection_whose_caller_vanished_is_ended(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http2_server, "_KEEPALIVE_S", 1.0)
-    monkeypatch.setattr(http2_connection.Http2Connection, "ping_limit_s", 0.5)
+    monkeypatch.setattr(http2_server, "_PING_LIMIT_S", 0.5)
     async with _serving(caplog, {}) as system:
         host, _, port = system.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))

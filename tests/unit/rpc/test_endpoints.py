@@ -34,12 +34,13 @@ from neuronpipe.api.v1.stages_pb2 import (
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.core import items
 from neuronpipe.core.calls import Call
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError, Unavailable
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.packed import NO_TENSORS, Packed, pack_input
 from neuronpipe.core.status import to_status
-from neuronpipe.core.streams import Outcome, Preparation, ProcessModels
+from neuronpipe.core.streams import ModelNeeds, Outcome, Preparation, ProcessModels
 from neuronpipe.rpc.endpoints import StageStream, follow_endpoints, resolve
 from neuronpipe.rpc.http2.client import Http2Channel, _ClientConnection
 from neuronpipe.rpc.items import TOKENIZE, StageMethod
@@ -366,6 +367,14 @@ async def test_a_name_that_cannot_be_resolved_is_logged_and_asked_again(
     record = caplog.records[0]
     assert record.message == "a target cannot be resolved"
     assert record.__dict__["fields"] == {"target": _NAME, "problem": "Name or service not known"}
+
+
+@pytest.mark.parametrize("name", ["tokenizer..example", f"{'x' * 64}.example"])
+async def test_a_name_that_no_host_can_have_is_unresolved_as_any_other(name: str) -> None:
+    assert await resolve(f"{name}:50051, unix:/run/a.sock") == (
+        {"unix:/run/a.sock": ""},
+        {f"{name}:50051": "no such name"},
+    )
 
 
 async def test_an_unresolved_name_leaves_other_targets_alone(served: _Served, names: _Names, tmp_path: Path) -> None:
@@ -824,9 +833,8 @@ async def test_an_item_beyond_a_real_servers_limit_does_not_end_the_stream() -> 
 
     models = SimpleNamespace(
         announced=ProcessModels(frozenset()),
-        watch=lambda changed: lambda: None,
-        need=lambda user, keys: None,
-        forget=lambda user: None,
+        changes=Changes(),
+        needs=ModelNeeds(),
     )
     method = StageMethod(TOKENIZE, stage, Telemetry(), models=models, max_message_bytes=10_000)
 

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from neuronpipe.api.forward.v1.stages_pb2 import TokenizeOutcome, TokenizeReques
 from neuronpipe.api.v1 import stages_pb2
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationResult
 from neuronpipe.core.calls import Call
+from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import InternalError, InvalidInput, ModelNotFound, NeuronpipeError, Overloaded, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, ModelKey, Prediction, TokenizeItem
@@ -24,7 +25,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import Metrics
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_result
 from neuronpipe.core.status import from_status, to_status
-from neuronpipe.core.streams import Preparation, ProcessModels
+from neuronpipe.core.streams import ModelNeeds, Preparation, ProcessModels
 from neuronpipe.core.tensors import to_tensor_set
 from neuronpipe.core.tracing import SpanContext
 from neuronpipe.gateway.coalescing import Coalescer
@@ -77,28 +78,33 @@ class _Stage:
         self._ends[item_id].set_exception(fault)
 
 
+class _Needs(ModelNeeds):
+    """Keeps all that gateways said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[frozenset[ModelKey] | None] = []
+
+    def set(self, gateway: object, keys: frozenset[ModelKey] | None) -> None:
+        self.said.append(keys)
+
+    def forget(self, gateway: object) -> None:
+        self.said.append(frozenset())
+
+
 class _Models:
     """The models of a process."""
 
     def __init__(self, *keys: ModelKey) -> None:
         self.announced = ProcessModels(frozenset(keys))
-        self.needed: list[frozenset[ModelKey] | None] = []
-        self.watchers: list[Callable[[], None]] = []
-
-    def need(self, user: object, keys: frozenset[ModelKey] | None) -> None:
-        self.needed.append(keys)
-
-    def forget(self, user: object) -> None:
-        self.needed.append(frozenset())
-
-    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        self.watchers.append(changed)
-        return lambda: self.watchers.remove(changed)
+        needs = _Needs()
+        self.needs: ModelNeeds = needs
+        self.said = needs.said
+        self.changes = Changes()
 
     def replace(self, *keys: ModelKey) -> None:
         self.announced = ProcessModels(frozenset(keys))
-        for changed in self.watchers:
-            changed()
+        self.changes.notify()
 
 
 class _Gateway:
@@ -658,7 +664,7 @@ async def test_models_are_announced_again_when_they_change_and_no_longer_when_th
     assert not said.announcement.models
     gateway.end()
     await gateway.reading
-    assert models.watchers == []
+    assert models.changes._watchers == []
 
 
 async def test_versions_that_could_not_be_loaded_are_announced_with_the_reason(stage: _Stage) -> None:
@@ -690,14 +696,14 @@ async def test_a_gateway_needs_anything_until_it_says_so_and_nothing_when_its_st
     models = _Models(_A, _B)
     gateway = _Gateway(stage, models=models)
     await gateway.receive()
-    assert models.needed == [None]
+    assert models.said == [None]
     needed = stages_pb2.NeededModels(models=[stages_pb2.ServedModel(name="a", version="1")])
     needed.models.add(name="a", version="9" * 5000)  # no version has so many digits
     gateway._messages.put_nowait(TokenizeRequest(needed=needed))
     gateway._messages.put_nowait(TokenizeRequest(needed=stages_pb2.NeededModels()))
     gateway.end()
     await gateway.reading
-    assert models.needed == [None, frozenset({_A}), frozenset(), frozenset()]
+    assert models.said == [None, frozenset({_A}), frozenset(), frozenset()]
 
 
 async def test_an_item_whose_tensors_are_broken_fails_alone() -> None:

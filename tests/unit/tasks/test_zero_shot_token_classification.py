@@ -106,6 +106,58 @@ def test_the_best_spans_win_over_overlapping_ones(options: dict[str, Any], expec
     assert (result.entities[0].start, result.entities[0].end) == (0, 2)
 
 
+# Logits of the marks of "x, y" in a model of tokens, by word: as the start, the end and the inside of an entity.
+_MARKS = {0: (3.0, -1.0, 2.0), 1: (-1.0, 1.5, 0.5), 2: (2.5, 2.0, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # A span has the least logit: of "x," that of the comma inside, of "y" that of its end.
+        ({}, [("x,", 0.5), ("y", 2.0)]),
+        ({"threshold": 0.7}, [("y", 2.0)]),  # 0.62 is the score of the comma inside
+        # Each word begins and ends an entity. ", y" overlaps "x," and "x, y" has the comma's logit.
+        (
+            {"threshold": 0.2, "allow_nested": True},
+            [("x,", 0.5), ("x, y", 0.5), ("x", -1.0), (",", -1.0), ("y", 2.0)],
+        ),
+    ],
+)
+def test_a_model_of_tokens_finds_spans_with_a_start_an_end_and_words_inside(
+    options: dict[str, Any], expected: list[tuple[str, float]]
+) -> None:
+    entities = _decode_marks(_MARKS, **options).entities
+    assert [entity.text for entity in entities] == [text for text, _ in expected]
+    scores = [1 / (1 + np.exp(-logit)) for _, logit in expected]
+    assert [entity.score for entity in entities] == pytest.approx(scores)
+
+
+def _decode_marks(marks: dict[int, tuple[float, float, float]], *, words: int = 3, **options: Any) -> Any:
+    """Entities of "x, y" repeated, with the logits of marks for the first label; other words and labels have none."""
+    text = "x, y" if words == 3 else "x " * words
+    places = [(0, 1), (1, 2), (3, 4)] if words == 3 else [(2 * word, 2 * word + 1) for word in range(words)]
+    starts, ends = np.array(places, np.int32).T
+    logits = np.full((words + 5, 3, MAX_LABELS), -9, np.float32)
+    logits[:, :, 2:] = 9  # labels that the request does not have
+    for word, values in marks.items():
+        logits[word, :, 0] = values
+    input = ZeroShotTokenClassificationInput(text=text, candidate_labels=["a", "b"], **options)
+    model = model_spec("zero_shot_token_classification", max_tokens=14, max_width=0)
+    return TASK.decode(input, model, [{"char_start": starts, "char_end": ends}], [{"logits": logits}])
+
+
+def test_a_word_outside_ends_a_span_of_a_model_of_tokens() -> None:
+    marks = {0: (3.0, -9.0, 3.0), 1: (-9.0, -9.0, -1.0), 2: (-9.0, 3.0, 3.0)}
+    assert not _decode_marks(marks).entities
+    assert [entity.text for entity in _decode_marks(marks | {1: (-9.0, -9.0, 1.0)}).entities] == ["x, y"]
+
+
+def test_more_spans_than_a_limit_are_an_error_that_names_the_threshold() -> None:
+    words = 800  # 800 * 801 / 2 = 320,400 spans
+    with pytest.raises(InvalidInput, match=r"threshold: more than 300000 spans reach 0\.01; raise the threshold"):
+        _decode_marks(dict.fromkeys(range(words), (1.0, 1.0, 1.0)), words=words, threshold=0.01)
+
+
 def test_the_options_of_decoding_do_not_change_the_encoding() -> None:
     plain = ZeroShotTokenClassificationInput(text="x", candidate_labels=["a"])
     other = ZeroShotTokenClassificationInput(text="x", candidate_labels=["a"], threshold=0.1, multi_label=True)

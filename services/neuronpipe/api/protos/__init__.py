@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-# The public files and the files that they import. The files of the stages are internal and are left out.
+# The public files, the files that they import, and the details of errors. The files of the stages are internal.
 PUBLIC = (
     "google/api/annotations.proto",
     "google/api/client.proto",
@@ -13,6 +13,7 @@ PUBLIC = (
     "google/api/http.proto",
     "google/api/launch_stage.proto",
     "google/longrunning/operations.proto",
+    "google/rpc/error_details.proto",
     "google/rpc/status.proto",
     "neuronpipe/api/v1/inference.proto",
     "neuronpipe/api/v1/jobs.proto",

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import quote
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs.gateway import BulkGateway
@@ -40,12 +41,15 @@ class Invoker:
         has_failed = answer.status >= HTTPStatus.MULTIPLE_CHOICES
         uri = invocation.failure_uri if has_failed else invocation.output_uri
         await self._objects.write(uri, answer.body, progress)
-        return JobResult(output_uri=uri, succeeded=not has_failed, failed=has_failed)
+        return JobResult(output_uri=uri, succeeded=int(not has_failed), failed=int(has_failed))
 
     async def _send(self, invocation: Invocation, job: StoredJob, body: bytes, trace: SpanContext | None) -> HttpAnswer:
         if not self._destination:
-            raise NotConfigured("the worker that had this job knows no HTTP address of the gateway: set http_target")
-        destination = replace(self._destination, path=f"/endpoints/{invocation.endpoint}/invocations")
+            raise NotConfigured(
+                "the worker that had this job knows no HTTP address of the gateway: "
+                "start the workers with --http-target"
+            )
+        destination = replace(self._destination, path=f"/endpoints/{quote(invocation.endpoint)}/invocations")
         headers = dict(self._gateway.metadata(job.tenant, trace)) | {
             "content-type": invocation.content_type,
             "accept": invocation.accept,
@@ -66,6 +70,7 @@ class Invoker:
             raise Overloaded("the gateway is overloaded", int(answer.headers.get("retry-after-ms", "1000")) / 1000)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             raise Unauthenticated("the gateway does not let this worker call")
-        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        # A proxy in front answers 502 while it reaches no gateway; a gateway never does.
+        if answer.status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE):
             raise Unavailable("the gateway cannot answer now")
         return answer

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
 from google.longrunning.operations_pb2 import Operation
-from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.any import pack
 from google.protobuf.message import DecodeError
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.timestamp import from_milliseconds
 from google.rpc.status_pb2 import Status
 
 from neuronpipe.api.v1.jobs_pb2 import JobMetadata, JobPriority, JobResult, JobState
@@ -118,12 +118,12 @@ class StoredJob:
         if self.end[:1] == _RESULT:
             result = JobResult.FromString(self.end[1:])
             metadata.inputs = metadata.completed_inputs = result.succeeded + result.failed
-            operation.response.CopyFrom(_packed(result))
+            operation.response.CopyFrom(pack(result))
         elif self.end:
             operation.error.CopyFrom(Status.FromString(self.end[1:]))
             if self.end[:1] != _ERROR or not operation.error.code:
                 raise ValueError(f"{self.name}: its end is neither a result nor an error")
-        operation.metadata.CopyFrom(_packed(metadata))
+        operation.metadata.CopyFrom(pack(metadata))
         return operation
 
     def _metadata(self) -> JobMetadata:
@@ -134,13 +134,13 @@ class StoredJob:
             inputs=self.inputs,
             completed_inputs=self.completed,
             attempts=self.attempts,
-            create_time=_timestamp(self.created_ms) if self.created_ms else None,
-            expire_time=_timestamp(self.expires_ms) if self.expires_ms else None,
+            create_time=from_milliseconds(self.created_ms) if self.created_ms else None,
+            expire_time=from_milliseconds(self.expires_ms) if self.expires_ms else None,
         )
         if self.started_ms:
-            metadata.start_time.CopyFrom(_timestamp(self.started_ms))
+            metadata.start_time.CopyFrom(from_milliseconds(self.started_ms))
         if self.ended_ms:
-            metadata.end_time.CopyFrom(_timestamp(self.ended_ms))
+            metadata.end_time.CopyFrom(from_milliseconds(self.ended_ms))
         return metadata
 
 
@@ -283,15 +283,3 @@ def id_of(name: str) -> str:
     """Returns the id in an operation's name; empty for another name."""
     id = name.removeprefix(_NAME)
     return id if id != name and id.isalnum() and id.isascii() else ""
-
-
-def _packed(message: JobMetadata | JobResult) -> AnyMessage:
-    packed = AnyMessage()
-    packed.Pack(message)
-    return packed
-
-
-def _timestamp(milliseconds: int) -> Timestamp:
-    stamp = Timestamp()
-    stamp.FromMilliseconds(milliseconds)
-    return stamp

@@ -72,7 +72,7 @@ async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
     """
     try:
         entries = await asyncio.get_running_loop().getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
         raise PostFailed("the host has no address") from error
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     if allowed is not None:

@@ -4,7 +4,7 @@ import asyncio
 import codecs
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from itertools import islice
 from typing import BinaryIO, TypeAlias, cast
 
@@ -169,7 +169,8 @@ class _Outcomes:
 
     def close(self) -> None:
         if self.file:
-            self.file.close()
+            with suppress(OSError):  # a full disk fails again for the outcomes that it has refused
+                self.file.close()
 
     def add(self, outcomes: Sequence[InferOutcome]) -> None:
         """Adds outcomes. Raises Overloaded if there is no room for a file."""

@@ -283,14 +283,7 @@ def job_load(store: JobStore) -> ScaledLoad:
     async def is_active() -> bool:
         return bool(await count())
 
-    return ScaledLoad(
-        metric=_METRIC,
-        target=_TARGET,
-        default_target=_DEFAULT_TARGET,
-        count=count,
-        is_active=is_active,
-        look_every_s=_COUNT_EVERY_S,
-    )
+    return ScaledLoad(_METRIC, _TARGET, _DEFAULT_TARGET, count=count, is_active=is_active, look_every_s=_COUNT_EVERY_S)
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:

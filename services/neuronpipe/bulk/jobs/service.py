@@ -118,7 +118,7 @@ class Jobs:
         """
         folder = self._settings.sagemaker_folder(call.caller.tenant)
         if not folder:
-            raise NotConfigured("this gateway has no folder for asynchronous invocations: set jobs_sagemaker_output")
+            raise NotConfigured("this gateway has no folder for asynchronous invocations: set --jobs-sagemaker-output")
         self._check_limits(timing)
         self._check_uri("X-Amzn-SageMaker-InputLocation", invocation.input_uri, call.caller.tenant)
         self._catalog.spec(invocation.endpoint)

@@ -58,7 +58,7 @@ class JobSettings(JobStoreSettings):
         "", description="hosts to notify of ended jobs, with commas; *.example.com: all below it; empty: none"
     )
     jobs_sagemaker_output: str = Field(
-        "", description="folder for results of InvokeEndpointAsync, one of jobs_uris or below; empty: it is refused"
+        "", description="folder for results of InvokeEndpointAsync, in jobs_uris; empty: such calls are refused"
     )
 
     @model_validator(mode="after")
@@ -110,9 +110,9 @@ class WorkerSettings(ServiceSettings):
 
     jobs: JobStoreSettings
 
-    target: str = Field("127.0.0.1:50050", description="gRPC target of the gateway that it calls")
+    target: str = Field("127.0.0.1:50050", description="gRPC target of the gateway that the worker calls")
     http_target: str = Field(
-        "", description="the gateway's HTTP address, http://HOST:PORT, for InvokeEndpointAsync; empty: its jobs fail"
+        "", description="the gateway's HTTP address, http://HOST:PORT, for InvokeEndpointAsync; empty: such jobs fail"
     )
     tls_ca: str = Field(
         "", description="file of the authorities of the gateway's certificate, in PEM form; empty: no TLS to it"
@@ -121,15 +121,17 @@ class WorkerSettings(ServiceSettings):
         "", description="file of the certificate to show the gateway, in PEM form; empty: tls_certificate itself"
     )
     gateway_tls_key: str = Field("", description="file of the private key of gateway_tls_certificate; empty: tls_key")
-    max_jobs: int = Field(8, ge=0, le=1024, description="jobs that it runs at once; 0: none, it only tells KEDA")
+    max_jobs: int = Field(8, ge=0, le=1024, description="jobs at once; 0: none, the worker only informs KEDA")
     max_requests_in_flight: int = Field(
         8,
         ge=1,
         le=4096,
-        description="requests of all its jobs at the gateway at once; more makes larger batches, and longer tails of "
-        "real-time requests",
+        description="requests of all jobs of the worker at the gateway at once; more requests make larger batches, and "
+        "longer tails of interactive requests",
     )
-    lease_s: float = Field(30.0, ge=1, le=3600, description="seconds after which others take the jobs of a dead worker")
+    lease_s: float = Field(
+        30.0, ge=1, le=3600, description="seconds after which other workers take the jobs of a dead worker"
+    )
     max_attempts: int = Field(3, ge=1, le=100, description="workers that may die with a job before it is set aside")
     max_input_bytes: int = Field(64 << 20, ge=1 << 10, description="largest object that a job may read, in bytes")
     max_input_lines: int = Field(1_000_000, ge=1, description="maximum number of lines in a file of inputs")
@@ -143,8 +145,7 @@ class WorkerSettings(ServiceSettings):
     )
     notification_networks: str = Field(
         "",
-        description="networks inside of which notifications may be sent, with commas, as 10.1.0.0/16; without, only "
-        "public addresses are reached",
+        description="networks to which notifications may go, with commas, as 10.1.0.0/16; empty: only public addresses",
     )
 
     @property

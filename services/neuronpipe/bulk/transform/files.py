@@ -22,7 +22,7 @@ from typing import BinaryIO, TypeAlias, cast
 
 from neuronpipe.bulk.transform.formats import COMPRESSIONS, ENDINGS
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError, fetch, list_objects
+from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError, fetch, is_in_bucket, list_objects
 
 _READ_BYTES = 1 << 20
 _ENDINGS = tuple(
@@ -39,7 +39,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
     """Returns the files that names, folders and patterns match, each once, sorted per pattern. Raises SetupError."""
     files: dict[str, None] = {}
     for pattern in patterns:
-        if is_object(pattern):
+        if is_in_bucket(pattern):
             matching = _find_objects(pattern)
         elif Path(pattern).is_dir():
             matching = sorted(str(path) for path in Path(pattern).iterdir() if path.name.endswith(_ENDINGS))
@@ -47,7 +47,7 @@ def find_inputs(patterns: Sequence[str]) -> list[str]:
             matching = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 (also absolute)
         if not matching:
             raise SetupError(f"--input {pattern}: no such file")
-        if irregular := next((file for file in matching if not (is_object(file) or Path(file).is_file())), ""):
+        if irregular := next((file for file in matching if not (is_in_bucket(file) or Path(file).is_file())), ""):
             raise SetupError(f"--input {irregular}: is no regular file, and rows are read twice; save them in a file")
         files |= dict.fromkeys(matching)
     return list(files)
@@ -57,15 +57,11 @@ def _find_objects(pattern: str) -> list[str]:
     """Returns the objects of a URI: one object, or the objects of a folder or pattern. Raises SetupError."""
     uri = object_uri(pattern)
     with naming(pattern):
-        begin = ObjectUri(uri.scheme, uri.bucket, re.split(r"[*?\[]", uri.path, maxsplit=1)[0])
+        begin = ObjectUri(uri.bucket, re.split(r"[*?\[]", uri.path, maxsplit=1)[0])
         objects = [str(listed) for listed in list_objects(begin)]
     if begin == uri:
         return [name for name in objects if name == pattern or (pattern.endswith("/") and name.endswith(_ENDINGS))]
     return [name for name in objects if fnmatch.fnmatchcase(name, pattern)]
-
-
-def is_object(file: str) -> bool:
-    return file.startswith("s3://")
 
 
 def object_uri(file: str) -> ObjectUri:
@@ -79,7 +75,7 @@ def object_uri(file: str) -> ObjectUri:
 @contextmanager
 def local_copy(file: str) -> Iterator[str]:
     """Yields the path of a file for the block: its own, or a temporary copy of the object. Raises SetupError."""
-    if not is_object(file):
+    if not is_in_bucket(file):
         yield file
         return
     # The suffix keeps the ending, which says how the file is compressed.
@@ -92,7 +88,7 @@ def local_copy(file: str) -> Iterator[str]:
 
 def open_input(file: str) -> BinaryIO:
     """Opens a file of rows, decompressed. Raises SetupError."""
-    if is_object(file):
+    if is_in_bucket(file):
         with local_copy(file) as copy:
             return open_input(copy)  # the open file stays until it is closed
     compression = COMPRESSIONS.get(Path(file).suffix)
@@ -270,7 +266,7 @@ Folder: TypeAlias = _LocalFolder | _S3Folder
 
 def open_folder(name: str) -> Folder:
     """Opens the folder of a path or a URI. Raises SetupError."""
-    return _S3Folder(object_uri(name)) if is_object(name) else _LocalFolder(Path(name))
+    return _S3Folder(object_uri(name)) if is_in_bucket(name) else _LocalFolder(Path(name))
 
 
 def write_file(folder: Folder, name: str, content: bytes) -> None:

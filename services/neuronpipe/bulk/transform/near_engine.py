@@ -92,8 +92,18 @@ class _Row:
     outputs: list[Arrays | None]
     missing: int
     padded_tokens: int = 0
-    batch_size: int = 0
-    bucket_tokens: int = 0
+
+    def take(self, index: int, outputs: Arrays, prediction: Prediction) -> None:
+        """Keeps the outputs of a sequence. The last sequence of the row answers it."""
+        self.outputs[index] = outputs
+        self.missing -= 1
+        self.padded_tokens += prediction.bucket_tokens
+        if not self.missing and not self.done.done():
+            complete = TensorSets(arrays=[arrays for arrays in self.outputs if arrays is not None])
+            size, bucket = prediction.batch_size, prediction.bucket_tokens
+            self.done.set_result(
+                Prediction(complete, batch_size=size, bucket_tokens=bucket, padded_tokens=self.padded_tokens)
+            )
 
 
 @dataclass(slots=True)
@@ -137,19 +147,18 @@ class BatchMaker:
             yield
         finally:
             if number not in window.rows:
-                window.expected -= 1
-                self._begin(window)
+                self._expect_one_less(window)
 
     async def execute(self, item: ExecuteItem) -> Prediction:
         """Waits for the row's window, and computes it. Raises InternalError if the model cannot compute the row."""
         (window, number), count = _PLACE.get(), len(item.sequences)
         done: asyncio.Future[Prediction] = asyncio.get_running_loop().create_future()
         window.rows[number] = _Row(item, done, [None] * count, count)
-        window.expected -= 1
-        self._begin(window)
+        self._expect_one_less(window)
         return await done
 
-    def _begin(self, window: BatchWindow) -> None:
+    def _expect_one_less(self, window: BatchWindow) -> None:
+        window.expected -= 1
         if not window.expected and window.rows and not window.running:
             window.running = asyncio.create_task(self._compute(window))
 
@@ -170,41 +179,17 @@ class BatchMaker:
         try:
             item = ExecuteItem(first.call, first.model, TensorSets(arrays=arrays), work=first.work)
             prediction = await self._execute(item)
-        except InternalError as error:
-            if len(batch) > 1:  # a sequence of the batch is the reason
+        except Exception as error:  # the waiting rows raise it; the pipeline tells faults from errors
+            if isinstance(error, InternalError) and len(batch) > 1:  # a sequence of the batch is the reason
                 for sequence in batch:
                     await self._run([sequence])
                 return
-            _fail(batch, error)
-        except Exception as error:  # the waiting rows raise it; the pipeline tells faults from errors
-            _fail(batch, error)
+            for row, _ in batch:
+                if not row.done.done():
+                    row.done.set_exception(error)
         else:
             for (row, index), outputs in zip(batch, prediction.outputs.arrays, strict=True):
-                _note(row, index, outputs, prediction)
-
-
-def _fail(batch: Sequence[tuple[_Row, int]], error: Exception) -> None:
-    for row, _ in batch:
-        if not row.done.done():
-            row.done.set_exception(error)
-
-
-def _note(row: _Row, index: int, outputs: Arrays, prediction: Prediction) -> None:
-    """Keeps the outputs of a sequence. The last sequence of a row answers the row."""
-    row.outputs[index] = outputs
-    row.missing -= 1
-    row.padded_tokens += prediction.bucket_tokens
-    row.batch_size, row.bucket_tokens = prediction.batch_size, prediction.bucket_tokens
-    if not row.missing and not row.done.done():
-        complete = [arrays for arrays in row.outputs if arrays is not None]
-        row.done.set_result(
-            Prediction(
-                TensorSets(arrays=complete),
-                batch_size=row.batch_size,
-                bucket_tokens=row.bucket_tokens,
-                padded_tokens=row.padded_tokens,
-            )
-        )
+                row.take(index, outputs, prediction)
 
 
 def cut_batches(bundle: Bundle, settings: EngineSettings) -> CutBatches:

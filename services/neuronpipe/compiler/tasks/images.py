@@ -22,7 +22,7 @@ from neuronpipe.compiler.images import (
     try_images,
 )
 from neuronpipe.compiler.modules import PIXELS, PLACES, SampleBatch, SourceModule, classifier_facts, labels_of
-from neuronpipe.compiler.sentence_transformers import transformer_folder
+from neuronpipe.compiler.sentence_transformers import read_limits, read_modules, transformer_folder
 from neuronpipe.compiler.source import check_labels
 from neuronpipe.compiler.tasks.base import SourceTask, encode_texts
 from neuronpipe.compiler.tasks.labels import same_best_label
@@ -90,15 +90,24 @@ _SAMPLE_IMAGES = 2
 
 
 def _load_zero_shot_image_classification(folder: Path, tokenizer: SourceTokenizer) -> SourceModule:
+    if others := {kind for kind, _ in read_modules(folder)[1:]} - {"Normalize"}:
+        problem = f"has {', '.join(sorted(others))} behind its model of images and texts, which is not supported"
+        raise SetupError(f"{folder}: {problem}; supported is Normalize")
     processor = load_image_processor(transformer_folder(folder))
     model = load_weights(transformers.AutoModel, folder)
+    if read_modules(folder) and model.config.model_type.startswith("siglip"):
+        problem = "sentence-transformers pads texts to the longest of a batch, and SigLIP reads texts of one length"
+        raise SetupError(f"{folder}: {problem}; take modules.json out to have all texts padded to this length")
     check_texts(folder, model, tokenizer)
     module = ImagesAndTexts(model, processor.normalize, tokenizer).eval()
     height, width = processor.spec.size
     example = {_IDS: torch.zeros((1, 3), dtype=torch.int64), PLACES: torch.arange(2)}
     outputs = try_images(folder, lambda pixels: module(**example, pixels=pixels), model, (height, width))
     vectors = EmbeddingFacts(embedding_dimensions=outputs[_IMAGE_AND_TEXT].shape[1])
-    limits = [tokenizer.max_tokens, int(model.config.text_config.max_position_embeddings)]
+    limits = [
+        read_limits(transformer_folder(folder)).get("max_seq_length") or tokenizer.max_tokens,
+        int(model.config.text_config.max_position_embeddings),
+    ]
     return SourceModule(
         module=module,
         task="zero_shot_image_classification",

@@ -22,7 +22,7 @@ from neuronpipe.compiler.weights import load_weights
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.model import problems_of
 from neuronpipe.stages.tokenizer.chat import variables_of
-from neuronpipe.tasks.text_generation import (
+from neuronpipe.tasks.text_options import (
     CALL_MARKS,
     REASONING_MARKS,
     GenerationFacts,
@@ -52,7 +52,8 @@ def generation_facts(folder: Path, model: Any, kind: type[FactsT], **further: An
     if refused := unsupported_generation(config):
         name, value = refused
         raise SetupError(
-            f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; take it out there"
+            f"{folder}: its generation_config sets {name} to {value!r}, which is not supported; remove the field if "
+            "the model works without it"
         )
     if config.do_sample and (config.num_beams or 1) > 1:
         raise SetupError(f"{folder}: its generation_config draws tokens with num_beams, which is not supported")

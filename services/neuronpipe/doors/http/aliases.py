@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from pydantic import AliasChoices, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import ModelBody
+from neuronpipe.doors.http.body_types import ModelBody
 from neuronpipe.doors.inference import FieldNames
 
 

@@ -23,7 +23,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, NeuronpipeErr
 from neuronpipe.core.names import ON_BEHALF, ROUTE_KEY, TRACEPARENT, TRACESTATE
 from neuronpipe.core.parsing import Truncated
 from neuronpipe.core.tracing import SpanContext, new_request_id
-from neuronpipe.doors.http.bodies import STRICT_FIELD, UnknownFields, read_body, write_body
+from neuronpipe.doors.http.bodies import read_body, write_body
 from neuronpipe.doors.http.exchange import (
     JSON,
     TEXTS,
@@ -35,6 +35,7 @@ from neuronpipe.doors.http.exchange import (
     read_header,
 )
 from neuronpipe.doors.http.problems import UNKNOWN_PATH, ErrorForm, Problem, RequestRefused, problem_of
+from neuronpipe.doors.http.unknown_fields import STRICT_FIELD, UnknownFields
 from neuronpipe.doors.http.wire import REQUEST_ID_HEADER, Exchange, too_large
 from neuronpipe.doors.inference import PRIORITY_FIELD, read_priority
 from neuronpipe.platform.process.door import Credentials, Guard
@@ -74,7 +75,7 @@ class RouteTable:
     """Routes by path and method. A model's name may have one slash, as on the Hub."""
 
     def __init__(self, handlers: HttpHandlers) -> None:
-        """Finds routes; the last of several pairs with the same method and path counts."""
+        """Indexes the routes. The last of several pairs with the same method and path counts."""
         self._fixed: dict[str, dict[str, tuple[Route, HttpHandler]]] = {}
         self._templates: dict[re.Pattern[str], dict[str, tuple[Route, HttpHandler]]] = {}
         for route, handler in handlers:

@@ -5,25 +5,21 @@ pydantic, which the settings need anyway, checks a body of one text in 1 µs and
 """
 
 import binascii
-import re
 import sys
 from base64 import b64decode
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Mapping, Sequence, Set
-from contextvars import ContextVar
+from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.generation_options import Option, OptionKind
-from neuronpipe.core.parsing import MAX_OBJECT_BYTES, TOO_MANY_VALUES, check_depth, takes_too_much, too_long
+from neuronpipe.core.parsing import check_depth, too_long
+from neuronpipe.doors.http.json_limits import check_values
 from neuronpipe.platform.process.lanes import is_on_event_loop
 
 # Numbers of an array that are written at once, in about a millisecond.
@@ -32,273 +28,12 @@ _PIECE = 1 << 14
 _VALUES = 1024
 # Maximum number of characters of an error's path, which may contain the caller's own words.
 _MAX_PATH = 200
-_UNKNOWN = "unknown_field"
-# The error of a value that lacks a field, which other fields make necessary. Its context has the `field`.
-MISSING = "missing_field"
+# The error of an unknown field, and of a lacking field, which other fields make necessary. The context has the `field`.
+UNKNOWN, MISSING = "unknown_field", "missing_field"
 # pydantic's errors of a value whose field `type` says which of several kinds it has.
 _UNKNOWN_KIND, _NO_KIND = "union_tag_invalid", "union_tag_not_found"
-# Fields of bodies, at any depth, that change no answer: marks for bills and logs, hints for caches and schedulers.
-HARMLESS = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "prediction", "safety_identifier"),  # OpenAI
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
-        *("client_metadata", "session_id", "keep_alive", "ttl", "provider"),  # clients of OpenAI, Ollama, OpenRouter
-        *("priority", "request_id", "rid", "cache_salt", "guided_decoding_backend"),  # vLLM, SGLang
-        "spaces_between_special_tokens",  # fast tokenizers put no spaces there
-        *("cache_prompt", "padding"),  # llama.cpp, transformers
-    )
-)
-
-
-# Maximum number of names in the header of ignored fields, and of characters of a name.
-_MAX_IGNORED, _MAX_IGNORED_CHARS = 32, 64
-_STRICTNESS = {"": None, "true": True, "false": False}
-
-
-class UnknownFields(NamedTuple):
-    """The rule for unknown fields of a request's body, and the names of the fields that were ignored.
-
-    `is_strict`: True: all are refused; False: all are ignored; None: harmless fields are ignored, others are refused.
-    """
-
-    is_strict: bool | None
-    ignored: dict[str, None]
-
-    @classmethod
-    def enter(cls, strict: str = "") -> None:
-        """Sets the rule of the running task by the request's word for `is_strict`. Raises InvalidInput."""
-        if strict not in _STRICTNESS:
-            raise InvalidInput(STRICT_FIELD, "must be true or false")
-        _UNKNOWN_FIELDS.set(cls(_STRICTNESS[strict], {}))
-
-    @classmethod
-    def header(cls) -> bytes:
-        """Returns the names of the ignored fields, percent-encoded, with commas between; empty if none was ignored."""
-        names = [quote(name[:_MAX_IGNORED_CHARS], safe="[]") for name in cls.current().ignored]
-        if len(names) > _MAX_IGNORED:
-            names[_MAX_IGNORED:] = ["..."]
-        return ", ".join(names).encode()
-
-    @classmethod
-    def current(cls) -> "UnknownFields":
-        """Returns the rule of the running task."""
-        return _UNKNOWN_FIELDS.get(None) or cls(None, {})
-
-    def ignore(self, name: str, *, is_harmless: bool) -> bool:
-        """Tells whether the body may ignore a field, whose name the header then has."""
-        if self.is_strict or not (is_harmless or self.is_strict is False):
-            return False
-        if len(self.ignored) <= _MAX_IGNORED:
-            self.ignored[name] = None
-        return True
-
-
-def ignore(field: str, problem: str = "is not supported") -> None:
-    """Names a known field that changes nothing in the header. Raises InvalidInput if the request is strict."""
-    if not UnknownFields.current().ignore(field, is_harmless=True):
-        raise InvalidInput(field, problem)
-
-
-STRICT_FIELD = "neuronpipe-strict"
-_UNKNOWN_FIELDS: ContextVar[UnknownFields] = ContextVar("neuronpipe_unknown_fields")
-
-
-class Body(BaseModel):
-    """The base of all bodies of requests, and of their parts.
-
-    A field that the body does not have is refused by its name, unless it is among `harmless`: to ignore it would
-    mislead the caller. The request may ask for another rule. A field that is null counts as missing.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-    harmless: ClassVar[frozenset[str]] = HARMLESS
-
-    _known: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        field_names: set[str] = set()
-        for name, field in cls.model_fields.items():
-            alias = field.validation_alias
-            field_names.update(map(str, alias.choices if isinstance(alias, AliasChoices) else [alias or name]))
-        cls._known = frozenset(field_names)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        value = without_nulls(value)
-        extra = cls.model_config["extra"]
-        if not isinstance(value, dict) or value.keys() <= cls._known or extra == "allow":
-            return value
-        known_fields = {name: inner for name, inner in value.items() if name in cls._known}
-        unknown_fields = UnknownFields.current()
-        for name in value:
-            if name in known_fields:
-                continue
-            # The first unknown field is the only error: the errors of all unknown fields could take gigabytes.
-            if not unknown_fields.ignore(name, is_harmless=extra == "ignore" or name in cls.harmless):
-                raise PydanticCustomError(_UNKNOWN, "is not supported", {"field": name})
-        return known_fields
-
-
-class ModelBody(Body):
-    """A body that may name its model."""
-
-    model: str | None = None
-
-
-def without_nulls(value: Any) -> Any:
-    """Returns an object in JSON without the fields that are null, as clients write fields that they do not set."""
-    if isinstance(value, dict) and None in value.values():
-        return {name: inner for name, inner in value.items() if inner is not None}
-    return value
-
-
-def only(*values: Any, advice: str = "") -> AfterValidator:
-    """Returns the check of a field that is not supported, but that clients send with values that change nothing.
-
-    `advice`: the end of the error.
-    """
-
-    def refuse(value: Any) -> None:
-        if value is not None and without_nulls(value) not in values:
-            raise ValueError(f"is not supported; {advice}" if advice else "is not supported")
-
-    return AfterValidator(refuse)
-
-
-def fixed(**values: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns fields that are not supported, each with the value of clients that changes nothing; see `with_fields`."""
-    return {name: (Annotated[Any, only(value)], None) for name, value in values.items()}
-
-
-ElementT = TypeVar("ElementT")
-# A list whose first wrong item is its only error: the errors of 64 MiB of wrong items would take gigabytes.
-Many = Annotated[list[ElementT], Field(fail_fast=True)]
-# Accepts 5.0 as 5, because some languages write each number with a fraction. In an annotation it follows the bounds,
-# which schemas would lose otherwise.
-WHOLE = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
-Count = Annotated[int, Field(ge=1, lt=1 << 32), WHOLE]
-
-
-def _check_kept(tokens: int) -> int:
-    if tokens == -1 or 1 <= tokens < 1 << 32:
-        return tokens
-    raise ValueError("must be 1 or more, or -1 for as many as the model takes")
-
-
-# vLLM's truncate_prompt_tokens. -1 keeps as many tokens as the model takes.
-KeptTokens = Annotated[int, Field(json_schema_extra={"minimum": -1}), AfterValidator(_check_kept), WHOLE]
-Whole = Annotated[int, Field(ge=0, lt=1 << 32), WHOLE]
-# The token ids of a text: more than any model takes, and few enough to be converted on the event loop in about 10 ms.
-TokenIds = Annotated[
-    list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(fail_fast=True, min_length=1, max_length=1 << 16)
-]
-TextsOrTokens = Annotated[
-    str | Many[str] | TokenIds | Many[TokenIds],
-    Field(description="a text, or several; or instead of each text its ids of the model's own tokenizer"),
-]
-
-
-class Address(Body):
-    harmless = HARMLESS | {"detail"}
-
-    url: str
-
-
-class Part(Body):
-    """A text or an image in Base64: `text` or `image` of Jina, or a part of OpenAI's, vLLM's and Cohere's contents."""
-
-    type: Literal["text", "image_url", "input_text", "input_image"] | None = None
-    text: str | None = None
-    image: str | None = None
-    image_url: str | Address | None = None
-
-    @property
-    def value(self) -> str | bytes:
-        """The text, or the bytes of the image. Raises InvalidInput."""
-        if len({"text", "image", "image_url"} & self.model_fields_set) != 1:
-            raise InvalidInput("text", "a part must have one of text, image and image_url")
-        if self.text is not None:
-            return self.text
-        image = self.image_url or self.image or ""
-        return read_image(image.url if isinstance(image, Address) else image)
-
-
-_FORMS: Mapping[OptionKind, Any] = {
-    "float": float,
-    "bool": bool,
-    "words": bool | Literal["never"],
-    "token": Whole,
-    "text": str,
-    "json": str | dict[str, Any],
-    "texts": str | Many[str],
-    "tokens": Many[Whole],
-    "sequences": Many[TokenIds],
-    "biases": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], float], Field(max_length=1 << 16)],
-}
-
-
-def option_field(option: Option) -> tuple[Any, Any]:
-    """Returns the field of an option of generation: its type and its default. Tasks check the bounds of its value."""
-    minimum, maximum = int(max(option.minimum, 0)), (1 << (64 if option.maximum > 1 << 32 else 32)) - 1
-    form = Annotated[int, Field(ge=minimum, le=maximum), WHOLE] if option.kind == "int" else _FORMS[option.kind]
-    return form | None, Field(None, description=option.text)
-
-
-# OpenAI's developer is the system in templates, of which some leave out a role that they do not know.
-Role = Annotated[str, AfterValidator(lambda role: "system" if role == "developer" else role)]
-Direction = Literal["Right", "Left", "right", "left"]
-
-
-def either(first: type[Body], second: type[Body], marks: Set[str], description: str) -> Any:
-    """Returns the type of a body that is `second` if it has any of the fields in `marks`, and else `first`."""
-
-    def tag(body: Any) -> str:
-        is_second = not marks.isdisjoint(body) if isinstance(body, dict) else isinstance(body, second)
-        return "second" if is_second else "first"
-
-    union = Annotated[first, Tag("first")] | Annotated[second, Tag("second")]  # type: ignore[valid-type]
-    return Annotated[union, Discriminator(tag), Field(description=description)]
-
-
-# A mark in the bytes of JSON → memory of the value that is made for it. A number or text takes up to 64 bytes, a list
-# or a name in an object a few hundred, and an object a thousand once it is checked.
-_JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
-LINE_BYTES = {b",": 64, b"\n": 64}
-_LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)
-# An object has two bytes, and a comma behind it.
-_COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
-
-
-def check_values(data: bytes, bytes_by_mark: Mapping[bytes, int] = _JSON_BYTES) -> None:
-    """Raises InvalidInput if the text's values would take too much memory. Marks in strings do not count."""
-    if len(data) <= _COUNTED_FROM_BYTES:
-        return
-    if takes_too_much(data, bytes_by_mark):
-        raise InvalidInput(_longest_list(data), f"{TOO_MANY_VALUES}; send fewer at once")
-
-
-def _longest_list(data: bytes) -> str:
-    """Returns the name of the longest list in a body in JSON, judged by the beginning of the body."""
-    lists = [*islice(_LIST.finditer(data[: 1 << 20]), 16)]
-    ends = [match.start() for match in lists[1:]] + [len(data)]
-    longest, name = 0, "body"
-    for match, end in zip(lists, ends, strict=False):
-        if end - match.end() > longest:
-            longest, name = end - match.end(), match[1].decode()
-    return name
-
-
-def embedding_task(inputs: Sequence[Any]) -> str:
-    """Returns the task of a model that makes vectors of these inputs: images alone, or also texts."""
-    is_image = inputs and all(isinstance(part, Part) and part.text is None for part in inputs)
-    return "image_embedding" if is_image else "sentence_embedding"
-
-
-def texts_of(texts: str | list[str]) -> list[str]:
-    """Returns a text, or several, as a list."""
-    return [texts] if isinstance(texts, str) else texts
+# orjson's words for a number that is JSON, and that no float64 holds.
+_TOO_LARGE = "number is infinity when parsed as double"
 
 
 def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
@@ -308,7 +43,9 @@ def read_json(data: bytes, max_text_bytes: int = sys.maxsize) -> Any:
     try:
         value = orjson.loads(data.removeprefix(BOM_UTF8))
     except orjson.JSONDecodeError as error:
-        raise InvalidInput("body", f"is no valid JSON in UTF-8: line {error.lineno}, column {error.colno}") from None
+        is_number = error.msg == _TOO_LARGE
+        problem = "a number is too large, the limit is 1.8e308" if is_number else "is no valid JSON in UTF-8"
+        raise InvalidInput("body", f"{problem}: line {error.lineno}, column {error.colno}") from None
     if len(data) > max_text_bytes:
         _check_texts(value, max_text_bytes)
     return value
@@ -367,7 +104,7 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
     if error["type"] in (_UNKNOWN_KIND, _NO_KIND):
         return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
-    return (*error["loc"], error["ctx"]["field"]) if error["type"] in (_UNKNOWN, MISSING) else error["loc"]
+    return (*error["loc"], error["ctx"]["field"]) if error["type"] in (UNKNOWN, MISSING) else error["loc"]
 
 
 def read_base64(text: str) -> bytes:

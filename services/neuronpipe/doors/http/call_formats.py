@@ -90,10 +90,7 @@ _FORMATS = {
         end=r"<\|(?:call|end)\|>",
     ),
     "<start_of_turn>": CallFormat(  # Gemma, which reads how to call in its prompt
-        ("```tool_code", "```tool_call", "```json"),
-        "```",
-        call=r"```tool_code\s+(?P<python>.*)",
-        end=r"\)\s*(?=```)",
+        ("```tool_code", "```tool_call", "```json"), "```", call=r"```tool_code\s+(?P<python>.*)", end=r"\)\s*(?=```)"
     ),
     "<tool_call>": CallFormat(("<tool_call>",), "</tool_call>"),  # Hermes, Qwen
     "[TOOL_CALLS]": CallFormat(("[TOOL_CALLS]",), has_name_first=True, id_length=9),

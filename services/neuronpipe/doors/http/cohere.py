@@ -8,9 +8,11 @@ from pydantic import Field
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, Count, Many, ModelBody, Part, UnknownFields, embedding_task, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, Count, Many, ModelBody, Part, embedding_task
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR
+from neuronpipe.doors.http.unknown_fields import UnknownFields
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import VectorTypes, embedding_input, embedding_of, prompt_of_word
 from neuronpipe.gateway.requests import InferenceResult
@@ -71,7 +73,7 @@ async def _embed(inference: Inference, request: HttpRequest) -> HttpResponse:
     name, parts = body.parts
     task = embedding_task(parts)
     model = inference.choose(request.model(body.model), task)
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     spec.check_answers(task)
     prompt_name, cuts = _prompt_name(body, spec), _cuts(body)
     types = VectorTypes.of(body.embedding_types, spec, body.output_dimension)

@@ -8,7 +8,7 @@ from typing import Any
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.exchange import HttpResponse
-from neuronpipe.doors.http.problems import ErrorForm, problem_of
+from neuronpipe.doors.http.problems import PROBLEM_DETAILS, ErrorForm, problem_of
 
 # Proxies pass each event on at once.
 _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -25,7 +25,9 @@ def event_response(values: AsyncGenerator[Any, None], error_form: ErrorForm, las
     """
 
     def error_event(error: NeuronpipeError) -> bytes:
-        return _written(error_form.write(problem_of(error)))
+        body = error_form.write(problem_of(error))
+        # The type of problem details is a URI (RFC 9457, 3.1.1) and no event's name.
+        return event(write_body(body)) if error_form is PROBLEM_DETAILS else _written(body)
 
     return HttpResponse(b"", EVENTS, _HEADERS, stream=_events(values, error_event, last), last_event=error_event)
 

@@ -33,12 +33,12 @@ ROOT = post("/", "Hugging Face: an endpoint of one model", query=MODEL_PARAMETER
 
 
 async def _model(inference: Inference, request: HttpRequest) -> HttpResponse:
-    return await answer_request(inference, request, inference.catalog.spec(*request.model(request.names["name"])))
+    return await answer_request(inference, request, inference.spec(request.model(request.names["name"])))
 
 
 async def _model_task(inference: Inference, request: HttpRequest) -> HttpResponse:
     """Answers POST /models/NAME/pipeline/TASK. Raises WrongTask if the model does not have the task."""
-    spec, word = inference.catalog.spec(*request.model(request.names["name"])), request.names["task"]
+    spec, word = inference.spec(request.model(request.names["name"])), request.names["task"]
     for task in _TASKS.get(word, ()):
         if task in spec.tasks:
             return await answer_request(inference, request, spec, task)
@@ -47,7 +47,7 @@ async def _model_task(inference: Inference, request: HttpRequest) -> HttpRespons
 
 
 async def _root(inference: Inference, request: HttpRequest) -> HttpResponse:
-    return await answer_request(inference, request, inference.catalog.spec(*inference.choose(request.model())))
+    return await answer_request(inference, request, inference.spec(inference.choose(request.model())))
 
 
 ANSWERS: Answers[Inference] = [(MODEL, _model), (MODEL_TASK, _model_task), (TASK_MODEL, _model_task), (ROOT, _root)]

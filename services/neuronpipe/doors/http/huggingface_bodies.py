@@ -6,8 +6,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
-from neuronpipe.doors.http.bodies import (
-    HARMLESS,
+from neuronpipe.doors.http.body_types import (
     WHOLE,
     Body,
     Count,
@@ -19,6 +18,7 @@ from neuronpipe.doors.http.bodies import (
     only,
     option_field,
 )
+from neuronpipe.doors.http.unknown_fields import HARMLESS
 
 
 def _refuse_length(value: Any) -> None:
@@ -159,9 +159,6 @@ class QuestionAnswering(TaskBody):
     parameters: AnswerParameters = AnswerParameters()
 
 
-class FeatureParameters(CutParameters): ...
-
-
 class Features(TaskBody):
     """InferenceClient sends the parameters beside the inputs."""
 
@@ -174,10 +171,7 @@ class Features(TaskBody):
     truncation_direction: Direction | None = None
     prompt_name: str | None = Field(None, description="a prompt of a model of sentence embeddings")
     encoding_format: Literal["float"] | None = None
-    parameters: FeatureParameters = Field(FeatureParameters(), description="parameters of the pipeline")
-
-
-class SimilarityParameters(CutParameters): ...
+    parameters: CutParameters = Field(CutParameters(), description="parameters of the pipeline")
 
 
 class Sentences(Body):
@@ -187,7 +181,7 @@ class Sentences(Body):
 
 class SentenceSimilarity(TaskBody):
     inputs: Sentences
-    parameters: SimilarityParameters = SimilarityParameters()
+    parameters: CutParameters = CutParameters()
 
 
 class Query(Body):

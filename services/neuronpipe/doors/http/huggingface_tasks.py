@@ -5,7 +5,7 @@ huggingface_hub's InferenceClient sends and reads this JSON, and transformers' p
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import attrgetter, or_
 from typing import Any
 
@@ -17,7 +17,8 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.units import words_of
 from neuronpipe.doors.http import huggingface_bodies as bodies
 from neuronpipe.doors.http import huggingface_texts as texts
-from neuronpipe.doors.http.bodies import Body, read_image
+from neuronpipe.doors.http.bodies import read_image
+from neuronpipe.doors.http.body_types import Body
 from neuronpipe.doors.inference import check_second, truncation_of
 from neuronpipe.doors.vectors import token_vectors, vector
 
@@ -181,6 +182,7 @@ _TEXT = {"text": "inputs…", "text_pair": "inputs…"} | _CUTS
 _LABELS = _parameters("candidate_labels", "hypothesis_template", "truncation")
 _AGGREGATION, _FUNCTION = _parameters(aggregation="aggregation_strategy"), _parameters(function="function_to_apply")
 _SCORED = _parameters("top_k") | _FUNCTION
+_features_converter = partial(Converter, body_type=bodies.Features, option_fields=_truncation_field)
 
 CONVERTERS = {
     "text_classification": Converter(
@@ -238,9 +240,7 @@ CONVERTERS = {
         | _parameters("top_k", max_answer_tokens="max_answer_len", window_stride_tokens="doc_stride")
         | _parameters(allow_no_answer="handle_impossible_answer"),
     ),
-    "sentence_embedding": Converter(
-        body_type=bodies.Features,
-        option_fields=_truncation_field,
+    "sentence_embedding": _features_converter(
         write_answer=lambda result, value, body: vector(result),
         fields=_PLAIN_TEXT | {"dimensions": "dimensions", "prompt_name": "prompt_name", "truncation": "truncate"},
         computed_fields=lambda value, body, model: (
@@ -248,24 +248,18 @@ CONVERTERS = {
         ),
         task_names=("feature-extraction",),
     ),
-    "feature_extraction": Converter(
-        body_type=bodies.Features,
-        option_fields=_truncation_field,
+    "feature_extraction": _features_converter(
         write_answer=lambda result, value, body: token_vectors(result),
         fields=_PLAIN_TEXT | {"truncation": "truncate"},
         computed_fields=_features("normalize", "dimensions", "prompt_name"),
     ),
-    "sparse_embedding": Converter(
-        body_type=bodies.Features,
-        option_fields=_truncation_field,
+    "sparse_embedding": _features_converter(
         write_answer=_rows("weights", index="token_id", value="weight", token="token"),  # noqa: S106 (a name of a field)
         fields=_PLAIN_TEXT | {"prompt_name": "prompt_name", "truncation": "truncate"},
         computed_fields=_cut_vectors,
         task_names=("feature-extraction",),
     ),
-    "multi_vector_embedding": Converter(
-        body_type=bodies.Features,
-        option_fields=_truncation_field,
+    "multi_vector_embedding": _features_converter(
         write_answer=lambda result, value, body: token_vectors(result),
         fields=_PLAIN_TEXT | {"truncation": "truncate"},
         computed_fields=_multi_vector,

@@ -18,7 +18,7 @@ from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar
 from neuronpipe.doors.http.problems import TGI_ERROR
 from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, truncation_of
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_options import GenerationFacts, form_of
 
 # Options of generation that have the same name in a request.
 _OPTIONS = tuple(name for name, option in OPTIONS.items() if option.huggingface)

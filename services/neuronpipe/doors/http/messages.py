@@ -11,7 +11,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema, create_model, model_validator
 
 from neuronpipe.api.protos import field_comments
-from neuronpipe.doors.http.bodies import WHOLE, Body, Many, read_base64
+from neuronpipe.doors.http.bodies import read_base64
+from neuronpipe.doors.http.body_types import WHOLE, Body, Many
 
 _MAX_UINT64 = (1 << 64) - 1
 

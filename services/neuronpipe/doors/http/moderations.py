@@ -8,7 +8,8 @@ from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import LabelScore
 from neuronpipe.core.model import ModelSpec
-from neuronpipe.doors.http.bodies import Body, KeptTokens, Many, ModelBody, texts_of, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, KeptTokens, Many, ModelBody, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
@@ -50,7 +51,7 @@ _FIELDS = {"text": "input…", "truncation": "truncate_prompt_tokens", "truncati
 async def _moderations(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Moderation = request.body
     model = inference.choose(request.model(body.model), "text_classification")
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     options = {"top_k": len(spec.labels)} | kept_tokens(body.truncate_prompt_tokens, None)
     texts = [part if isinstance(part, str) else part.text for part in texts_of(body.input)]  # type: ignore[arg-type]
     make = partial(text_input, "text_classification", **options)

@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
-from neuronpipe.doors.http.bodies import Body, Many, check_body, read_base64, read_json, without_nulls, write_body
+from neuronpipe.doors.http.bodies import check_body, read_base64, read_json, write_body
+from neuronpipe.doors.http.body_types import Body, Many, without_nulls
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OIP_ERROR, RequestRefused
 from neuronpipe.doors.oip import service as oip
@@ -24,7 +25,7 @@ from neuronpipe.doors.oip.options import (
     check_tensor_parameters,
 )
 from neuronpipe.doors.oip.service import RowSpans, TensorRequest, TensorResponse, TensorService
-from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor
+from neuronpipe.doors.oip.tensors import BYTES, MAX_TENSORS, GivenTensor, shown
 
 HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
@@ -208,9 +209,17 @@ def _read(request: HttpRequest) -> tuple[Infer, list[GivenTensor]]:
         raise InvalidInput("body", f"{len(data) - end} bytes more than its inputs take")
     if any(name in output.parameters for output in body.outputs or () for name in _UNSUPPORTED):
         raise InvalidInput("outputs", f"{' and '.join(_UNSUPPORTED)} are not supported")
+    _check_is_boolean("", _ARE_BINARY, body.parameters)
     for index, output in enumerate(body.outputs or ()):
         check_tensor_parameters(f"outputs[{index}]", output.parameters.items(), IS_BINARY)
+        _check_is_boolean(f"outputs[{index}].", IS_BINARY, output.parameters)
     return body, inputs
+
+
+def _check_is_boolean(place: str, name: str, parameters: _Parameters) -> None:
+    """Raises InvalidInput for another value: a text "false" would count as true."""
+    if not isinstance(value := parameters.get(name, False), bool):
+        raise InvalidInput(f"{place}parameters.{name}", f"{shown(value)}, must be true or false")
 
 
 def _values(field: str, tensor: Input) -> list[Any]:

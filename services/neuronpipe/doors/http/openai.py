@@ -11,22 +11,22 @@ from neuronpipe.api.v1.tasks_pb2 import ImageEmbeddingResult, SentenceEmbeddingR
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.aliases import AliasedBody
-from neuronpipe.doors.http.bodies import (
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import (
     Body,
     Count,
     KeptTokens,
     Many,
     Part,
     TokenIds,
-    UnknownFields,
     either,
     embedding_task,
     fixed,
     only,
-    write_body,
 )
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
+from neuronpipe.doors.http.unknown_fields import UnknownFields
 from neuronpipe.doors.inference import FieldNames, Inference, Inputs, kept_tokens, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
@@ -149,7 +149,7 @@ async def embeddings(inference: Inference, request: HttpRequest) -> HttpResponse
     body: EmbeddingsRequest | EmbeddedChat = request.body
     values, is_list = listed(body.input)
     model = inference.choose(request.model(body.model), embedding_task(values))
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     options = _options(body, spec.public_facts.get("prompt_names", ()))
     words = body.output_dtype if isinstance(body.output_dtype, list) else ()
     types = VectorTypes.of(words, spec, body.dimensions, skip_normalize=not body.normalize)

@@ -16,19 +16,8 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import OPTIONS, message_fields, with_drawing
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http import openai_text_bodies as bodies
-from neuronpipe.doors.http.bodies import (
-    HARMLESS,
-    Body,
-    Count,
-    Many,
-    ModelBody,
-    Role,
-    fixed,
-    ignore,
-    only,
-    option_field,
-    write_body,
-)
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, Count, Many, ModelBody, Role, fixed, only, option_field
 from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_text_bodies import RefusalPart, SaidMessage
@@ -44,9 +33,10 @@ from neuronpipe.doors.http.reasoning import (
     thinking_of,
 )
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
+from neuronpipe.doors.http.unknown_fields import HARMLESS, ignore
 from neuronpipe.doors.inference import Inference, ModelCall
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.tasks.text_options import form_of
 
 _DRAWING = ("temperature", "top_p")
 _FIELDS = {

@@ -11,7 +11,6 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import DRAWING, OPTIONS, message_fields, with_drawing
 from neuronpipe.doors.http import openai_text_bodies as bodies
-from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.openai_answers import CHAT_WRITER, COMPLETION_WRITER, answer_texts
 from neuronpipe.doors.http.problems import OPENAI_ERROR
@@ -25,9 +24,10 @@ from neuronpipe.doors.http.reasoning import (
     thinking_of,
 )
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
+from neuronpipe.doors.http.unknown_fields import ignore
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
 from neuronpipe.doors.vectors import listed
-from neuronpipe.tasks.text_generation import form_of
+from neuronpipe.tasks.text_options import form_of
 
 # OpenAI's default for completions.
 _MAX_TOKENS = 16

@@ -13,9 +13,8 @@ from neuronpipe.api.v1.tasks_pb2 import ChatMessage
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import with_fields
 from neuronpipe.core.parsing import check_depth
-from neuronpipe.doors.http.bodies import (
-    HARMLESS,
-    MISSING,
+from neuronpipe.doors.http.bodies import MISSING
+from neuronpipe.doors.http.body_types import (
     WHOLE,
     Body,
     Count,
@@ -30,6 +29,7 @@ from neuronpipe.doors.http.bodies import (
     option_field,
 )
 from neuronpipe.doors.http.call_formats import read_arguments
+from neuronpipe.doors.http.unknown_fields import HARMLESS
 
 # Fields of parts of answers, also LangChain's.
 _OF_ANSWERS = HARMLESS | {"annotations", "logprobs", "id", "index"}

@@ -9,8 +9,9 @@ from pydantic import TypeAdapter
 
 from neuronpipe import __version__
 from neuronpipe.core.names import ROUTE_KEY
-from neuronpipe.doors.http.bodies import STRICT_FIELD, write_body
+from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse, Route
+from neuronpipe.doors.http.unknown_fields import STRICT_FIELD
 from neuronpipe.doors.inference import MODEL_FIELD, PRIORITY_FIELD, VERSION_FIELD
 
 OPENAPI = Route("GET", "/openapi.json", "this document", gives=dict[str, Any], service="reflection")
@@ -72,7 +73,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _protocol(route: Route) -> str:
-    """Returns the protocol by whose name the document groups a route: the word before the colon of its summary."""
+    """Returns the protocol under which the document lists a route: the word before the colon of its summary."""
     if route.service:
         return _SERVER
     named = re.match(r"([\w ]+?)(?:'s runtime|, \w+)?: ", route.summary)

@@ -117,8 +117,7 @@ OPENAI_ERROR = ErrorForm(_openai_error, {"error": {"message": str, "type": str, 
 UNKNOWN_PATH = replace(PROBLEM_DETAILS, write=lambda problem: _problem_details(problem) | _openai_error(problem))
 # Hugging Face's servers also have `error`.
 TEI_ERROR = ErrorForm(
-    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type},
-    {"error": str, "error_type": str},
+    lambda problem: {"error": problem.message, "error_type": problem.codes.tei_type}, {"error": str, "error_type": str}
 )
 # TGI's words, by which huggingface_hub chooses the class to raise.
 _TGI_TYPES = {"Validation": "validation", "Overloaded": "overloaded"}

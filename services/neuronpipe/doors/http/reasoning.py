@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Any
 
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.tool_calls import CallReader, ToolUse
+from neuronpipe.doors.http.unknown_fields import ignore
 from neuronpipe.doors.inference import Inference, ModelName
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 # Variables with which templates switch reasoning: `enable_thinking` of Qwen's, `thinking` of DeepSeek's.
 THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -17,7 +17,7 @@ THINKING_VARIABLES = ("enable_thinking", "thinking")
 def facts_of(inference: Inference, model: ModelName) -> GenerationFacts | None:
     """Returns the facts of a model; None if it is not in memory, or does not generate, which the pipeline refuses."""
     with suppress(NeuronpipeError, LookupError):
-        return GenerationFacts.of(inference.catalog.spec(*model))
+        return GenerationFacts.of(inference.spec(model))
     return None
 
 
@@ -173,7 +173,7 @@ def reader_of_answer(
     - `thinking`: see `thinking_of`; empty for a prompt that ends in the answer.
     - `begun`: the message that the answer continues, which may end within the reasoning.
     """
-    facts = GenerationFacts.of(inference.catalog.spec(*model))
+    facts = GenerationFacts.of(inference.spec(model))
     calls = tools.reader(facts.chat_template if tools.tools else "")
     marks = None if has_form else facts.reasoning_marks
     reasoning = "" if thinking in facts.opens_reasoning else None

@@ -9,18 +9,8 @@ from pydantic import AliasChoices, ConfigDict, Field
 from neuronpipe.api.v1.tasks_pb2 import RerankInput, TaskInput
 from neuronpipe.core.model import with_fields
 from neuronpipe.doors.http.aliases import AliasedBody
-from neuronpipe.doors.http.bodies import (
-    Body,
-    Count,
-    Direction,
-    KeptTokens,
-    Many,
-    ModelBody,
-    Whole,
-    either,
-    fixed,
-    write_body,
-)
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, Count, Direction, KeptTokens, Many, ModelBody, Whole, either, fixed
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, score_function, truncation_of

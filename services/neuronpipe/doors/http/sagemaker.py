@@ -20,9 +20,11 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.names import Spans
 from neuronpipe.core.parsing import parse
-from neuronpipe.doors.http.bodies import LINE_BYTES, check_body, check_values, read_json, without_nulls, write_body
+from neuronpipe.doors.http.bodies import check_body, read_json, write_body
+from neuronpipe.doors.http.body_types import without_nulls
 from neuronpipe.doors.http.exchange import JSON, Answers, HttpRequest, HttpResponse, read_header
 from neuronpipe.doors.http.huggingface import IMAGES, MODEL_PARAMETER, answer_body, answer_request, post
+from neuronpipe.doors.http.json_limits import LINE_BYTES, check_values
 from neuronpipe.doors.http.native import response_message, to_inference_request
 from neuronpipe.doors.http.openai import EMBEDDINGS, embeddings
 from neuronpipe.doors.http.openai_text import CHAT, COMPLETIONS, chat, completions
@@ -37,6 +39,8 @@ _TARGET_HEADER = b"x-amzn-sagemaker-target-model"
 _PROTOBUF = "application/x-protobuf"
 # Maximum number of columns of CSV: more fields than any input has.
 _MAX_COLUMNS = 64
+# Maximum number of characters of a field of CSV: the limits of bodies and inputs are lower.
+_MAX_FIELD = 1 << 30
 # Maximum number of characters of a column's name in an error.
 _SHOWN = 200
 # A field that only one protocol's body has → the type of the body, and the function that answers it.
@@ -68,7 +72,7 @@ async def _invocations(inference: Inference, request: HttpRequest) -> HttpRespon
             answer_other, body = other
             response: HttpResponse = await answer_other(inference, replace(request, body=body))
             return response
-    spec = inference.catalog.spec(*inference.choose(request.model(name)))
+    spec = inference.spec(inference.choose(request.model(name)))
     if request.media_type != _CSV and request.media_type not in _LINES:
         return await answer_request(inference, request, spec)
     read_rows = _read_csv if request.media_type == _CSV else _read_lines
@@ -112,6 +116,7 @@ def _read_csv(data: bytes, max_inputs: int) -> Any:
     Raises InvalidInput.
     """
     check_values(data, LINE_BYTES)
+    csv.field_size_limit(_MAX_FIELD)  # a limit of the module, 128 KiB by default
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         _check_heading(reader.fieldnames or ())
@@ -152,8 +157,9 @@ def _read_lines(data: bytes, max_inputs: int) -> Any:
             break
         try:
             value = without_nulls(read_json(line))
-        except InvalidInput:
-            raise InvalidInput(f"line {number}", "is no valid JSON in UTF-8") from None
+        except InvalidInput as error:
+            # Without the place in the line, which is in line 1 for the parser.
+            raise InvalidInput(f"line {number}", error.problem.partition(": line ")[0]) from None
         if not isinstance(value, dict) or "inputs" not in value:
             raise InvalidInput(f"line {number}", "must be an object with `inputs`")
         inputs.append(value.pop("inputs"))

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Body, Count, Direction, Many, ModelBody, TextsOrTokens, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import TEI_ERROR
 from neuronpipe.doors.inference import (
@@ -142,7 +143,7 @@ async def _predict(inference: Inference, request: HttpRequest) -> HttpResponse:
     make_one = partial(
         text_input,
         "text_classification",
-        top_k=len(inference.catalog.spec(*model).labels),
+        top_k=len(inference.spec(model).labels),
         function=score_function(body.raw_scores),
         truncation=body.truncation,
     )

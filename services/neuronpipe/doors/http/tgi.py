@@ -28,14 +28,14 @@ async def _generate(inference: Inference, request: HttpRequest) -> HttpResponse:
     if body.stream:
         raise InvalidInput("stream", "is not supported; use /generate_stream")
     model = inference.choose(request.model(body.model), "text_generation")
-    input = read_one_prompt(body.inputs, body, inference.catalog.spec(*model))
+    input = read_one_prompt(body.inputs, body, inference.spec(model))
     result = await inference.infer_one(ModelCall(request.call, model, one_text_fields(body)), input)
     return HttpResponse(write_body(write_text(result.texts[0], body.inputs, body)))
 
 
 async def _generate_stream(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Generate = request.body
-    spec = inference.catalog.spec(*inference.choose(request.model(body.model), "text_generation"))
+    spec = inference.spec(inference.choose(request.model(body.model), "text_generation"))
     return await answer_tokens(inference, request, spec, body, body.inputs)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from neuronpipe.api.v1.tasks_pb2 import DetokenizationInput, TaskInput, Token
-from neuronpipe.doors.http.bodies import Many, ModelBody, TokenIds, either, only, texts_of, write_body, write_list
+from neuronpipe.doors.http.bodies import write_body, write_list
+from neuronpipe.doors.http.body_types import Many, ModelBody, TokenIds, either, only, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR, TEI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, of_results
@@ -64,7 +65,7 @@ async def _tokenize(inference: Inference, request: HttpRequest) -> HttpResponse:
         several = [result.result.message.tokenization.tokens for result in results]
         if isinstance(body, TokenizePrompt):
             ids = [token.token_id for token in several[0]]
-            limits = {"count": len(ids), "max_model_len": inference.catalog.spec(*model).max_tokens}
+            limits = {"count": len(ids), "max_model_len": inference.spec(model).max_tokens}
             return write_body({**limits, "tokens": ids, "token_strs": None})
         return write_body([write_list(_written(text, tokens)) for text, tokens in zip(texts, several, strict=True)])
 

@@ -4,15 +4,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from secrets import token_hex
 from typing import Any, Self
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.parsing import check_depth
-from neuronpipe.doors.http.bodies import ignore
 from neuronpipe.doors.http.call_formats import CallFormat, format_of, json_of, value_at, whole_call
-from neuronpipe.tasks.text_generation import CALL_MARKS, GenerationFacts, form_of
+from neuronpipe.doors.http.unknown_fields import ignore
+from neuronpipe.tasks.text_options import CALL_MARKS, GenerationFacts, form_of
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _MARK, _MARK_IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'"|\\.', re.DOTALL)
@@ -179,12 +180,42 @@ def _call_marks(facts: GenerationFacts) -> tuple[str, str] | None:
     return opening, closing
 
 
+class _Place(Enum):
+    """The place in a text at which the rest that is not divided yet begins."""
+
+    BEGINNING = auto()  # a call may begin, also without an opening
+    WORDS = auto()
+    ARGUMENTS = auto()
+    AFTER_ARGUMENTS = auto()  # the JSON around the arguments
+    AFTER_CHOSEN_CALL = auto()  # text means nothing
+
+
+@dataclass(slots=True)
+class _JsonPosition:
+    """A position in the JSON of a call. `end_depth`: the depth behind the end of the arguments, or of the JSON."""
+
+    depth: int
+    end_depth: int
+    is_quoted: bool = False
+
+    def advance(self, text: str, *, is_last: bool) -> tuple[int, bool]:
+        """Moves behind the next end, or to the end of the text. Returns the number of characters, and which it was."""
+        at = 0
+        while match := (_MARK_IN_STRING if self.is_quoted else _MARK).search(text, at):
+            at, mark = match.end(), match[0]
+            self.is_quoted ^= mark == '"'
+            self.depth += (mark in ("{", "[")) - (mark in ("}", "]"))
+            if self.depth == self.end_depth and mark in ("}", "]"):
+                return at, True
+        # An escape stays whole.
+        return len(text) - (self.is_quoted and not is_last and text.endswith("\\", at)), False
+
+
 class CallReader:
     """Divides a text that comes in parts into words and calls. The parts may be cut anywhere."""
 
     def __init__(self, use: ToolUse, form: CallFormat) -> None:
-        self._function, self._must_call, self._has_several = use.function, use.must_call, use.has_several
-        self._form = form
+        self._use, self._form = use, form
         self._parameters = {function["name"]: function.get("parameters") or {} for function in use.functions}
         self._names = {*self._parameters}
         names = "|".join(re.escape(name) for name in sorted(self._names, key=len, reverse=True))
@@ -198,18 +229,16 @@ class CallReader:
         closing = rf"(?!{openings}){re.escape(form.closing)}" if form.closing else ""
         self._before_next = re.compile(rf"(?P<end>[\s,;\]]*(?:{closing})?[\s,;\]]*){begin}")
         self._rest = ""  # text that is not divided yet
-        self._may_begin = True  # whether a call without an opening may begin at the rest
+        self._place = _Place.BEGINNING
+        self._json = _JsonPosition(0, 0)  # the beginning of the rest in the current call
         self._calls = 0
-        self._depth = 0  # depth of braces and brackets, in the JSON of the current call, where `_rest` begins
-        self._base = 0  # depth of braces and brackets where the arguments begin
-        self._is_quoted = self._has_arguments = False  # whether the rest begins in a string, and in arguments
 
     @property
     def ends_with_calls(self) -> bool:
         """Whether the model chose to call, and the last call is whole. As with OpenAI, calls of a function that the
         caller chose do not count.
         """
-        return self._calls > 0 and not self._function and not self._has_arguments
+        return self._calls > 0 and not self._use.function and self._place is not _Place.ARGUMENTS
 
     def read(self, text: str, *, is_last: bool = False) -> Iterator[str | dict[str, Any]]:
         """Yields the words and the `tool_calls` as far as they are certain, in the form of OpenAI's streams.
@@ -220,9 +249,10 @@ class CallReader:
             yield from [text] if text else []
             return
         self._rest += text
+        use = self._use
         for part in self._divide_rest(is_last=is_last):
             # Words of a text that must call are the beginning of a call that was cut.
-            is_shown = not self._must_call if isinstance(part, str) else self._has_several or not part["index"]
+            is_shown = not use.must_call if isinstance(part, str) else use.has_several or not part["index"]
             if is_shown:
                 yield part
 
@@ -239,23 +269,23 @@ class CallReader:
         return said, calls
 
     def _divide_rest(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
-        if self._function and not self._calls and self._rest:
-            yield self._begin_call(self._function, base=0)
+        if (function := self._use.function) and not self._calls and self._rest:
+            yield self._begin_call(function, depth=0)
         before = None
-        while self._rest and before != (now := (len(self._rest), self._may_begin, self._has_arguments)):
+        while self._rest and before != (now := (len(self._rest), self._place)):
             before = now
-            if self._has_arguments:
-                arguments, self._has_arguments = self._take_json(self._base, is_last=is_last)
-                if arguments:
-                    yield self._delta({"function": {"arguments": arguments}})
-            elif self._depth:  # the rest of the JSON of the call
-                self._take_json(0, is_last=is_last)
-            elif self._function:
-                self._rest = ""
-            elif self._may_begin:
-                yield from self._read_beginning(is_last=is_last)
-            else:
-                yield from self._read_words(is_last=is_last)
+            match self._place:
+                case _Place.ARGUMENTS:
+                    if arguments := self._take_json(is_last=is_last):
+                        yield self._delta({"function": {"arguments": arguments}})
+                case _Place.AFTER_ARGUMENTS:
+                    self._take_json(is_last=is_last)
+                case _Place.AFTER_CHOSEN_CALL:
+                    self._rest = ""
+                case _Place.BEGINNING:
+                    yield from self._read_beginning(is_last=is_last)
+                case _Place.WORDS:
+                    yield from self._read_words(is_last=is_last)
 
     def _read_beginning(self, *, is_last: bool) -> Iterator[str | dict[str, Any]]:
         """Divides a rest that may be a call, or text before a call."""
@@ -270,24 +300,24 @@ class CallReader:
             return
         elif head and head[1] in self._names:
             self._rest = body[head.end() :]
-            yield self._begin_call(head[1], base=1)
+            yield self._begin_call(head[1], depth=1)
         elif self._form.has_name_first and (head := self._name_head.match(body)):
             self._rest = body[head.end() :]
-            yield self._begin_call(head[1], base=0)
+            yield self._begin_call(head[1], depth=0)
         elif call := whole_call(body, self._names):
             name, arguments, end = call
             self._rest = body[end:]
             yield from self._write_call(name, arguments)
         elif is_last or not self._may_become_call(body, begin):
-            self._may_begin = False
+            self._place = _Place.WORDS
             said, self._rest = before["begin"] if self._calls else before[0], body
             if said:
                 yield said
 
     def _write_call(self, name: str, arguments: str) -> Iterator[dict[str, Any]]:
-        yield self._begin_call(name, base=0)
+        yield self._begin_call(name, depth=0)
         yield self._delta({"function": {"arguments": arguments}})
-        self._has_arguments = False
+        self._place = _Place.BEGINNING
 
     def _take_marked_calls(self, begin: str, *, is_last: bool) -> list[tuple[str, str]] | None:
         """Takes the calls in the form of `call` that begin the text: names, arguments. None: the end is to come."""
@@ -321,7 +351,7 @@ class CallReader:
         openings, text = self._form.openings, self._rest
         end = len(text)
         if found := [at for opening in openings if (at := text.find(opening)) >= 0]:
-            self._may_begin, end = True, len(text[: min(found)].rstrip())
+            self._place, end = _Place.BEGINNING, len(text[: min(found)].rstrip())
         elif openings and not is_last:
             sizes = range(min(len(text), max(map(len, openings)) - 1), 0, -1)
             begun = next((size for size in sizes if _begins_any(text[-size:], openings)), 0)
@@ -330,25 +360,20 @@ class CallReader:
         if end:
             yield text[:end]
 
-    def _take_json(self, depth: int, *, is_last: bool) -> tuple[str, bool]:
-        """Takes the rest up to the brace behind which `depth` are open. Tells whether that brace is still to come."""
-        at = 0
-        while match := (_MARK_IN_STRING if self._is_quoted else _MARK).search(self._rest, at):
-            at, mark = match.end(), match[0]
-            self._is_quoted ^= mark == '"'
-            self._depth += (mark in ("{", "[")) - (mark in ("}", "]"))
-            if self._depth == depth and mark in ("}", "]"):
-                break
-        else:
-            # An escape stays whole.
-            at = len(self._rest) - (self._is_quoted and not is_last and self._rest.endswith("\\", at))
-        taken, self._rest = self._rest[:at], self._rest[at:]
-        return taken, not match
+    def _take_json(self, *, is_last: bool) -> str:
+        """Takes JSON of the current call, at most up to the end of the arguments or of the JSON around them."""
+        end, is_found = self._json.advance(self._rest, is_last=is_last)
+        taken, self._rest = self._rest[:end], self._rest[end:]
+        if is_found and self._json.depth:
+            self._place, self._json.end_depth = _Place.AFTER_ARGUMENTS, 0
+        elif is_found:
+            self._place = _Place.AFTER_CHOSEN_CALL if self._use.function else _Place.BEGINNING
+        return taken
 
-    def _begin_call(self, name: str, *, base: int) -> dict[str, Any]:
+    def _begin_call(self, name: str, *, depth: int) -> dict[str, Any]:
+        """Returns the head of a call whose arguments begin within `depth` braces."""
         self._calls += 1
-        self._depth = self._base = base
-        self._has_arguments = self._may_begin = True
+        self._place, self._json = _Place.ARGUMENTS, _JsonPosition(depth, depth)
         length = self._form.id_length
         id = token_hex(12)[:length] if length else f"call_{token_hex(12)}"
         return self._delta({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})

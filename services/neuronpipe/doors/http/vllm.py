@@ -16,7 +16,8 @@ from neuronpipe.api.v1 import tasks_pb2 as tasks
 from neuronpipe.core.errors import InvalidInput, WrongTask
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.doors.http.aliases import AliasedBody
-from neuronpipe.doors.http.bodies import Count, KeptTokens, Many, only, texts_of, write_body
+from neuronpipe.doors.http.bodies import write_body
+from neuronpipe.doors.http.body_types import Count, KeptTokens, Many, only, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
@@ -101,7 +102,7 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
         first = first * len(second)
     if len(first) != len(second):
         raise InvalidInput(second_name, f"{len(second)} texts, must be as many as {first_name} has, {len(first)}")
-    ranks = inference.catalog.spec(*model).answers("rerank")
+    ranks = inference.spec(model).answers("rerank")
 
     def make(pair: tuple[str, str]) -> tasks.TaskInput:
         options: dict[str, Any] = {"texts": pair[1:], **body.cuts}
@@ -121,7 +122,7 @@ async def _score(inference: Inference, request: HttpRequest) -> HttpResponse:
 async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Classify = request.body
     model = inference.choose(request.model(body.model), "text_classification")
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     results = await _each(inference, request, model, _classified(body, spec))
     data = []
     for index, result in enumerate(results):
@@ -134,7 +135,7 @@ async def _classify(inference: Inference, request: HttpRequest) -> HttpResponse:
 async def _pooling(inference: Inference, request: HttpRequest) -> HttpResponse:
     body: Pooling = request.body
     model = inference.choose(request.model(body.model))
-    spec = inference.catalog.spec(*model)
+    spec = inference.spec(model)
     task = _pooling_task(body, spec)
     if body.dimensions and task != "sentence_embedding":
         raise InvalidInput("dimensions", "is for models of sentence embeddings")

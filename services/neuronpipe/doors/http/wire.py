@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from neuronpipe.core.logs import log_fault
 from neuronpipe.doors.http.problems import RequestRefused
+from neuronpipe.doors.inference import REQUEST_ID_FIELD
 
 # Bytes of a body that wait for the application before the connection stops reading.
 _MAX_WAITING_BYTES = 64 << 10
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-REQUEST_ID_HEADER = b"x-request-id"
+REQUEST_ID_HEADER = REQUEST_ID_FIELD.encode()
 # Characters that no value of a field has (RFC 9110, 5.5).
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS = (204, 304)
@@ -159,7 +160,7 @@ class Exchange:
             self._complete()
 
     async def begin(self, status: int, fields: Fields) -> None:
-        """Sends the head of an answer in parts."""
+        """Sends the head of an answer whose body follows in parts."""
         await self._wait_for_room()
         if not self.has_left:
             self._connection.transport.write(self._begin(status, fields))

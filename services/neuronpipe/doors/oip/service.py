@@ -86,7 +86,7 @@ class ModelControl:
     async def _wait(self, revision: int, is_done: Callable[[], bool], limit_s: float | None) -> None:
         """Waits until this gateway follows a revision of the registry and `is_done` returns true."""
         changed = asyncio.Event()
-        unwatch = self._router.watch(changed.set)
+        unwatch = self._router.changes.watch(changed.set)
         try:
             async with asyncio.timeout(limit_s):
                 while self._router.revision < revision or not is_done():

@@ -95,7 +95,9 @@ def parse_keys(content: bytes, *, must_tell: bool = False) -> Mapping[str, KeyRe
         raise SetupError("--api-keys: the file is empty; to refuse all callers, write a line that begins with #")
     if broken:
         log_warning(
-            "lines of the file of keys cannot be read; the others count", option="--api-keys", lines=broken[:_SHOWN]
+            "lines of the file of keys cannot be read; the other keys are valid",
+            option="--api-keys",
+            lines=broken[:_SHOWN],
         )
     return records
 

@@ -29,14 +29,16 @@ class CallerSettings(Settings):
     )
     open_services: str = Field(
         "health",
-        description="services without credentials where others need them: health, reflection, metrics, with commas; "
-        "metrics only at metrics_listen where that is set",
+        description="services that need no credentials although calls need them: health, reflection, metrics, with "
+        "commas; metrics only at metrics_listen if it is set",
     )
     shared_cache: bool = Field(
-        False, description="tenants share cached results and encodings; then each can tell what another asked before"
+        False, description="share caches between tenants; a tenant can then detect earlier requests of other tenants"
     )
     insecure_public: bool = Field(
-        False, description="listen on other addresses than loopback without authentication: any program there may call"
+        False,
+        description="listen on other addresses than loopback without authentication: any program that reaches them may "
+        "call",
     )
 
     @field_validator("open_services")

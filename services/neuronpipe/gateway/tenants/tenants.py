@@ -183,7 +183,7 @@ class Tenant:
 class Shares:
     """Limits the things that tenants occupy for long, such as places of calls that wait.
 
-    One tenant gets at most `times` as much as it leaves, so that some is left for the next tenant (dynamic thresholds:
+    A tenant may take at most `times` the amount that stays free, so that other tenants find room (dynamic thresholds:
     Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998). Without tenants there is only the limit.
     """
 

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,9 +65,15 @@ def draw_plots(results: Results) -> Iterator[Plot]:
         for result in sorted(cells, key=lambda result: (result.cell.length, result.cell.batch)):
             lines.setdefault(_name(result), []).append((x(result), y(result)))
         if any(len(points) > 1 for points in lines.values()):
-            yield Plot(file, title, _draw(lines, x_label, y_label, has_powers=x is not _THROUGHPUT[0]))
+            yield _plot(file, title, _draw(lines, x_label, y_label, has_powers=x is not _THROUGHPUT[0]))
     if split := [result for result in at_base if result in single]:
-        yield Plot("parts.svg", "Where the time goes, batch 1, at the base length", _draw_parts(split))
+        yield _plot("parts.svg", "Where the time goes, batch 1, at the base length", _draw_parts(split))
+
+
+def _plot(file: str, title: str, drawn: str) -> Plot:
+    """Returns a plot that has its title for screen readers, and the page's colours."""
+    head = f' role="img">{_STYLE}<title>{escape(title)}</title>'
+    return Plot(file, title, re.sub(r"(<svg[^>]*)>", lambda tag: tag.group(1) + head, drawn, count=1))
 
 
 def _name(result: CellResult) -> str:
@@ -138,8 +145,7 @@ def _svg(figure: Any, axes: Any) -> str:
     figure.savefig(file, format="svg", bbox_inches="tight", transparent=True, metadata={"Date": None})
     _pyplot().close(figure)
     drawn = file.getvalue()
-    drawn = drawn[drawn.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r"(<svg[^>]*>)", lambda tag: tag.group(1) + _STYLE, drawn, count=1)
+    return drawn[drawn.index("<svg") :].replace(_INK, "currentColor")
 
 
 # Shares of the CPUs' time, on average over the cells, above which a report warns.

@@ -124,14 +124,7 @@ class _Wanted(Generic[ValueT]):
 class Lookups(Generic[ValueT]):
     """One process's use of Redis for one cache. Create and close it in the same running event loop."""
 
-    def __init__(
-        self,
-        remote: Remote,
-        codec: ValueCodec[ValueT],
-        *,
-        ttl_s: int,
-        connections: int,
-    ) -> None:
+    def __init__(self, remote: Remote, codec: ValueCodec[ValueT], *, ttl_s: int, connections: int) -> None:
         self._remote = remote
         self._codec = codec
         self._ttl_s = ttl_s

@@ -57,14 +57,14 @@ class Lanes:
         """Counts small work of this size for a pass of the event loop. Returns None if the work may run in this pass;
         otherwise a future that is done in the pass in which the work may run. Groups take turns.
         """
-        if self.has_room(size_bytes):
+        if self.take_room(size_bytes):
             return None
         turn = _Turn(size_bytes, asyncio.get_running_loop().create_future())
         self._turns.put(group, turn)
         return turn.begun
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Returns whether small work of this size may run in this pass of the event loop, and counts the work if so."""
+    def take_room(self, size_bytes: int) -> bool:
+        """Counts small work of this size for this pass of the event loop, and returns whether it had room."""
         if self._turns or self._inline_bytes + size_bytes > _INLINE_BYTES:
             return False
         if not self._inline_bytes:
@@ -136,7 +136,7 @@ class Lane:
 
         Raises the errors of the work, as `run` does.
         """
-        if self._turn or not self._lanes.has_room(size_bytes):
+        if self._turn or not self._lanes.take_room(size_bytes):
             return None
         return _call(work, *args, **kwargs)
 

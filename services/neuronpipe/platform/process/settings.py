@@ -77,7 +77,7 @@ class ServerTlsSettings(Settings):
     )
     tls_client_crl: str = Field(
         "",
-        description="file of the certificates that these authorities have revoked, in PEM form, from each of them; "
+        description="file of the revoked certificates (CRL) of each authority in tls_client_ca, in PEM form; "
         "reloaded when it changes; once it has expired, every caller is refused; empty: none is revoked",
     )
 
@@ -148,13 +148,13 @@ class RepositorySettings(Settings):
     repository_cache_bytes: int = Field(
         100 << 30,
         ge=1,
-        description="bytes of bundles of s3:// that are kept; the least recently used bundles that no process uses "
-        "are deleted; a bundle that has no room beside bundles in use is not loaded",
+        description="largest size of the cache of s3:// bundles, in bytes; the least recently used bundles that no "
+        "process uses are deleted; a bundle that has no room beside bundles in use is not loaded",
     )
     trusted_keys: Path | None = Field(
         None,
-        description="file or folder of ed25519 public keys in PEM form; bundles that none of them signed (`neuronpipe "
-        "bundle sign`) are refused; read at the start; without it every bundle is loaded",
+        description="file or folder of ed25519 public keys in PEM form; bundles that no such key signed (`neuronpipe "
+        "bundle sign`) are refused; read at the start; empty: every bundle is loaded",
     )
 
 
@@ -176,7 +176,7 @@ class StageSettings(ServerSettings):
 
     allowed_peers: str = Field(
         "",
-        description="names of the only callers that are answered, separated by commas: a subject alternative name of "
+        description="names of the callers that are answered, separated by commas: a subject alternative name of "
         "each caller's certificate, as gateway.example or spiffe://example/gateway; needs --tls-client-ca; empty: "
         "every caller",
     )
@@ -190,8 +190,3 @@ class StageSettings(ServerSettings):
         if names and not self.tls.tls_client_ca:
             raise SetupError("--allowed-peers: needs --tls-client-ca, as callers show no certificate otherwise")
         return names
-
-
-def is_bucket(repository: str) -> bool:
-    """Returns whether a repository is in a bucket, and not a folder."""
-    return repository.startswith("s3://")

@@ -252,7 +252,7 @@ class Http2Call(MessageStream):
             await self.wait_for_room()
 
     def _queue(self, message: bytes) -> None:
-        """Queues a message, the first one behind the head. Raises NGH2Error."""
+        """Queues a message. Before the first message it queues the head of the answer. Raises NGH2Error."""
         if not self.has_sent_head:
             self.has_sent_head = True
             self.connection.engine.send_response(self.number, _HEAD)

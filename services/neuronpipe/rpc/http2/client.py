@@ -14,7 +14,8 @@ from ngh2.events import ResponseReceived, SettingsReceived, TrailersReceived
 
 from neuronpipe.core.addresses import unix_path
 from neuronpipe.platform.tls import LoadedTls
-from neuronpipe.rpc.http2.connection import CANCEL, TLS_CLOSE_S, Http2Connection
+from neuronpipe.rpc.http2.closing import TLS_CLOSE_S
+from neuronpipe.rpc.http2.connection import CANCEL, OPEN, Http2Connection, Keepalive
 from neuronpipe.rpc.http2.stream import REFUSED_STREAM, MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
@@ -87,10 +88,9 @@ class ClientCall(MessageStream):
 class _ClientConnection(Http2Connection[ClientCall]):
     role = Role.CLIENT
     settings = {2: 0}  # noqa: RUF012 (nghttp2 wants a dict): no pushes
-    ping_limit_s = _PING_LIMIT_S
 
     def __init__(self) -> None:
-        super().__init__(_KEEPALIVE_S)
+        super().__init__(Keepalive(_KEEPALIVE_S, _PING_LIMIT_S))
         # Done with the server's first SETTINGS: a server that accepts connections and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # unread, asyncio logs it
@@ -135,7 +135,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
 
     def stream_closed(self, stream: ClientCall, code: int) -> None:
         if not stream.status:
-            problem = "the connection has ended" if self.is_lost or self.is_closing else f"reset by HTTP/2 code {code}"
+            problem = f"reset by HTTP/2 code {code}" if self.state is OPEN else "the connection has ended"
             stream.status = CallEnd(UNAVAILABLE if code in (CANCEL, REFUSED_STREAM) else INTERNAL, problem)
         stream.close()
 
@@ -185,7 +185,7 @@ class Http2Channel:
 
     async def _connected(self) -> _ClientConnection:
         before = self._connection
-        if before and not (before.is_lost or before.is_closing or before.goaway_received.is_set()):
+        if before and before.state is OPEN and not before.goaway_received.is_set():
             return before
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_LIMIT_S):

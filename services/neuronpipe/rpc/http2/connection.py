@@ -1,14 +1,12 @@
 """One HTTP/2 connection (RFC 9113) of a server or a client: bytes of the transport ↔ frames (nghttp2) ↔ streams."""
 
 import asyncio
-import contextlib
-import fcntl
 import socket
 import ssl
-import termios
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ngh2 import Configuration, DenialOfServiceError, NGH2Error, Role
@@ -25,7 +23,7 @@ from ngh2.events import (
     WindowUpdated,
 )
 
-from neuronpipe.platform.process.listener import CLOSE_LIMIT_S
+from neuronpipe.rpc.http2.closing import Closing
 from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
@@ -65,15 +63,40 @@ _CONFIGURATION: Mapping[str, Any] = {
     # `_resets` counts resets instead of nghttp2, which also counts resets of calls that are over.
     "stream_reset_rate_limit": (1 << 62, 0),
 }
-# After our last byte, the peer gets this time to read it and to end its side. Without it, bytes that the peer still
-# sends would make the operating system reset the connection, and the peer would lose the bytes that it has not read.
-_LINGER_S = 1.0
-# The time that a peer gets for its close_notify.
-TLS_CLOSE_S = 0.5
-PING_LIMIT_S = 10.0
 _KEEPALIVE_PING = b"alive\0\0\0"
 
 StreamT = TypeVar("StreamT", bound=MessageStream)
+
+
+class State(IntEnum):
+    """The states of a connection, in their order."""
+
+    OPEN = 0
+    CLOSING = 1  # no frame is read or queued any more, and the transport still sends its bytes
+    LOST = 2
+
+
+# Names of the module, because Python 3.11 takes ten times as long to find a member of an enumeration.
+OPEN, CLOSING, LOST = State
+
+
+@dataclass(slots=True, eq=False)
+class Keepalive:
+    """The times of pings: a peer that is silent for `silence_s` is pinged, and has `answer_s` to send anything."""
+
+    silence_s: float
+    answer_s: float
+    _pinged_s: float = 0.0
+
+    def check(self, now_s: float, received_s: float, ping: Callable[[bytes], None]) -> float:
+        """Pings a silent peer. Returns the time of the next check, or `now_s` if the peer has not answered in time."""
+        if now_s - received_s < self.silence_s:
+            self._pinged_s = 0.0
+            return received_s + self.silence_s
+        if not self._pinged_s:
+            self._pinged_s = now_s
+            ping(_KEEPALIVE_PING)
+        return max(now_s, self._pinged_s + self.answer_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,16 +127,15 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     role: Role
     settings: dict[int, int]
 
-    def __init__(self, keepalive_s: float, max_calls: int = 0) -> None:
-        """`keepalive_s`: silence after which the peer is pinged. `max_calls`: calls that a peer may have open."""
+    def __init__(self, keepalive: Keepalive, max_calls: int = 0) -> None:
+        """`max_calls`: calls that a peer may have open."""
         self.streams: dict[int, StreamT] = {}
         self.touched: list[StreamT] = []
-        self.is_lost = self.is_paused = self.is_closing = False
+        self.state, self.is_paused = OPEN, False
         # Set once the peer, or a proxy before it, asks for another connection, and will close this connection.
         self.goaway_received = asyncio.Event()
         self.waiting_writers: set[MessageStream] = set()
-        self._keepalive_s = keepalive_s
-        self._pinged_s = 0.0
+        self._keepalive = keepalive
         self._is_flush_due = False
         # Whether the transport was given whole frames only.
         self.is_sent_whole = True
@@ -121,7 +143,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         resets = max(max_calls, _MIN_RESETS)
         self._resets = _Rate(2 * resets, resets)
         self._written: set[MessageStream] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | Closing | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]  # a stream's; uvloop's is no subclass of asyncio's
@@ -142,13 +164,13 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self.is_lost or self.is_closing:
+        if self.state is not OPEN:
             return
         self.received_s = self.loop.time()
         try:
             self.engine.receive_data(data)
             self._handle(self.engine.events())
-            if self.engine.want_write and not self.is_lost:
+            if self.engine.want_write and self.state is not LOST:
                 self.flush_soon()
         except NGH2Error as error:
             self._fail(error)
@@ -164,13 +186,14 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
+        self.state = LOST
         if self._timer:
             self._timer.cancel()
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
-        # Both sets refer to streams, which refer to this connection.
+        # The timer and the streams of both sets refer to this connection.
+        self._timer = None
         self.waiting_writers.clear()
         self._written.clear()
 
@@ -182,7 +205,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 self._count_idle_frame()
             if take := takers.get(kind):
                 take(self, event)
-        if self.touched and not self.is_lost:
+        if self.touched and self.state is not LOST:
             touched, self.touched = self.touched, []
             self.taken(touched)
 
@@ -262,7 +285,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
     def acknowledge(self, size_bytes: int, number: int) -> None:
         """Lets the peer send another `size_bytes`."""
-        if not self.is_lost:
+        if self.state is not LOST:
             try:
                 self.engine.acknowledge_received_data(size_bytes, number)
             except (NGH2Error, ValueError):  # the stream or the connection has just ended
@@ -287,7 +310,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     def flush(self) -> None:
         """Sends the queued bytes that the peer's windows let through."""
         self._is_flush_due = False
-        if self.is_lost or self.is_closing:
+        if self.state is not OPEN:
             return
         engine = self.engine
         try:
@@ -306,7 +329,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         except NGH2Error as error:
             self._fail(error)
             return
-        if not (self.is_lost or self.is_paused):
+        if not (self.state is LOST or self.is_paused):
             self.flushed(self._written)
             self._written.clear()
             if self.waiting_writers:
@@ -322,31 +345,23 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """Checks all limits by one timer, because most connections reach no limit."""
         self._timer = None
         due_s = self.check_time(self.loop.time())
-        if due_s is not None and not self.is_lost:
+        if due_s is not None and self.state is not LOST:
             self._timer = self.loop.call_at(due_s, self._look_at_time)
 
     def look_at_time_soon(self) -> None:
         """Checks the limits now, because one of them may have come nearer."""
         if self._timer:
             self._timer.cancel()
-        if not self.is_lost:
+        if self.state is not LOST:
             self._look_at_time()
 
     def check_time(self, now_s: float) -> float | None:
         """Acts on the limits that were reached. Returns the time of the next check; None if the connection is over."""
-        quiet_s = now_s - self.received_s
-        if quiet_s < self._keepalive_s:
-            self._pinged_s = 0.0
-            return self.received_s + self._keepalive_s
-        if not self._pinged_s:
-            self._pinged_s = now_s
-            self.ping(_KEEPALIVE_PING)
-        elif now_s - self._pinged_s >= self.ping_limit_s:
-            self.abort()
-            return None
-        return self._pinged_s + self.ping_limit_s
-
-    ping_limit_s = PING_LIMIT_S
+        due_s = self._keepalive.check(now_s, self.received_s, self.ping)
+        if due_s > now_s:
+            return due_s
+        self.abort()
+        return None
 
     def ping(self, data: bytes) -> None:
         """Sends a ping of eight bytes, which the peer sends back."""
@@ -355,7 +370,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
     def _fail(self, error: NGH2Error) -> None:
         """Ends the connection after an error of nghttp2, which then sends no GOAWAY itself."""
-        if self.is_lost or self.is_closing:
+        if self.state is not OPEN:
             return
         code = ENHANCE_YOUR_CALM if isinstance(error, DenialOfServiceError) else 0x1
         self.transport.write(goaway(code))
@@ -367,51 +382,25 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
     def close(self) -> None:
         """Ends the connection. Bytes that the transport already has are still sent."""
-        if self.is_lost or self.is_closing:
+        if self.state is not OPEN:
             return
-        self.is_closing = True
+        self.state = CLOSING
         for stream in list(self.streams.values()):
             self.stream_closed(stream, CANCEL)
         self.streams.clear()
-        has_eof = self.transport.can_write_eof()
-        if has_eof:
-            try:
-                self.transport.write_eof()
-            except OSError:  # the peer has gone
-                self.abort()
-                return
-        else:
-            self.transport.close()
         if self._timer:
             self._timer.cancel()
-        until_s, pause_s = self.loop.time() + CLOSE_LIMIT_S, _LINGER_S if has_eof else TLS_CLOSE_S
-        self._timer = self.loop.call_later(pause_s, self._end_once_sent, until_s, pause_s)
-
-    def _end_once_sent(self, until_s: float, pause_s: float) -> None:
-        if self.loop.time() >= until_s or _is_sent(self.transport):
+        try:
+            self._timer = Closing(self.transport, self.abort)
+        except OSError:  # the peer has gone
             self.abort()
-        else:
-            self._timer = self.loop.call_later(pause_s, self._end_once_sent, until_s, pause_s)
 
     def abort(self) -> None:
         """Ends the connection at once."""
-        self.is_lost = True
+        self.state = LOST
         self.transport.abort()
 
 
 def goaway(code: int) -> bytes:
     """Returns the frame GOAWAY that leaves the peer all its streams."""
     return b"\0\0\x08\x07\0\0\0\0\0\x7f\xff\xff\xff" + code.to_bytes(4, "big")
-
-
-def _is_sent(transport: asyncio.Transport) -> bool:
-    """Returns whether the peer's system has all bytes.
-
-    No transport tells which bytes wait below TLS, but then the operating system also has unsent bytes.
-    """
-    if transport.get_write_buffer_size():
-        return False
-    with contextlib.suppress(OSError):  # another system than Linux, or the socket has ended
-        unsent = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return not any(unsent)
-    return True

@@ -20,14 +20,23 @@ from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
 from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES
 from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
-from neuronpipe.rpc.http2.connection import ENHANCE_YOUR_CALM, NO_ERROR, PAID_FRAMES, Http2Connection, goaway
+from neuronpipe.rpc.http2.connection import (
+    ENHANCE_YOUR_CALM,
+    LOST,
+    NO_ERROR,
+    OPEN,
+    PAID_FRAMES,
+    Http2Connection,
+    Keepalive,
+    goaway,
+)
 from neuronpipe.rpc.http2.leaving import HOLD_S, MAX_HOLD_S, Leaving, Phase
 from neuronpipe.rpc.http2.stream import ENCODINGS, MessageStream
 from neuronpipe.rpc.http2.unread import Unread, UnreadAnswers
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
-_KEEPALIVE_S = 30.0
+_KEEPALIVE_S, _PING_LIMIT_S = 30.0, 10.0
 # After a refusal for load, the server does not read the connection for this time, so that the refusals of many calls
 # share a turn of the event loop. At 16 times the load that a server can bear, turns cost more than refusals.
 _REST_S = 0.002
@@ -50,7 +59,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
     role = Role.SERVER
 
     def __init__(self, server: "Http2Server") -> None:
-        super().__init__(_KEEPALIVE_S, server.options.settings.max_connection_calls)
+        super().__init__(Keepalive(_KEEPALIVE_S, _PING_LIMIT_S), server.options.settings.max_connection_calls)
         self._server = server
         self.options = server.options
         self.deadlines = server.deadlines
@@ -80,7 +89,8 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._unread.close()
-        self._server.lost(self)
+        self._server.connections.discard(self)
+        self._server.note_leaving()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -101,7 +111,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
             else:
                 size = min(2 * size, _MAX_PIECE_BYTES)
         turns.take(calls, began_s)
-        if begin < len(data) and not (self.is_lost or self.is_closing):
+        if begin < len(data) and self.state is OPEN:
             self._held_data = data[begin:]
             self.transport.pause_reading()
             if not self._is_resting:
@@ -109,7 +119,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def resume_reading(self) -> None:
         """Takes the bytes that waited for a turn, and reads from the connection again."""
-        if self._is_resting or self.is_lost or self.is_closing:
+        if self._is_resting or self.state is not OPEN:
             return
         held_data, self._held_data = self._held_data, b""
         self.data_received(held_data)
@@ -118,7 +128,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def rest(self) -> None:
         """Stops reading for a moment, because a call was refused for load."""
-        if not (self._is_resting or self.is_lost or self.is_closing):
+        if self.state is OPEN and not self._is_resting:
             self._is_resting = True
             self.transport.pause_reading()
             self._server.rest(self)
@@ -227,7 +237,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
             self._is_flush_due = False
             return
         super().flush()
-        if not (self.is_lost or self.is_closing):
+        if self.state is OPEN:
             unread, size_bytes = self._unread, self.engine.queued_body_size()
             if size_bytes > UNCOUNTED_BYTES or unread.claim:
                 unread.count_bytes(size_bytes, self._make_room)
@@ -286,13 +296,13 @@ class _ServerConnection(Http2Connection[Http2Call]):
             (self._give_notice if leaving.phase is Phase.OPEN else self.take_no_more)()
         if now_s >= leaving.ends_s:
             self.end("max_connection_age_grace_s")
-        if self.is_lost:
+        if self.state is LOST:
             return None
         return min(limit_s for limit_s in (*limits_s, leaving.next_s, leaving.ends_s) if limit_s and limit_s > now_s)
 
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. The server answers the calls that are on their way."""
-        if self.leaving.phase is Phase.OPEN and not (self.is_lost or self.is_closing):
+        if self.leaving.phase is Phase.OPEN and self.state is OPEN:
             self.leaving.ask(self.made_s)
             self.look_at_time_soon()
 
@@ -305,7 +315,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
             self._send_notice()
 
     def _send_notice(self) -> None:
-        if self.leaving.phase is not Phase.NOTICE_DUE or self.is_lost or self.is_closing:
+        if self.leaving.phase is not Phase.NOTICE_DUE or self.state is not OPEN:
             return
         self.leaving.note_notice(self.loop.time())
         if self.leaving.holds_answers:
@@ -314,7 +324,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         else:
             self.engine.send_shutdown_notice()
             self.flush()  # nghttp2 would send the ping first
-            if not self.is_lost:
+            if self.state is not LOST:
                 self.ping(_DRAIN_PING)
 
     def _release_answers(self) -> None:
@@ -324,7 +334,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def take_no_more(self) -> None:
         """Takes no more streams. The connection ends with its last stream."""
-        if self.leaving.phase < Phase.GOING_AWAY and not (self.is_lost or self.is_closing):
+        if self.leaving.phase < Phase.GOING_AWAY and self.state is OPEN:
             self.leaving.go_away()
             self.engine.send_goaway(NO_ERROR)
             self.flush_soon()
@@ -332,7 +342,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def end(self, limit: str) -> None:
         """Ends the connection at once, and counts it under the name of a limit."""
-        if not self.is_lost:
+        if self.state is not LOST:
             self._server.count_ended(limit)
             self.abort()
 
@@ -435,11 +445,6 @@ class Http2Server:
             self.all_know.set()
         if self._is_empty and not self.connections:
             self._is_empty.set()
-
-    def lost(self, connection: _ServerConnection) -> None:
-        """Forgets a connection that has ended."""
-        self.connections.discard(connection)
-        self.note_leaving()
 
     def count_ended(self, limit: str) -> None:
         """Counts a connection that the server ends for a limit."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
 
+# A timer that is later than this shows that the process stood still: no time that a batch had.
+_STANDSTILL_S = 0.25
+
 
 class CoresLost(Exception):
     """No core of a device is left. The process must end."""
@@ -106,6 +109,7 @@ class CoreWatchdog:
         # The model and the time limit of each batch, by the task that waits for it, oldest first.
         self._batches: dict[asyncio.Task[Any], tuple[str, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
         # The task whose batch hangs.
         self._hung: asyncio.Task[Any] | None = None
 
@@ -137,10 +141,14 @@ class CoreWatchdog:
 
     def _start(self) -> None:
         if self._batches:
-            _, limit_s = next(iter(self._batches.values()))
-            self._timer = asyncio.get_running_loop().call_later(limit_s, self._bark)
+            loop, (_, limit_s) = asyncio.get_running_loop(), next(iter(self._batches.values()))
+            self._due_s = loop.time() + limit_s
+            self._timer = loop.call_later(limit_s, self._bark)
 
     def _bark(self) -> None:
+        if asyncio.get_running_loop().time() > self._due_s + _STANDSTILL_S:
+            self._start()
+            return
         self._hung, (model_name, limit_s) = next(iter(self._batches.items()))
         self._give_up(model_name, CoreLost(f"a batch did not end within {limit_s:g} s"))
         for task in self._batches:

@@ -38,7 +38,7 @@ from neuronpipe.stages.neuron_executor.shapes import BatchShape, ShapeMenu
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 # The other shapes are prepared once the device was idle for this time, so that callers who send one request after
 # another do not wait for them.

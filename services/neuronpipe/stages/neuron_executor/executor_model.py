@@ -7,8 +7,8 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from neuronpipe.core.errors import (
     Overloaded,
     retry_delay_s,
 )
-from neuronpipe.core.logs import log, log_warning
+from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.model import ADAPTER, ModelSpec, OutputSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.core.tracing import SpanContext
@@ -30,7 +30,7 @@ from neuronpipe.stages.neuron_executor.backends.base import Backend, Finish, Pre
 from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver, BatchRun
 from neuronpipe.stages.neuron_executor.batching import Batch, BatchPolicy, FixedBuckets, Limits, PlannedShapes
 from neuronpipe.stages.neuron_executor.cores import Cores
-from neuronpipe.stages.neuron_executor.errors import stopping
+from neuronpipe.stages.neuron_executor.errors import stopping, uncomputable
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
 from neuronpipe.stages.neuron_executor.packing import pack, unpack
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
@@ -225,10 +225,26 @@ class ExecutorModel:
         if self.policy.deadlines.expire_if_late(oldest, wait_s):
             return None
         if oldest.lost_cores:
-            return self.policy.batch_of([oldest])
+            return self.batch_of_one(oldest)
         return self.policy.fill(oldest, wait_s, idle_cores, limit_s)
 
-    def conversions(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
+    def batch_of_one(self, sequence: QueuedSequence) -> Batch:
+        return self.policy.batch_of([sequence])
+
+    def begin_batch(self, batch: Batch) -> float:
+        """Counts a running batch. Returns the number of seconds that it is expected to take."""
+        self.batches_running += 1
+        return self.forecast.batch_s(batch.computed_tokens)
+
+    def end_batch(self) -> None:
+        self.batches_running -= 1
+
+    def compute(self, core: int, batch: Batch, *, is_alone: bool) -> Coroutine[Any, Any, list[RowOutputs]]:
+        """Makes inputs of the sequences, computes them, and makes rows of the outputs, once it is awaited."""
+        prepare, finish = self._conversions(batch)
+        return self.backend.run(core, prepare, finish, is_alone=is_alone)
+
+    def _conversions(self, batch: Batch) -> tuple[Prepare, Finish[list[RowOutputs]]]:
         """Returns the functions that the back end calls in its thread before and after it computes a batch.
 
         The first makes the inputs, whose unused rows repeat the first sequence. The second splits the outputs into
@@ -270,6 +286,13 @@ class ExecutorModel:
             elif not member.future.done():
                 outputs = [row for row in own if not isinstance(row, NeuronpipeError)]
                 member.future.set_result([ComputedSequence(arrays, *times_and_shape) for arrays in outputs])
+
+    def give_up(self, sequence: QueuedSequence, core: int, fault: Exception) -> None:
+        """Fails a sequence that could not be computed in a batch of its own."""
+        ids = sequence.trace.ids if sequence.trace else {}
+        name, tokens = self.spec.name, sequence.tokens
+        log_fault("a sequence could not be computed", fault, model=name, core=core, tokens=tokens, **ids)
+        fail([sequence], uncomputable())
 
     def requeue(self, sequence: QueuedSequence) -> None:
         """Puts a sequence of a lost core back into the queue, for the remaining cores."""

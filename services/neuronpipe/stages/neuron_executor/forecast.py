@@ -10,9 +10,9 @@ from neuronpipe.stages.neuron_executor.sequence_queue import SequenceQueue
 
 # The factor of the weight of older batches at each new batch: the estimate follows about the last 50 batches.
 _DECAY = 0.98
-# The weight of one measurement of the warm-up, the least weight to which it decays, and the factor per batch, which is
-# slower than the decay of batches. The measurement separates the two costs if all load has one length, and recent
-# batches soon outweigh a measurement at a bad moment.
+# A measurement of the warm-up begins with the first weight. Each batch multiplies the weight by _WARM_UP_DECAY, down to
+# the second weight. It decays more slowly than batches (_DECAY), because if all load has one length, only the warm-up
+# separates overhead and cost per token.
 _WARM_UP_WEIGHT, _LEAST_WARM_UP_WEIGHT, _WARM_UP_DECAY = 2.0, 0.02, 0.99
 # The lower bound of the overhead, so that noise does not keep sequences apart.
 _MIN_OVERHEAD_TOKENS = 4.0
@@ -119,7 +119,7 @@ class Forecast:
         self, queue: SequenceQueue, cores: Cores, times: BatchTimes, on_device: Collection["Forecast"]
     ) -> None:
         """`on_device`: the forecasts of all models of the device."""
-        self._queue = queue
+        self.queue = queue
         self._cores = cores
         self._shared_time = times.shared
         self._alone_time = times.alone
@@ -145,7 +145,7 @@ class Forecast:
         if self._is_outdated():
             return 0.0
         for forecast in self._on_device:
-            if len(forecast._queue):
+            if len(forecast.queue):
                 return self._shared_time.seconds(computed_tokens)
         return self._alone_time.seconds(computed_tokens)
 
@@ -156,7 +156,11 @@ class Forecast:
 
     def backlog_s(self) -> float:
         """Returns the least time for which this model's waiting sequences keep all cores busy; 0 if not known."""
-        return self._queue.tokens_before(is_bulk=True) * self._shared_time.token_s / max(1, self._cores.left)
+        return self.waiting_s(is_bulk=True) / max(1, self._cores.left)
+
+    def waiting_s(self, *, is_bulk: bool) -> float:
+        """Returns the time of one core for the model's sequences that go before a new sequence; 0 if not known."""
+        return self.queue.tokens_before(is_bulk=is_bulk) * self._shared_time.token_s
 
     def queue_wait_s(self, *, is_bulk: bool) -> float:
         """Returns the least time that a new sequence waits.
@@ -164,9 +168,7 @@ class Forecast:
         The waiting sequences of all models, and running batches of other models, keep the cores busy for this time. A
         core that has been given several batches computes them one after another, so their times add up.
         """
-        waiting_s = 0.0
-        for forecast in self._on_device:
-            waiting_s += forecast._queue.tokens_before(is_bulk=is_bulk) * forecast._shared_time.token_s
+        waiting_s = sum(forecast.waiting_s(is_bulk=is_bulk) for forecast in self._on_device)
         others_s = self._cores.busy_with_others_s(self) if len(self._on_device) > 1 else 0.0
         return others_s + waiting_s / max(1, self._cores.left)
 

@@ -195,18 +195,24 @@ class DeviceScheduler:
         their rows. If the core was lost, the sequences return to the queue. After another fault each runs alone.
         """
         is_alone = self.is_idle and model.may_use_all_cores
-        prepare, finish = model.conversions(batch)
+        computing = model.compute(core, batch, is_alone=is_alone)
         fault: Exception | None = None
-        self._begin(core, model, batch)
+        expected_s, watchdog = model.begin_batch(batch), self._watchdogs[core]
+        self.cores.begin_batch(core, expected_s, model.forecast, is_kept_apart=bool(batch.members[0].lost_cores))
+        watchdog.begin_batch(model.spec.name, max(self._batch_limit_s, _HANGS_AFTER * expected_s))
         try:
-            rows = await model.backend.run(core, prepare, finish, is_alone=is_alone)
+            rows = await computing
         except asyncio.CancelledError:
-            if self._is_closed or not (fault := self._watchdogs[core].end_cancellation()):
+            if self._is_closed or not (fault := watchdog.end_cancellation()):
                 raise
         except Exception as error:  # no error of a back end may end the core's worker
             fault = error
         finally:
-            started_ns, ended_ns = self._end(core, model)
+            watchdog.end_batch()
+            model.end_batch()
+            self._batches_ended += 1
+            self._ended.set()
+            started_ns, ended_ns = self.cores.end_batch(core)
         run = BatchRun(batch, core, is_alone=is_alone, started_ns=started_ns, ended_ns=ended_ns)
         model.observer.batch(run, fault)
         if fault is None:
@@ -217,35 +223,18 @@ class DeviceScheduler:
         else:
             await self._run_alone(core, model, batch.members, fault)
 
-    def _begin(self, core: int, model: ExecutorModel, batch: Batch) -> None:
-        expected_s = model.forecast.batch_s(batch.computed_tokens)
-        self.cores.begin_batch(core, expected_s, model.forecast, is_kept_apart=bool(batch.members[0].lost_cores))
-        model.batches_running += 1
-        self._watchdogs[core].begin_batch(model.spec.name, max(self._batch_limit_s, _HANGS_AFTER * expected_s))
-
-    def _end(self, core: int, model: ExecutorModel) -> tuple[int, int]:
-        model.batches_running -= 1
-        self._batches_ended += 1
-        self._watchdogs[core].end_batch()
-        self._ended.set()
-        return self.cores.end_batch(core)
-
     async def _run_alone(
         self, core: int, model: ExecutorModel, members: list[QueuedSequence], fault: Exception
     ) -> None:
         """Runs each sequence of a failed batch by itself. A failed batch of one sequence has found the bad sequence."""
-        if len(members) > 1:
-            for member in members:
-                if self.cores.is_lost(core):
-                    model.requeue(member)
-                elif not member.expire_if_late(0):
-                    await self._run_batch(core, model, model.policy.batch_of([member]))
+        if len(members) == 1:
+            model.give_up(members[0], core, fault)
             return
-        (member,) = members
-        ids = member.trace.ids if member.trace else {}
-        name, tokens = model.spec.name, member.tokens
-        log_fault("a sequence could not be computed", fault, model=name, core=core, tokens=tokens, **ids)
-        fail(members, uncomputable())
+        for member in members:
+            if self.cores.is_lost(core):
+                model.requeue(member)
+            elif not member.expire_if_late(0):
+                await self._run_batch(core, model, model.batch_of_one(member))
 
     def _requeue(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
         """Returns the sequences of a lost core to the queue, except those that may be the reason for the loss."""

@@ -9,8 +9,8 @@ from operator import attrgetter
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.generated import NewTokens, TokenSink, TokenStream
-from neuronpipe.core.items import ExecuteItem, Prediction
+from neuronpipe.core.generated import NewTokens, TokenSink
+from neuronpipe.core.items import ExecuteItem, Prediction, streamed
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -40,8 +40,7 @@ class NeuronExecutorStage:
 
     def generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
         """Yields the tokens of one text as they come, and in the end the prediction."""
-        stream = TokenStream(is_urgent=item.is_urgent)
-        return stream.read(self.execute(item, stream))
+        return streamed(self.execute, item)
 
     async def execute(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
         """Runs the sequences of one input. The tokens of a text are put into the stream as they come."""

@@ -94,8 +94,8 @@ def load_detokenizer(written: bytes) -> Detokenizer:
 
 
 def _plain_piece(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes | None]:
-    """Returns the function from a piece to its bytes behind any other text, for the decoders of most models that
-    generate. It returns None for a piece whose text depends on its neighbours.
+    """Returns a function that gives a piece's bytes if they do not depend on its neighbours, else None. It knows the
+    decoders of most generating models.
     """
     steps = (decoder or {}).get("decoders", [decoder])
     if [step and step["type"] for step in steps] == ["ByteLevel"]:

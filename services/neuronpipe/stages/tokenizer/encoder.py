@@ -26,7 +26,7 @@ from neuronpipe.platform.cache.sealing import ValueCodec
 from neuronpipe.stages.tokenizer.text import LIBRARY_VERSION, LONG_TEXT, JsonTokenizer
 from neuronpipe.tasks import ANSWERED_TASKS
 from neuronpipe.tasks.base import ImageReader, Readers, Reads, Task, TextTokenizer, truncation_tokens
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 # Between the stages a tensor always has a type. A tensor without a type is packed.
 _PACKED, _WHOLE = DataType.DATA_TYPE_UNSPECIFIED, DataType.DATA_TYPE_INT32

@@ -1,4 +1,4 @@
-"""The pre-process stage: encodes inputs in a thread of each model, and caches encoded inputs."""
+"""The pre-process stage: encodes inputs on a lane of each model, and caches encoded inputs."""
 
 import threading
 from collections.abc import AsyncIterator
@@ -77,10 +77,7 @@ class TokenizerStage:
 
 @asynccontextmanager
 async def running_tokenizer(
-    bundles: list[Bundle],
-    settings: EncodingSettings,
-    telemetry: Telemetry,
-    redis: RedisSettings = NO_REDIS,
+    bundles: list[Bundle], settings: EncodingSettings, telemetry: Telemetry, redis: RedisSettings = NO_REDIS
 ) -> AsyncIterator[TokenizerStage]:
     """Runs the stage with every tokenizer loaded. Raises SetupError if a file is missing or was changed."""
     async with AsyncExitStack() as stack:

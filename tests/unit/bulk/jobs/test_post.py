@@ -105,6 +105,8 @@ async def test_an_answer_without_end_is_cut() -> None:
         "[::ffff:127.0.0.1]",
         "2130706433",
         "0x7f.1",
+        "two..dots.example",
+        f"{'x' * 64}.example",
     ],
 )
 async def test_addresses_that_are_not_public_are_refused(host: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import threading
 import time
 import tracemalloc
@@ -13,7 +14,7 @@ import pytest
 
 from neuronpipe.api.v1.inference_pb2 import InferOutcome, InferRequest, InferResponse
 from neuronpipe.api.v1.jobs_pb2 import JobResult, SubmitInferenceRequest
-from neuronpipe.bulk.jobs import objects
+from neuronpipe.bulk.jobs import objects, runner
 from neuronpipe.bulk.jobs.gateway import BulkGateway
 from neuronpipe.bulk.jobs.invocation import Invoker
 from neuronpipe.bulk.jobs.job import JobProgress, StoredJob
@@ -251,6 +252,22 @@ async def test_a_write_is_repeated_and_not_the_job(file: Path, tmp_path: Path, m
     result = await _run(gateway, f"file://{file}", f"file://{tmp_path}/out", storage=_Away(writes=9))
     assert (result.succeeded, len(gateway.asked)) == (100, 100)
     assert len((tmp_path / "out").read_text().splitlines()) == 100
+
+
+async def test_a_job_whose_outcomes_find_no_room_on_the_disk_says_so(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the process stands for the disk: it takes the first 32 outcomes, and a part of the other 28."""
+    monkeypatch.setattr(runner, "_SPOOLED_BYTES", 1 << 10)
+    file.write_bytes(_ROW * 60)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 10, limits[1]))
+    try:
+        with pytest.raises(Overloaded, match=r"^the worker has no room left for outcomes in its temporary folder$"):
+            await _run(_Answers(), f"file://{file}", f"file://{tmp_path}/out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "out").exists()
 
 
 async def test_a_file_that_cannot_be_read_at_first_is_left_to_the_next_attempt(file: Path) -> None:

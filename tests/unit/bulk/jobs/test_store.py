@@ -72,6 +72,19 @@ async def test_jobs_of_a_refused_tenant_wait_behind_those_of_others_and_keep_the
     assert await _waiting(store) == 12
 
 
+async def test_a_user_of_redis_without_channels_has_jobs_all_the_same(store: JobStore, redis: RedisServer) -> None:
+    """Redis 7 gives new users none, unless it is told to."""
+    redis.ask("ACL", "SETUSER", "default", "resetchannels")
+    try:
+        job = await _submit(store, "a")
+        (taken,) = await store.take_jobs("w", _LEASE_S, 8, ())
+        await store.give_back("w", taken)
+        assert _ids(await store.take_jobs("w", _LEASE_S, 8, ())) == [job]
+        assert await store.end_job(job, "cancelled", _END) == "cancelled"
+    finally:
+        redis.ask("ACL", "SETUSER", "default", "allchannels")
+
+
 async def test_jobs_of_a_refused_tenant_are_not_moved(store: JobStore, redis: RedisServer) -> None:
     for _ in range(50):
         await _submit(store, "big")

@@ -10,7 +10,8 @@ import pytest
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.doors.http.bodies import Body, Count, check_body, only, read_base64, read_body, read_json, write_body
+from neuronpipe.doors.http.bodies import check_body, read_base64, read_body, read_json, write_body
+from neuronpipe.doors.http.body_types import Body, Count, only
 from neuronpipe.doors.http.huggingface_bodies import Generate, ImageFeatures, QuestionAnswering, TextClassification
 from neuronpipe.doors.http.huggingface_tasks import AnyBody
 from neuronpipe.doors.http.openai_responses import ResponsesRequest
@@ -94,6 +95,12 @@ def test_what_is_no_json_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput, match="no valid JSON") as caught:
         read_body(_KIND, data)
     assert caught.value.field == "body"
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 400])
+def test_a_number_that_no_float_holds_is_told_as_such(number: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^body: a number is too large, the limit is 1\.8e308: line 1, column 11$"):
+        read_body(_KIND, b'{"share": %s}' % number.encode())
 
 
 def test_json_that_is_nested_too_deeply_is_refused() -> None:

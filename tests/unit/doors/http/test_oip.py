@@ -94,6 +94,12 @@ async def test_a_model_has_its_paths_with_and_without_a_version(browser: Browser
             assert [(stat["name"], stat["version"]) for stat in body["model_stats"]] == [(name, "1")]
 
 
+async def test_readiness_of_an_unknown_model_or_version_is_not_found_as_in_triton(browser: Browser) -> None:
+    # TRITONSERVER_ServerModelIsReady of triton-inference-server/core returns the error of its look-up.
+    for path in ("unknown", "unknown/versions/1", "small/versions/7"):
+        assert (await browser.get(f"/v2/models/{path}/ready"))[0] == 404
+
+
 async def test_the_server_and_the_index(browser: Browser) -> None:
     assert (await browser.get("/v2"))[1]["name"] == "neuronpipe"
     status, index = await browser.post("/v2/repository/index", b"")
@@ -211,6 +217,14 @@ _AT_FAULT: list[tuple[Any, str]] = [
     (
         {"inputs": _A, "outputs": [{"name": "label"}, {"name": "score", "parameters": {"binary": True}}]},
         "outputs[1].parameters: there is no parameter 'binary', only binary_data, content_type",
+    ),
+    (
+        {"inputs": [_text("a")], "outputs": [{"name": "label", "parameters": {"binary_data": "false"}}]},
+        "outputs[0].parameters.binary_data: 'false', must be true or false",
+    ),
+    (
+        {"inputs": [_text("a")], "parameters": {"binary_data_output": 0}},
+        "parameters.binary_data_output: 0, must be true or false",
     ),
 ]
 

@@ -42,6 +42,11 @@ async def test_rows_of_csv_have_a_list_of_answers(browser: Browser) -> None:
     assert found == (200, [_labels('a, with a "quote"'), _labels("b")])
 
 
+async def test_a_long_text_of_csv_is_a_text_as_any_other(browser: Browser) -> None:
+    text = "word " * 40_000  # more than the 128 KiB that the module csv takes by default
+    assert await browser.post("/invocations", f'inputs\n"{text}"\n'.encode(), "text/csv") == (200, [_labels(text)])
+
+
 @pytest.mark.parametrize(
     ("body", "media_type"),
     [
@@ -96,6 +101,7 @@ _CSV, _LINES = "text/csv", "application/jsonlines"
         (b'inputs\na\n""\n', _CSV, "inputs[1]: is empty"),
         (b'{"inputs": "a"}\n{"inputs"', _LINES, "line 2: is no valid JSON in UTF-8"),
         (b'{"inputs": "a"}\n3', _LINES, "line 2: must be an object with `inputs`"),
+        (b"\n" + b"[" * 129 + b"]" * 129, _LINES, "line 2: lists and objects are nested more than 128 deep, the limit"),
         (
             b'{"inputs": "a"}\n{"inputs": "b", "parameters": {}}',
             _LINES,

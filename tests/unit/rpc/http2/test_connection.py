@@ -13,6 +13,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process import caller_waits
 from neuronpipe.platform.process import in_flight as in_flight_module
 from neuronpipe.platform.process.receiving_budget import Claim
+from neuronpipe.rpc.http2 import closing as closing_module
 from neuronpipe.rpc.http2 import connection as connection_module
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
 from neuronpipe.rpc.http2.connection import _Rate
@@ -178,7 +179,7 @@ def _rapid_resets(head: bytes, *, has_message: bool = False) -> Iterator[bytes]:
     ],
 )
 async def test_floods_end_the_connection(flood: Callable[[], Iterable[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    monkeypatch.setattr(closing_module, "_LINGER_S", 0.05)
     async with serving(Held()) as system:
         reader, writer = await asyncio.open_connection("127.0.0.1", system.port)
         writer.write(frames.PREFACE + frames.settings() + frames.frame(frames.SETTINGS, frames.ACK))

@@ -21,9 +21,10 @@ from ngh2.events import ConnectionClosed, GoAwayReceived, StreamReset
 
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.platform.tls import ServerTls, TlsFiles
-from neuronpipe.rpc.http2 import connection as connection_module
+from neuronpipe.rpc.http2 import closing as closing_module
 from neuronpipe.rpc.http2 import server as server_module
 from neuronpipe.rpc.http2.call import Http2Call
+from neuronpipe.rpc.http2.connection import CLOSING
 from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd, ServerCall
 from tests.interop import frames
@@ -601,7 +602,7 @@ async def test_a_call_whose_message_has_not_come_can_be_refused_without_loss() -
 
 
 async def test_a_caller_that_acknowledges_nothing_delays_the_end_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    monkeypatch.setattr(closing_module, "_LINGER_S", 0.05)
     async with serving() as system:
         _, writer = await asyncio.open_connection("127.0.0.1", system.port)
         await happens(lambda: bool(system.server.connections))
@@ -670,8 +671,8 @@ async def _narrow_end(system: System) -> Any:
 async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tls: bool
 ) -> None:
-    monkeypatch.setattr(connection_module, "TLS_CLOSE_S", 0.05)
-    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    monkeypatch.setattr(closing_module, "TLS_CLOSE_S", 0.05)
+    monkeypatch.setattr(closing_module, "_LINGER_S", 0.05)
     authority = Authority()
     authority.issue("localhost").write(tmp_path)
     tls = ServerTls(TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key")) if is_tls else None
@@ -686,7 +687,7 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
         end = await _narrow_end(system)
         end.take_no_more()
         answer.may_answer.set()
-        await happens(lambda: end.is_closing)
+        await happens(lambda: end.state is CLOSING)
         await asyncio.sleep(0.5)  # in which nothing may be given up
         received = b""
         while part := await asyncio.to_thread(caller.recv, 1 << 16):
@@ -699,8 +700,8 @@ async def test_an_answer_that_is_read_slowly_is_whole_though_its_connection_clos
 async def test_a_connection_that_closes_does_not_wait_for_ever_for_a_caller_that_reads_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection_module, "CLOSE_LIMIT_S", 0.3)
-    monkeypatch.setattr(connection_module, "_LINGER_S", 0.05)
+    monkeypatch.setattr(closing_module, "CLOSE_LIMIT_S", 0.3)
+    monkeypatch.setattr(closing_module, "_LINGER_S", 0.05)
     answer = Held(b"a" * _UNREAD_BYTES)
     async with serving(answer) as system:
         caller = await _narrow_socket(system)

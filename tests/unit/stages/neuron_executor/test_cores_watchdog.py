@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -126,6 +127,18 @@ async def test_a_batch_that_is_expected_to_take_longer_than_the_limit_is_waited_
         assert system.scheduler.cores_left == 1
         backend.let_run()
         assert len(await caller) == 1
+
+
+async def test_a_standstill_of_the_process_is_no_time_of_a_batch() -> None:
+    async with _system(1) as (system, backend):
+        backend._is_held = True
+        caller = system.submit([11])
+        await backend.begun()
+        time.sleep(2 * _LIMIT_S)  # as if the process were stopped: the timer is due before the batch can end
+        await asyncio.sleep(0.05)
+        backend.let_run()
+        assert len(await caller) == 1
+        assert system.scheduler.cores_left == 1
 
 
 async def test_the_time_of_a_batch_made_ready_begins_with_the_end_of_the_one_before(

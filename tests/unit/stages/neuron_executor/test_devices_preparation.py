@@ -155,7 +155,7 @@ async def test_how_far_models_are_prepared_is_told_at_a_bounded_rate_and_no_more
     key, settings = ModelKey("m", 1), EngineSettings(cores=_CORES)
     async with running_executor([bundles["m"]], settings, Telemetry()) as stage:
         changes: list[float] = []
-        stage.models.watch(lambda: changes.append(asyncio.get_running_loop().time()))
+        stage.models.changes.watch(lambda: changes.append(asyncio.get_running_loop().time()))
         assert stage.models.preparation_of(ModelKey("n", 1)) == Preparation()
         await happens(lambda: stage.models.preparation_of(key) == Preparation(len(_PLANNED), 0, 2, 3000))
         with stage.models.table.find("m", "1") as model:

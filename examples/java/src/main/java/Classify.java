@@ -1,3 +1,10 @@
+import com.google.protobuf.Any;
+import com.google.protobuf.Duration;
+import com.google.protobuf.InvalidProtocolBufferException;
+import com.google.rpc.BadRequest;
+import com.google.rpc.ErrorInfo;
+import com.google.rpc.RetryInfo;
+import com.google.rpc.Status;
 import io.grpc.ChannelCredentials;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
@@ -5,6 +12,7 @@ import io.grpc.ManagedChannel;
 import io.grpc.Metadata;
 import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
+import io.grpc.protobuf.StatusProto;
 import io.grpc.stub.MetadataUtils;
 import java.io.File;
 import java.util.List;
@@ -16,14 +24,15 @@ import neuronpipe.api.v1.InferRequest;
 import neuronpipe.api.v1.InferResponse;
 import neuronpipe.api.v1.InferenceServiceGrpc;
 import neuronpipe.api.v1.LabelScore;
+import neuronpipe.api.v1.SentenceEmbeddingInput;
 import neuronpipe.api.v1.TaskInput;
 import neuronpipe.api.v1.TextClassificationInput;
 import neuronpipe.api.v1.TextGenerationInput;
 
 /**
- * Classifies a text, or with the number of labels 0 continues it: a client of a gateway, with TLS, an API key, retries
- * and a deadline. Usage: Classify HOST:PORT MODEL LABELS TEXT. In the environment: NEURONPIPE_API_KEY, and in CA the PEM
- * file of the authority of the gateway's certificate.
+ * Classifies a text, with the number of labels 0 continues it, or with "embed" as the number returns its vector: a client
+ * of a gateway, with TLS, an API key, retries and a deadline. Usage: Classify HOST:PORT MODEL LABELS TEXT. In the
+ * environment: NEURONPIPE_API_KEY, and in CA the PEM file of the authority of the gateway's certificate.
  */
 public final class Classify {
     // gRPC repeats these calls by itself, after the time that the server asks for.
@@ -57,16 +66,19 @@ public final class Classify {
         InferenceServiceGrpc.InferenceServiceBlockingStub client = InferenceServiceGrpc.newBlockingStub(channel)
                 .withInterceptors(MetadataUtils.newAttachHeadersInterceptor(headers))
                 .withDeadlineAfter(10, TimeUnit.SECONDS);
-        int labels = Integer.parseInt(arguments[2]);
         try {
-            if (labels > 0) {
-                classify(client, arguments[1], arguments[3], labels);
-            } else {
-                generate(client, arguments[1], arguments[3]);
+            switch (arguments[2]) {
+                case "embed":
+                    embed(client, arguments[1], arguments[3]);
+                    break;
+                case "0":
+                    generate(client, arguments[1], arguments[3]);
+                    break;
+                default:
+                    classify(client, arguments[1], arguments[3], Integer.parseInt(arguments[2]));
             }
         } catch (StatusRuntimeException error) {
-            // The code says what to do: change the request, wait, or try again.
-            System.err.printf("%s: %s%n", error.getStatus().getCode(), error.getStatus().getDescription());
+            System.err.println(explain(error));
             System.exit(1);
         } finally {
             channel.shutdown().awaitTermination(5, TimeUnit.SECONDS);
@@ -86,6 +98,17 @@ public final class Classify {
         }
     }
 
+    private static void embed(
+            InferenceServiceGrpc.InferenceServiceBlockingStub client, String model, String text) {
+        SentenceEmbeddingInput input = SentenceEmbeddingInput.newBuilder().setText(text).build();
+        InferRequest request = InferRequest.newBuilder()
+                .setModel(model)
+                .setInput(TaskInput.newBuilder().setSentenceEmbedding(input))
+                .build();
+        InferResponse response = client.infer(request);
+        System.out.println(response.getResult().getSentenceEmbedding().getEmbeddingList());
+    }
+
     private static void generate(
             InferenceServiceGrpc.InferenceServiceBlockingStub client, String model, String prompt) {
         TextGenerationInput input = TextGenerationInput.newBuilder().setPrompt(prompt).build();
@@ -98,5 +121,23 @@ public final class Classify {
             System.out.print(event.getChunk().getText());
         }
         System.out.println();
+    }
+
+    /** The code says what to do: change the request, wait, or try again. The details name the reason and the field. */
+    private static String explain(StatusRuntimeException error) throws InvalidProtocolBufferException {
+        StringBuilder text = new StringBuilder()
+                .append(error.getStatus().getCode()).append(": ").append(error.getStatus().getDescription());
+        Status status = StatusProto.fromThrowable(error);
+        for (Any detail : status.getDetailsList()) {
+            if (detail.is(ErrorInfo.class)) {
+                text.append(" (").append(detail.unpack(ErrorInfo.class).getReason()).append(")");
+            } else if (detail.is(RetryInfo.class)) {
+                Duration delay = detail.unpack(RetryInfo.class).getRetryDelay();
+                text.append(String.format(Locale.ROOT, ", again in %.3f s", delay.getSeconds() + delay.getNanos() / 1e9));
+            } else if (detail.is(BadRequest.class)) {
+                text.append(", field ").append(detail.unpack(BadRequest.class).getFieldViolations(0).getField());
+            }
+        }
+        return text.toString();
     }
 }

@@ -49,6 +49,9 @@ local function read(hash, ...)
   for place, name in ipairs({...}) do fields[name] = values[place] end
   return fields
 end
+-- A message only saves a look. A user of Redis who may not publish would otherwise be told of an operation that has
+-- failed, and do again what has happened.
+local function announce(channel, id) redis.pcall('PUBLISH', key(channel), id) end
 local function time_us() local time = call('TIME') return time[1] * 1000000 + time[2] end
 local now = math.floor(time_us() / 1000)
 
@@ -161,5 +164,5 @@ local function leave(id, state)
   call('EXPIRE', hash, job.retention)
   call('EXPIRE', key('key', job.key), job.retention)
   if job.notify ~= '' then call('ZADD', key('notify'), now, id) end
-  call('PUBLISH', key('ended'), id)
+  announce('ended', id)
 end

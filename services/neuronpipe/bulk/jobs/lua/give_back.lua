@@ -7,5 +7,5 @@ if not call('ZSCORE', key('running', priority), id) then return 0 end
 wait_again(id, priority, job.tenant)
 call('HDEL', hash, 'holder')
 call('HINCRBY', hash, 'attempts', -1)
-call('PUBLISH', key('queued'), id)
+announce('queued', id)
 return 1

@@ -15,5 +15,5 @@ call('PERSIST', hash)
 call('PERSIST', key('key', job.key))
 call('ZADD', key('open'), expires, id)
 call('SADD', key('open', job.tenant), id)
-call('PUBLISH', key('queued'), id)
+announce('queued', id)
 return 1

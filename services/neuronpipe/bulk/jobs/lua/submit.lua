@@ -32,5 +32,5 @@ if call('HGET', key('room', tenant), 'limit') ~= arguments.max_bytes then
   look_again(tenant)
 end
 account(tenant, size, math.ceil(ttl_ms / 1000) + arguments.retention_s)
-call('PUBLISH', key('queued'), id)
+announce('queued', id)
 return {id, digest}

@@ -192,7 +192,7 @@ _STATE_AXES = 4
 
 
 def load_decoder(request: BackendRequest, *, max_tokens: int, max_bytes: int) -> SlotModel:
-    """Loads a model that generates onto the next core in turn that computes; see `load_decoder` of the package."""
+    """Loads a generating model onto a core: cores take turns, and dead cores are skipped. See the package."""
     name = request.spec.name
     check_versions(name, request.versions)
     files = {path.name: path for path in request.files}

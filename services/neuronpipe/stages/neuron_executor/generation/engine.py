@@ -53,7 +53,8 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Deco
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks.inputs.kind import input_kind
-from neuronpipe.tasks.text_generation import GenerationFacts, check_options, logprob_arrays, part_arrays, prompt_arrays
+from neuronpipe.tasks.text_generation import logprob_arrays, part_arrays, prompt_arrays
+from neuronpipe.tasks.text_options import GenerationFacts, check_options
 
 _DIGEST_BYTES = 16
 # Memory for scores beyond those after a step's tokens, 4 bytes per word of the vocabulary. Without this limit, scored
@@ -160,11 +161,11 @@ class Generator:
         """Runs steps until the generator is closed. Raises CoresLost if a step hangs, and abandons its thread."""
         async with self._working:
             self._loop = asyncio.get_running_loop()
-            stepping = asyncio.wrap_future(self._thread.submit(self._steps.run))
+            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._step_limit_s / _LOOKS
             try:
                 while not stepping.done():
-                    await asyncio.wait([stepping], timeout=self._step_limit_s / _LOOKS)
-                    if limit_s := self._steps.hangs_after_s(self._step_limit_s):
+                    await asyncio.wait([stepping], timeout=look_s)
+                    if limit_s := self._steps.hangs_after_s(self._step_limit_s, look_s):
                         raise CoreLost(f"a step did not end within {limit_s:g} s")
                 await stepping
             except (CoreLost, DecoderLost) as fault:

@@ -21,7 +21,7 @@ from neuronpipe.core.model import ModelSpec
 from neuronpipe.stages.neuron_executor.generation.grammar_checks import check_grammar, schemas_in
 from neuronpipe.stages.neuron_executor.generation.grammar_jobs import MOST_EXPRESSIONS, GrammarJobs
 from neuronpipe.stages.neuron_executor.generation.schema_repairs import repaired
-from neuronpipe.tasks.text_generation import GenerationFacts, form_of
+from neuronpipe.tasks.text_options import GenerationFacts, form_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -114,7 +114,7 @@ class GenerationObserver(ModelObserver):
         self._preemptions.add(len(sequence.record.preempted_ns))
 
     def _record_step(self, span: Span, record: StepRecord) -> None:
-        """Records the span of a step, with links to texts and from texts."""
+        """Records the span of a step. The step's span and the spans of its texts link to each other."""
         name, version = self.labels
         span.attributes |= {
             Attributes.MODEL: name,

@@ -31,19 +31,19 @@ class Pace:
     def note_step(self, read_tokens: int, answered: int, took_s: float) -> None:
         """Notes a step that has read tokens of prompts beside `answered` rows of texts that were being answered."""
         if not read_tokens:
-            self._answering_s = _mean(self._answering_s, took_s)
+            self._answering_s = mean(self._answering_s, took_s)
             self._answering.observe(answered, took_s)
             self._reading_steps = 0
         else:
             self._reading_steps += 1
             # Time and tokens get the same weight, so that a short prompt does not count as much as a long prompt.
             reading_s = max(0.0, took_s - self._answering_s) if answered else took_s
-            self._reading_s = _mean(self._reading_s, reading_s)
-            self._read_tokens = _mean(self._read_tokens, read_tokens)
+            self._reading_s = mean(self._reading_s, reading_s)
+            self._read_tokens = mean(self._read_tokens, read_tokens)
 
     def note_text(self, took_s: float) -> None:
         """Notes a complete text. `took_s`: time since its first step began."""
-        self._text_s = _mean(self._text_s, took_s)
+        self._text_s = mean(self._text_s, took_s)
 
     def most_read_tokens(self, answered: int, unread: int) -> float:
         """Returns the most prompt tokens of a step with `answered` texts. `unread`: texts without a first token."""
@@ -55,10 +55,14 @@ class Pace:
         room_s = (longer - 1) * self._answering_s
         return max(self.part_tokens, room_s * self._read_tokens / self._reading_s)
 
-    def wait_s(self, texts: int, places: int) -> float:
-        """Estimates how long the last of `texts` waits for its first step, if `places` of them run side by side."""
-        return max(0, texts - places) * self._text_s / places
+    def wait_s(self, texts: int, places: int, text_s: float = 0.0) -> float:
+        """Estimates how long the last of `texts` waits for its first step, if `places` of them run side by side.
+
+        `text_s`: the time of one of these texts, if it is known; otherwise the mean of all texts counts.
+        """
+        return max(0, texts - places) * (text_s or self._text_s) / places
 
 
-def _mean(before: float, value: float) -> float:
+def mean(before: float, value: float) -> float:
+    """Returns a mean of recent values after a new value. `before`: the mean until now, 0 before the first value."""
     return before + _NEW * (value - before) if before else value

@@ -190,7 +190,15 @@ class Planner:
         rows = self._rows + self.waiting.rows_before(sequence, None) + sequence.most_rows
         tenant_rows += self.waiting.rows_before(sequence, sequence.tenant) + sequence.most_rows
         share, _ = self._shares.share_of(sequence.tenant, sequence.weight)
-        return min(self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places)))
+        text_s = self._shares.text_s(sequence.tenant)
+        return min(
+            self.pace.wait_s(rows, self._places), self.pace.wait_s(tenant_rows, min(share, self._places), text_s)
+        )
+
+    def note_text(self, sequence: GeneratedSequence, took_s: float) -> None:
+        """Notes that a text is complete. `took_s`: time since its first step began."""
+        self.pace.note_text(took_s)
+        self._shares.note_text(sequence.tenant, took_s)
 
     def finish(self, sequence: GeneratedSequence, count: int) -> None:
         """Notes that `count` more tokens of a sequence are computed, and publishes the blocks that became full."""

@@ -20,7 +20,7 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
@@ -283,7 +283,7 @@ def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
 
 
 def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """Returns the last tokens of all n-grams of a size, by the tokens before them."""
+    """Maps the first tokens of each n-gram of a size to the tokens that followed them."""
     ngrams: dict[tuple[int, ...], list[int]] = {}
     for end in range(size, len(token_ids) + 1) if size else ():
         ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])

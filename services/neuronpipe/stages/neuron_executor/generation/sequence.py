@@ -167,8 +167,8 @@ class GeneratedSequence:
     - `most_rows`: number of texts that may be searched side by side.
     - `prompt_scores`: None unless the request asks for them.
     - `logprobs`: log probabilities of the newest tokens.
-    - `waits_since_s`: a time of time.monotonic(). `kept_tokens`: number of new tokens before which no text of another
-      tenant preempts it.
+    - `waits_since_s`: a time of time.monotonic(). `kept_tokens`: until the text has this number of new tokens, no
+      text of another tenant may preempt it.
     """
 
     rank: Rank

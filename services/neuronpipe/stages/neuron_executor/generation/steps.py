@@ -6,6 +6,7 @@ waits for the lock, because the thread has a lower priority, and may have no CPU
 lock. The event loop tries again later, and does other work until then.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -75,7 +76,11 @@ class StepLoop:
         self._left: deque[GeneratedSequence] = deque()
         self._swept_s = 0.0
         self._began_s: float | None = None
-        self._longest_s = 0.0
+        # The longest step, and the limit of a step.
+        self._longest_s, self._limit_s = 0.0, math.inf
+        # The start of the step that was seen last, and the time for which it was seen.
+        self._seen_began_s: float | None = None
+        self._seen_s = 0.0
 
     def run(self) -> None:
         """Runs steps until it is closed. Raises DecoderLost."""
@@ -97,10 +102,15 @@ class StepLoop:
         self.is_closed = True
         self.wake()
 
-    def hangs_after_s(self, limit_s: float) -> float | None:
-        """Returns the limit that the running step has exceeded, or None."""
-        began_s, limit_s = self._began_s, max(limit_s, _HANGS_AFTER * self._longest_s)
-        return limit_s if began_s is not None and time.monotonic() - began_s > limit_s else None
+    def hangs_after_s(self, limit_s: float, look_s: float) -> float | None:
+        """Returns the limit that the running step has exceeded, or None. To be called every `look_s` seconds: calls are
+        counted instead of time, because a standstill of the process is no time that the step had.
+        """
+        began_s = self._began_s
+        is_same = began_s is not None and began_s == self._seen_began_s
+        self._seen_began_s, self._seen_s = began_s, self._seen_s + look_s if is_same else 0.0
+        self._limit_s = max(limit_s, _HANGS_AFTER * self._longest_s)
+        return self._limit_s if self._seen_s > self._limit_s else None
 
     def _next(self) -> dict[GeneratedSequence, list[DecoderRun]]:
         """Waits for the next step; empty once the loop is closed."""
@@ -147,7 +157,8 @@ class StepLoop:
                 self._tell([self._fail(sequence, uncomputable()) for sequence in planned], None)
             return
         finally:
-            self._longest_s = max(self._longest_s, time.monotonic() - began_s)
+            if (step_s := time.monotonic() - began_s) <= 2 * self._limit_s:  # otherwise the process stood still
+                self._longest_s = max(self._longest_s, step_s)
             self._began_s = None
         ended_ns = time.monotonic_ns()
         with self.lock:
@@ -220,7 +231,7 @@ class StepLoop:
                 tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
                 self._planner.remove(sequence)
-                self._planner.pace.note_text((now_ns - record.started_ns) / 1e9)
+                self._planner.note_text(sequence, (now_ns - record.started_ns) / 1e9)
             count = len(choice) if isinstance(choice, tuple) else 1
             yield SequenceProgress(
                 sequence=sequence,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from neuronpipe.stages.neuron_executor.generation.pace import mean
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 
 # For this time after its last text, a tenant has a share, and keeps the part that it used.
@@ -20,13 +21,17 @@ PATIENCE_S, DUE_TOKENS = 5.0, 32
 
 @dataclass(slots=True)
 class _TenantUse:
-    """The [rows, blocks] that a tenant uses, and the most of each in the last moments."""
+    """The [rows, blocks] that a tenant uses, and the most of each in the last moments.
+
+    `text_s`: the mean time of the tenant's recent texts; 0 before the first has ended.
+    """
 
     weight: float = 1.0
     used: list[int] = field(default_factory=lambda: [0, 0])
     peak: list[int] = field(default_factory=lambda: [0, 0])
     peak_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     seen_s: float = 0.0
+    text_s: float = 0.0
 
 
 class TenantShares:
@@ -77,6 +82,15 @@ class TenantShares:
         """Returns the part of all rows or blocks that a tenant uses, relative to its weight."""
         use = self._tenants[tenant]
         return max(used / limit for used, limit in zip(use.used, self._limits, strict=True)) / use.weight
+
+    def note_text(self, tenant: str, took_s: float) -> None:
+        """Notes a complete text of a tenant. `took_s`: time since its first step began."""
+        use = self._tenants[tenant]
+        use.text_s = mean(use.text_s, took_s)
+
+    def text_s(self, tenant: str) -> float:
+        """Returns the mean time of a tenant's recent texts; 0 if it is not known."""
+        return self._tenants[tenant].text_s if tenant in self._tenants else 0.0
 
     def rows_of(self, tenant: str) -> int:
         return self._tenants[tenant].used[0] if tenant in self._tenants else 0

@@ -14,9 +14,10 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import BLOCK_TOKENS, PAR
 
 
 class GatheringGraph(Protocol):
-    """The graph of a model with its cache: an array of NumPy or PyTorch.
+    """The graph of a model, which contains the model's cache.
 
-    The shape is [2 * layers, blocks, heads, BLOCK_TOKENS, width]. The keys and values of the layers alternate.
+    `cache`: an array of NumPy or PyTorch [2 * layers, blocks, heads, BLOCK_TOKENS, width]. The keys and values of the
+    layers alternate.
     """
 
     cache: Any

@@ -15,7 +15,7 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSe
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.tasks.text_generation import check_all_options, complete_options
+from neuronpipe.tasks.text_options import check_all_options, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
     VOCABULARY,

@@ -536,6 +536,18 @@ async def test_a_step_may_take_ten_times_the_longest_before_it() -> None:
         assert tokens_of(await generator.generate(_item([1, 2], 4))) == greedy([1, 2], 4)
 
 
+async def test_a_standstill_of_the_process_is_no_time_of_a_step() -> None:
+    decoder = _HeldDecoder(32, free_steps=1)
+    decoder.may_compute.clear()
+    async with _generator(decoder, batch_limit_s=0.2) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 4)))
+        await happens(lambda: decoder.begun_steps == 2)
+        time.sleep(0.5)  # as if the process were stopped: the limit is over before the step can end
+        await asyncio.sleep(0.05)
+        decoder.may_compute.set()
+        assert tokens_of(await running) == greedy([1], 4)
+
+
 async def test_token_ids_outside_the_vocabulary_are_refused() -> None:
     async with _generator(WrittenDecoder(8)) as generator:
         with pytest.raises(InvalidInput, match="the vocabulary has 64"):

@@ -28,7 +28,7 @@ from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.stages.neuron_executor.generation import grammar_jobs
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
-from neuronpipe.tasks.text_generation import GenerationFacts, check_all_options
+from neuronpipe.tasks.text_options import GenerationFacts, check_all_options
 from tests.suite.waiting import happens
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (

@@ -12,7 +12,7 @@ from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
-from neuronpipe.tasks.text_generation import GenerationFacts
+from neuronpipe.tasks.text_options import GenerationFacts
 
 _ROWS, _SEED = 4, 20261130
 
@@ -46,6 +46,23 @@ async def test_a_wait_is_forecast_by_the_rows_that_go_first() -> None:
     for sequence in list(planner):
         planner.remove(sequence)
     assert not planner.waiting._rows
+
+
+async def test_a_wait_behind_a_tenants_own_texts_is_forecast_by_how_long_they_take() -> None:
+    planner = Planner(BlockPool(40, 16), Pace(16), _ROWS, 16, 16)
+    texts = [_sequence(number, tenant, is_bulk=False, is_beyond_share=False) for number, tenant in enumerate("ab")]
+    for text in texts:
+        planner.add(text)
+    planner.plan()
+    for _ in range(9):
+        planner.note_text(texts[0], 30.0)
+        planner.note_text(texts[1], 0.1)
+    for number in range(2, 8):
+        planner.add(_sequence(number, "b", is_bulk=False, is_beyond_share=False))
+    last = [_sequence(9, tenant, is_bulk=False, is_beyond_share=False) for tenant in "bc"]
+    # Two rows are a share of two tenants, and one row of three. Eight texts of "b" have come.
+    assert planner.wait_s(last[0]) == pytest.approx((8 - 2) * 0.1 / 2)
+    assert planner.wait_s(last[1]) == 0
 
 
 def _pace(overhead_s: float, row_s: float) -> Pace:

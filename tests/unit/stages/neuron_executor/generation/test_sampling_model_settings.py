@@ -15,7 +15,7 @@ from neuronpipe.compiler.tasks.texts import generation_facts
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
-from neuronpipe.tasks.text_generation import GenerationFacts, complete_options
+from neuronpipe.tasks.text_options import GenerationFacts, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores
 

@@ -25,7 +25,7 @@ from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from neuronpipe.stages.settings import EngineSettings
-from neuronpipe.tasks.text_generation import complete_options
+from neuronpipe.tasks.text_options import complete_options
 from tests.suite.constants import with_constants
 from tests.suite.waiting import cancelled
 

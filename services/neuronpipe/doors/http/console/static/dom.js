@@ -28,4 +28,5 @@ export const hyphened = (name) => name.replaceAll("_", "-");
 export const number = (value) =>
   value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0 });
 
-export const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+/** As all values with a unit, with a space at which no line breaks. */
+export const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`);

@@ -10,7 +10,7 @@ const ELSEWHERE = "measured in the neuron-executor's own process";
 // A tile: its name, its number of an event, how the number is written, and what else is said.
 const TILES = [
   ["Requests a second", (live) => live.requests_per_s, number, (live) => `${number(live.errors_per_s)} with an error`],
-  ["Latency p50, ms", (live) => live.stages.request.p50_ms, number, (live) => `p99 ${number(live.stages.request.p99_ms)} ms`],
+  ["Latency p50, ms", (live) => live.stages.request.p50_ms, number, (live) => `p99 ${number(live.stages.request.p99_ms)}\u00a0ms`],
   ["In flight", (live) => live.in_flight, number, (live) => `${number(live.tokens_in_flight)} tokens`],
   ["Queue, sequences", (live) => live.queue_sequences, number, (live) => (live.queue_tokens === null ? ELSEWHERE : `${number(live.queue_tokens)} tokens`)],
   ["Batch size, mean", (live) => live.batch_size, number, (live) => (live.queue_sequences === null ? ELSEWHERE : `${number(live.busy_cores)} cores busy`)],

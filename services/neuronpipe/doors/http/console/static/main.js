@@ -128,7 +128,7 @@ const findTrace = (id) =>
 function showAnswer(request, response, copies, details) {
   const [[task, input]] = Object.entries(request.input);
   const total = (Number(response.timings.total_ns) / 1e6).toFixed(1);
-  find("summary").textContent = `${response.model} version ${response.version} answered in ${total} ms${copies > 1 ? `, the last of ${copies}` : ""}.`;
+  find("summary").textContent = `${response.model} version ${response.version} answered in ${total}\u00a0ms${copies > 1 ? `, the last of ${copies}` : ""}.`;
   find("answered").replaceChildren(
     make("div", { class: "result" }, ...[shown(response.result[task], input)].flat(2).filter(Boolean)),
     ...details,
@@ -145,7 +145,7 @@ function facts({ usage, timings }) {
   const dropped = usage.truncated_tokens ? `, ${number(usage.truncated_tokens)} dropped` : "";
   const computed = usage.batch_size > 0;
   if (usage.generated_tokens) {
-    const ms = (ns) => `${(Number(ns) / 1e6).toFixed(1)} ms`;
+    const ms = (ns) => `${(Number(ns) / 1e6).toFixed(1)}\u00a0ms`;
     return [
       ["First token", ms(timings.first_token_ns)],
       ["Between tokens", usage.generated_tokens > 1 ? ms(timings.decode_ns / (usage.generated_tokens + usage.discarded_tokens - 1)) : "–"],
