@@ -211,7 +211,7 @@ def test_a_model_whose_decoder_reads_its_encoder_is_not_cut_into_parts(tmp_path:
 def test_others_are_refused_by_name(config: Any, architecture: str, tmp_path: Path) -> None:
     config.architectures = [architecture]
     config.save_pretrained(tmp_path / "source")
-    with pytest.raises(SetupError, match=f"{architecture} has an encoder and a decoder; of such models those are"):
+    with pytest.raises(SetupError, match=f"{architecture} has an encoder and a decoder; such models are"):
         compile_model(tmp_path / "source", tmp_path / "repository")
 
 

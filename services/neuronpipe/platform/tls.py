@@ -146,7 +146,7 @@ def _check_certificates(file: Path | str, content: bytes) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(content))
     except (ssl.SSLError, ValueError) as error:  # ValueError: the file is empty
-        raise SetupError(f"TLS file {file}: contains no certificates in PEM form") from error
+        raise SetupError(f"TLS file {file}: does not hold certificates in PEM form") from error
 
 
 def _load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
