@@ -150,7 +150,9 @@ def test_what_is_not_known_is_told_what_is_not_supported_refused_and_null_is_not
     _written(
         source, "tokenizer.json", model=json.loads((source / "tokenizer.json").read_text())["model"] | {"dropout": 0.1}
     )
-    with pytest.raises(SetupError, match=r"tokenizer.json: sets dropout to 0.1, which is not supported; remove the field"):
+    with pytest.raises(
+        SetupError, match=r"tokenizer.json: sets dropout to 0.1, which is not supported; remove the field"
+    ):
         _compiled(source, tmp_path)
 
 
