@@ -3,6 +3,8 @@
 import ipaddress
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # sun_path has 108 bytes, of which the last is zero (unix(7)).
 _MAX_PATH_BYTES = 107
@@ -35,6 +37,17 @@ def check_target(target: str) -> None:
             f"{target!r} does not end with a port from 1 to {LAST_PORT}: give HOST:PORT, as localhost:50050, "
             "or unix:PATH"
         )
+
+
+@contextmanager
+def telling_wrong_labels() -> Iterator[None]:
+    """Turns Python's error about a host's name with an empty or overlong label into the error of other unknown names,
+    which is an OSError.
+    """
+    try:
+        yield
+    except UnicodeError as error:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name") from error
 
 
 def is_listened_on(path: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.rpc.code_pb2 import Code
 
+from neuronpipe.core.addresses import telling_wrong_labels
 from neuronpipe.core.calls import to_caller_error
 from neuronpipe.core.errors import InternalError, InvalidInput, Unavailable
 from neuronpipe.core.items import ModelKey, StageItem
@@ -299,9 +300,10 @@ async def resolve(target: str) -> tuple[dict[str, str], dict[str, str]]:
             continue
         host, _, port = part.removeprefix("dns:///").rpartition(":")
         try:
-            resolved: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
-            unresolved[part] = getattr(error, "strerror", "") or "no such name"
+            with telling_wrong_labels():
+                resolved: Sequence[Any] = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            unresolved[part] = error.strerror or type(error).__name__
             continue
         for family, _, _, _, socket_address in resolved:
             ip, number, *_ = socket_address

@@ -413,7 +413,7 @@ async def test_a_door_that_listens_when_it_is_open_refuses_connections_until_the
 
 
 # 192.0.2.0/24 is set aside for documentation (RFC 5737), .invalid for names that do not exist (RFC 2606).
-@pytest.mark.parametrize("address", ["192.0.2.1:50050", "name.invalid:50050"])
+@pytest.mark.parametrize("address", ["192.0.2.1:50050", "name.invalid:50050", "name..invalid:50050"])
 async def test_an_address_that_cannot_be_used_is_named(address: str) -> None:
     life = _life(_settings(address))
     with pytest.raises(SetupError, match=rf"^--listen: cannot listen on {address}: ."):

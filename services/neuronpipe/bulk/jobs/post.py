@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from neuronpipe.core.addresses import telling_wrong_labels
 from neuronpipe.core.units import words_of
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -71,8 +72,9 @@ async def resolve(to: Destination, allowed: Sequence[Network] | None) -> str:
     A host with any address that may not be reached is refused. Raises PostFailed.
     """
     try:
-        entries = await asyncio.get_running_loop().getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is empty or too long
+        with telling_wrong_labels():
+            entries = await asyncio.get_running_loop().getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    except OSError as error:
         raise PostFailed("the host has no address") from error
     addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
     if allowed is not None:

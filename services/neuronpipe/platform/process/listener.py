@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from neuronpipe.core.addresses import is_listened_on, unix_path
+from neuronpipe.core.addresses import is_listened_on, telling_wrong_labels, unix_path
 from neuronpipe.core.errors import SetupError
 from neuronpipe.core.files import locked_folder
 from neuronpipe.core.logs import SeldomWarnings, log_warning
@@ -167,7 +167,8 @@ def telling_bind_problems(option: str, address: str) -> Iterator[None]:
 def bind_port(address: str, *, shares_port: bool) -> list[socket.socket]:
     """Returns sockets of all addresses of a host's name, on one port. Raises OSError."""
     host, _, port = address.rpartition(":")
-    addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with telling_wrong_labels():
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, where in dict.fromkeys(addresses):
