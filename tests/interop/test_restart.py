@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from tests.interop.conftest import Started
 from tests.interop.known import known_of
 from tests.interop.results import RESTART, Result
 from tests.interop.run import CLIENTS, PLAIN, TLS, Client, Server, make_tls, running_echo
+from tests.servers.ports import free_port
 from tests.suite.waiting import until
 
 pytestmark = [pytest.mark.local_only, pytest.mark.long]
@@ -37,9 +37,7 @@ def test_no_call_fails_while_servers_are_replaced(
     started: Started, results: list[Result], tmp_path: Path, client: Client, security: str
 ) -> None:
     tls = make_tls(security, tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        options = ("--listen", f"127.0.0.1:{free.getsockname()[1]}", "--shares-port", "true")
+    options = ("--listen", f"127.0.0.1:{free_port()}", "--shares-port", "true")
     with ExitStack() as stack:
         old = stack.enter_context(running_echo(tls, *options))
         ends_s = time.monotonic() + (_RESTARTS + 1) * _RESTART_S

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import socket
 
 import pytest
 
@@ -23,6 +22,7 @@ from tests.documentation.recordings import (
     request_times_ms,
 )
 from tests.documentation.terminal import PICTURE, terminal
+from tests.servers.ports import free_port
 
 _WATERFALL = "Infer    all |███    █| {} ms"
 
@@ -30,11 +30,7 @@ _WATERFALL = "Infer    all |███    █| {} ms"
 @pytest.mark.sampled
 @pytest.mark.timeout(600)
 def test_pages_show_what_the_commands_print() -> None:
-    ports = {}
-    for shown in ("127.0.0.1:50050", "127.0.0.1:8080"):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            ports[shown] = f"127.0.0.1:{found.getsockname()[1]}"
+    ports = {shown: f"127.0.0.1:{free_port()}" for shown in ("127.0.0.1:50050", "127.0.0.1:8080")}
     compared = [str(recording.fence) for recording in record(recorded_fences(), ports)]
     assert sorted(compared) == sorted(map(str, recorded_fences()))
 

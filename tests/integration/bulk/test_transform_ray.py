@@ -5,7 +5,6 @@ Ray is in an environment of its own, .venv-ray, of 600 MB: `make ray` makes it a
 
 import re
 import secrets
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from neuronpipe.bulk.transform.near_engine import TransformSettings, find_bundle, running_near_engine
+from tests.servers.ports import free_port
 from tests.systems.transform_runs import MODEL, Run, command, make_rows, parts, request_of, transform, write_rows
 
 _ROOT = Path(__file__).parents[3]
@@ -52,8 +52,7 @@ def _token() -> Iterator[None]:
 def cluster(_token: None) -> Iterator[_Cluster]:
     """A cluster of this test's own, and its address. Ray gives up after 30 s, so it is started again."""
     for attempt in range(_ATTEMPTS):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         options = ["--head", f"--port={port}", "--num-cpus=2", "--include-dashboard=false", "--block"]
         process = subprocess.Popen(
             [_PYTHON.with_name("ray"), "start", "--disable-usage-stats", *options],
