@@ -29,8 +29,6 @@ _NEURONPIPE = (sys.executable, "-m", "neuronpipe")
 _NOT_SHOWN = ("computed", "stopped")
 # Settings of the addresses that events name.
 _ADDRESSES = {"listening": "listen", "listening for HTTP": "http_listen"}
-# Hosts that mean all addresses of this machine, and an address at which the machine reaches itself.
-_LOCAL = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -128,21 +126,15 @@ def _read(line: str) -> dict[str, str]:
 
 def _tell(name: str, task: str, settings: "AllSettings", listen: str, http_listen: str) -> None:
     scheme = "https" if settings.tls.tls_certificate else "http"
-    url = f"{scheme}://{_local(http_listen)}"
+    url = f"{scheme}://{http_listen}".replace("//0.0.0.0:", "//127.0.0.1:")  # an address at which this machine calls
     http, callers = settings.gateway.http, settings.gateway.callers
     off = "off" if http.console == "off" else "off (--http-listen is not on loopback; NEURONPIPE_ALL_CONSOLE=on)"
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
-    report(f"  gRPC     {_local(listen)}\n  HTTP     {url}")
+    report(f"  gRPC     {listen}\n  HTTP     {url}")
     report(f"  console  {f'{url}/' if http.has_console else off}\n\nTry it:\n")
     if callers.api_keys:
         report(f"  neuronpipe key create --api-keys {callers.api_keys} --tenant TENANT  # then set NEURONPIPE_API_KEY")
     report(f"  {first_request(name, task, url, has_key=callers.has_authentication)}\n")
-
-
-def _local(address: str) -> str:
-    """Returns an address at which this machine reaches a server that listens on an address, or on all of them."""
-    host, _, port = address.rpartition(":")
-    return f"{_LOCAL[host]}:{port}" if host in _LOCAL else address
 
 
 def first_request(name: str, task: str, url: str, *, has_key: bool = False) -> str:

@@ -49,13 +49,8 @@ _PROBLEMS = {
     "literal_error": "must be {expected}",
     "too_short": "has {actual_length} elements, the minimum is {min_length}",
     "too_long": "has more than {max_length} elements, the limit",
-    "string_too_short": "has fewer than {min_length} characters, the minimum",
-    "string_too_long": "has more than {max_length} characters, the limit",
     "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be more than {gt}",
     "less_than_equal": "must be at most {le}",
-    "less_than": "must be less than {lt}",
-    "string_pattern_mismatch": "must match the pattern {pattern}",
 }
 # orjson's words for a number that is JSON, and that no float64 holds.
 _TOO_LARGE = "number is infinity when parsed as double"

@@ -88,7 +88,7 @@ async def test_a_model_without_prompts_says_that_it_ignores_the_type() -> None:
         ({"embedding_types": ["float", "binary"], "output_dimension": 7}, "embedding_types: binary vectors have"),
         ({"truncate": "NONE", "max_tokens": 3}, "max_tokens: is for truncate START or END"),
         ({"texts": []}, "texts: 0 inputs, must be from 1 to"),
-        ({"model": "ranker"}, "has the task rerank"),
+        ({"model": "ranker"}, "supports rerank"),
     ],
     ids=str,
 )

@@ -160,7 +160,7 @@ async def test_the_options_of_a_pooled_vector(browser: Browser) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({"model": "filler"}, "model 'filler' has the task fill_mask, which /pooling does not give"),
+        ({"model": "filler"}, "model 'filler' supports fill-mask, which /pooling does not give"),
         ({"model": "tokens", "task": "embed"}, "task: model 'tokens' has no task for embed; it has: feature_ex"),
         ({"model": "embedder", "task": "classify"}, "task: model 'embedder' has no task for classify; it has: s"),
         ({"model": "tokens", "dimensions": 2}, "dimensions: is for models of sentence embeddings"),
