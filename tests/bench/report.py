@@ -421,13 +421,13 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
     ),
     LIKE_FOR_LIKE: (
         "Beside other systems, like for like",
-        "LitServe, Ray Serve, infinity (as its engine) and Triton (its Python back end) with the OpenVINO graph, the "
-        "dtype and the tokenizer in Rust of neuronpipe. The client that calls neuronpipe over gRPC calls them over "
-        "HTTP or (Triton) gRPC. onnxruntime behind FastAPI, as people write it, has ONNX graphs of the same weights. "
-        "Their answers are checked against neuronpipe's answers. Each was tried with several settings (below). The best "
-        "with 32 callers and the best with one were then measured in turns with neuronpipe, during whose turns they are "
-        "stopped (SIGSTOP). The columns to the right are neuronpipe's figure divided by the other system's figure, in "
-        "the same rounds. Bold: the best of a dtype.",
+        "LitServe, Ray Serve, infinity (as its engine) and Triton (its Python back end) with the OpenVINO graph, "
+        "the dtype and the tokenizer in Rust of neuronpipe. The client that calls neuronpipe over gRPC calls them "
+        "over HTTP or (Triton) gRPC. onnxruntime behind FastAPI, as people write it, has ONNX graphs of the same "
+        "weights. Their answers are checked against neuronpipe's answers. Each was tried with several settings "
+        "(below). The best with 32 callers and the best with one were then measured in turns with neuronpipe, "
+        "during whose turns they are stopped (SIGSTOP). The columns to the right are neuronpipe's figure divided by"
+        " the other system's figure, in the same rounds. Bold: the best of a dtype.",
         _like_for_like,
     ),
     models.SECTION: (
