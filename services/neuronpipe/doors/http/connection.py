@@ -14,9 +14,9 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, RequestParser, RequestPhase
 from neuronpipe.doors.http.wire import REQUEST_ID_HEADER, STATUS_LINES, Application, Exchange, RequestHead
-from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.paced_input import LoopTurns, PacedInput
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
@@ -24,8 +24,6 @@ from neuronpipe.platform.tls import ServerTls
 # Time for which a connection whose request was refused takes the rest of the request, in service and while the process
 # stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
-# Size of the pieces of the input that the parser gets, and the largest size within a body.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _CUT = "The connection ended within the request."
 
 
@@ -131,14 +129,12 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.is_writable = asyncio.Event()
         self.is_writable.set()
-        self._held = b""  # bytes that wait to be parsed
         self._parser = RequestParser(self, self._limits.max_header_bytes)
         self.pipeline = deque[Exchange]()  # the parsed requests that wait
         # The request that is answered now, and the request that was parsed last, until its answer is complete.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
         self._awaited = _Awaited.NOTHING
-        self._is_paused = False  # whether the transport reads nothing
         self._claim: Claim | None = None  # for bytes that the caller does not read
         # Lingering: the answers are sent, and the connection takes the rest of a request until `_ending`.
         self._is_lingering, self._linger_s = False, _LINGER_S
@@ -146,6 +142,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        self._input = PacedInput(self._server.turns, transport)
         self._made_s = self._loop.time()
         self.peer = f"{transport.get_extra_info('peername')}"
         self._server.connections.add(self)
@@ -161,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser.close()
         self.pipeline.clear()
         self.is_writable.set()
-        self._held = b""
+        self._input.waiting = b""
         self._await_nothing()
         self._end_unread()
         if self._ending:
@@ -201,40 +198,33 @@ class HttpConnection(asyncio.Protocol):
             self._claim = None
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        self._take_held()
+        self._input.waiting += data
+        self.parse_input()
 
-    def _take_held(self) -> None:
-        held, begin, size, began_s = self._held, 0, _PIECE_BYTES, time.monotonic()
-        turns, parser = self._server.turns, self._parser
-        requests_before = parser.requests
-        while begin < len(held) and not (self.pipeline or self.is_closing):
-            requests = parser.requests
-            if not turns.continue_turn(requests - requests_before, began_s):
-                turns.wait(self._take_held)
-                break
-            is_in_head = self._parse(held[begin : begin + size])
-            begin += size
-            size = _PIECE_BYTES if is_in_head or parser.requests > requests else min(2 * size, _MAX_PIECE_BYTES)
-        turns.take(parser.requests - requests_before, began_s)
-        self._held = b"" if self.is_closing else held[begin:]
-        if self._held:
+    def parse_input(self) -> None:
+        self._input.parse_by(self)
+        if self.is_closing:
+            self._input.waiting = b""
+        elif self._input.waiting:
             self._await_nothing()  # the rest of the head has come: the caller is not late
         self.regulate_reading()
         self._await_request()
 
-    def _parse(self, piece: bytes) -> bool:
-        """Parses a piece of the input. Returns whether the rest of a head is missing."""
+    def can_parse(self) -> bool:
+        return not (self.pipeline or self.is_closing)
+
+    def parse(self, piece: bytes) -> bool:
+        """Parses a piece of the input. Pieces stay small while the rest of a head is missing."""
         parser = self._parser
         try:
             parser.feed(piece)
         except BadRequest as bad:
             self._refuse_bad(bad)
-            return False
+            return True
         is_in_head = parser.phase is RequestPhase.HEAD
         if is_in_head and self._awaited is not _Awaited.HEAD and not self.is_closing:
             self._await_head()
-        return is_in_head
+        return not is_in_head
 
     def _refuse_bad(self, bad: BadRequest) -> None:
         if bad.limit:
@@ -248,6 +238,7 @@ class HttpConnection(asyncio.Protocol):
 
     def begin_request(self) -> None:
         """Takes the first byte of a request from the parser."""
+        self._input.calls += 1
         if self._awaited is _Awaited.REQUEST:
             self._await_nothing()
 
@@ -285,8 +276,8 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         elif not self.is_closing:
             self._answer_next()
-            if self._held and not self.pipeline:
-                self._server.turns.wait(self._take_held)
+            if self._input.waiting and not self.pipeline:
+                self._server.turns.wait(self.parse_input)
             self.regulate_reading()
             self._await_request()
 
@@ -335,7 +326,7 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        if self.is_closing or (self._parser.phase is RequestPhase.DONE and not self._held):
+        if self.is_closing or (self._parser.phase is RequestPhase.DONE and not self._input.waiting):
             self._end_transport()
             return
         self._is_lingering = True
@@ -356,14 +347,8 @@ class HttpConnection(asyncio.Protocol):
 
     def regulate_reading(self) -> None:
         """Reads while no bytes, requests or large part of a body wait."""
-        is_full = self._latest and self._latest.is_full
-        is_paused = bool(self._held or self.pipeline or is_full) and not self._is_lingering
-        if is_paused != self._is_paused and not self.transport.is_closing():
-            self._is_paused = is_paused
-            if is_paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+        is_full = self._input.waiting or self.pipeline or (self._latest and self._latest.is_full)
+        self._input.regulate(is_full=bool(is_full) and not self._is_lingering)
 
     def _await_head(self) -> None:
         """Begins the limit of a head that has not arrived."""
@@ -373,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
     def _await_request(self) -> None:
         """Begins the limit of an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
-        is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._held or self.is_closing)
+        is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._input.waiting or self.is_closing)
         if limit_s and is_idle:
             self._awaited = _Awaited.REQUEST
             self._server.deadlines.add(self, time.monotonic() + limit_s, self._leave_idle)

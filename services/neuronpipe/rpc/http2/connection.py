@@ -145,8 +145,8 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self._written: set[MessageStream] = set()
         self._timer: asyncio.TimerHandle | Closing | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # a stream's; uvloop's is no subclass of asyncio's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
         self.loop = asyncio.get_running_loop()
         self.made_s = self.received_s = self.loop.time()
         tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
@@ -16,8 +15,8 @@ from ngh2.events import PingAcknowledged, RequestReceived, SettingsAcknowledged,
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.paced_input import LoopTurns, PacedInput
 from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES
 from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
 from neuronpipe.rpc.http2.connection import (
@@ -40,8 +39,6 @@ _KEEPALIVE_S, _PING_LIMIT_S = 30.0, 10.0
 # After a refusal for load, the server does not read the connection for this time, so that the refusals of many calls
 # share a turn of the event loop. At 16 times the load that a server can bear, turns cost more than refusals.
 _REST_S = 0.002
-# The engine gets received bytes in pieces of this size, and in larger pieces while no call begins.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 # The limits for which the server ends connections: settings, and "protocol" for bytes that are no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -71,12 +68,9 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._answered_early: set[Http2Call] = set()
         self._unread = UnreadAnswers(str(id(self)), server.sends, server.options.in_flight.unread)
         self._is_resting = False
-        # Calls since the connection was made.
-        self._calls = 0
-        # Received bytes that wait for a turn.
-        self._held_data = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._input = PacedInput(self._server.turns, transport)
         self.peer = _peer(transport.get_extra_info("peername"))
         self.peer_names = _names(transport.get_extra_info("ssl_object"))
         self.idle_since_s = asyncio.get_running_loop().time()
@@ -101,45 +95,37 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._unread.note_read(None)
 
     def data_received(self, data: bytes) -> None:
-        turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
-        while begin < len(data) and not self._is_resting and turns.continue_turn(calls, began_s):
-            before = self._calls
-            super().data_received(data[begin : begin + size])
-            begin, new = begin + size, self._calls - before
-            if new:
-                calls, size = calls + new, _PIECE_BYTES
-            else:
-                size = min(2 * size, _MAX_PIECE_BYTES)
-        turns.take(calls, began_s)
-        if begin < len(data) and self.state is OPEN:
-            self._held_data = data[begin:]
-            self.transport.pause_reading()
-            if not self._is_resting:
-                turns.wait(self.resume_reading)
+        self._input.waiting += data
+        self.parse_input()
 
-    def resume_reading(self) -> None:
-        """Takes the bytes that waited for a turn, and reads from the connection again."""
-        if self._is_resting or self.state is not OPEN:
-            return
-        held_data, self._held_data = self._held_data, b""
-        self.data_received(held_data)
-        if not self._held_data and not self._is_resting and not self.transport.is_closing():
-            self.transport.resume_reading()
+    def parse_input(self) -> None:
+        self._input.parse_by(self)
+        if self.state is OPEN:
+            self._input.regulate(is_full=self._is_resting or bool(self._input.waiting))
+        else:
+            self._input.waiting = b""
+
+    def can_parse(self) -> bool:
+        return self.state is OPEN and not self._is_resting
+
+    def parse(self, piece: bytes) -> bool:
+        super().data_received(piece)
+        return True
 
     def rest(self) -> None:
         """Stops reading for a moment, because a call was refused for load."""
         if self.state is OPEN and not self._is_resting:
             self._is_resting = True
-            self.transport.pause_reading()
+            self._input.regulate(is_full=True)
             self._server.rest(self)
 
     def end_rest(self) -> None:
         """Reads from the connection again."""
         self._is_resting = False
-        self.resume_reading()
+        self.parse_input()
 
     def _take_call(self, event: RequestReceived) -> None:
-        self._calls += 1
+        self._input.calls += 1
         self.paid_frames += PAID_FRAMES
         if self.leaving.phase is Phase.ACKNOWLEDGED:
             self.leaving.postpone(self.loop.time())

@@ -243,10 +243,10 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
         async with asyncio.timeout(_LIMIT_S):
-            while not any(connection._held_data for connection in system.server.connections):
+            while not any(connection._input.waiting for connection in system.server.connections):
                 await asyncio.sleep(0)
         assert await quick.code(quick.call(b"a")) == "OK"
-        assert any(connection._held_data for connection in system.server.connections)
+        assert any(connection._input.waiting for connection in system.server.connections)
 
 
 async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:
