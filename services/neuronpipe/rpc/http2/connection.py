@@ -24,6 +24,7 @@ from ngh2.events import (
 )
 
 from neuronpipe.rpc.http2.closing import Closing
+from neuronpipe.rpc.http2.frame_budget import FrameBudget
 from neuronpipe.rpc.http2.stream import MessageStream
 from neuronpipe.rpc.transport import CallEnd
 
@@ -40,27 +41,15 @@ _WRITE_BYTES = 1 << 18
 # own metadata. nghttp2 ends the connection for a longer list: skipping it would break the compression of later heads.
 _MAX_HEADER_LIST_BYTES = 1 << 18
 _MAX_HEADERS = 1 << 12
-# Frames that bring nothing: PING, SETTINGS, WINDOW_UPDATE, GOAWAY, empty DATA, and RST_STREAM of a call that is over. A
-# peer may send a burst of the first number, and then the second number per second. More end the connection.
-_IDLE_FRAMES = (500, 100)
+# Events of idle frames; FrameBudget counts them.
 _IDLE_KINDS = frozenset((WindowUpdated, SettingsReceived, PingReceived, PingAcknowledged, GoAwayReceived))
-# Calls and data pay for more idle frames: gRPC's C core sends two WINDOW_UPDATE for each message that it waits for,
-# readers send them for bytes that they have read, and clients measure round trips by PING. Each call, each message and
-# each DATA frame of the peer pays for PAID_FRAMES idle frames, and each 256 bytes that we send for one idle frame. At
-# most _MAX_PAID_FRAMES are kept for later.
-PAID_FRAMES, _MAX_PAID_FRAMES = 4, 10_000
-_PAID_BITS = 8
-# A peer may reset this number of calls per second, or as many as it may have open if that is more, and twice as many
-# at once. All calls of a connection may reach their deadlines together, and then the calls that replaced them. Rapid
-# resets (CVE-2023-44487) exceed this.
-_MIN_RESETS = 2048
 _MAX_CONTINUATIONS = 64
 _CONFIGURATION: Mapping[str, Any] = {
     "auto_window_update": False,
     "max_inbound_header_list_size": _MAX_HEADER_LIST_BYTES,
     "max_inbound_header_count": _MAX_HEADERS,
     "max_continuations": _MAX_CONTINUATIONS,
-    # `_resets` counts resets instead of nghttp2, which also counts resets of calls that are over.
+    # FrameBudget counts resets instead of nghttp2, which also counts resets of calls that are over.
     "stream_reset_rate_limit": (1 << 62, 0),
 }
 _KEEPALIVE_PING = b"alive\0\0\0"
@@ -99,23 +88,6 @@ class Keepalive:
         return max(now_s, self._pinged_s + self.answer_s)
 
 
-@dataclass(slots=True, eq=False)
-class _Rate:
-    """The rate at which a peer sends frames of a kind, as a leaky bucket."""
-
-    burst: float
-    per_s: float
-    _level: float = 0.0
-    _seen_s: float = 0.0
-
-    def count(self, now_s: float) -> None:
-        """Counts a frame. Raises DenialOfServiceError if frames flood."""
-        self._level = max(0.0, self._level - (now_s - self._seen_s) * self.per_s) + 1
-        self._seen_s = now_s
-        if self._level > self.burst:
-            raise DenialOfServiceError(f"{self.burst} frames, then {self.per_s} a second, the limit")
-
-
 class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     """A connection. `streams`: the open streams by their numbers.
 
@@ -139,9 +111,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self._is_flush_due = False
         # Whether the transport was given whole frames only.
         self.is_sent_whole = True
-        self._idle_frames, self.paid_frames = _Rate(*_IDLE_FRAMES), 0
-        resets = max(max_calls, _MIN_RESETS)
-        self._resets = _Rate(2 * resets, resets)
+        self.frames = FrameBudget(max_calls)
         self._written: set[MessageStream] = set()
         self._timer: asyncio.TimerHandle | Closing | None = None
 
@@ -202,7 +172,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         for event in events:
             kind = type(event)
             if kind in _IDLE_KINDS:
-                self._count_idle_frame()
+                self.frames.count_idle_frame(self.received_s)
             if take := takers.get(kind):
                 take(self, event)
         if self.touched and self.state is not LOST:
@@ -216,9 +186,9 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
 
     def _take_reset(self, event: StreamReset) -> None:
         if event.stream_id in self.streams:
-            self._resets.count(self.received_s)
+            self.frames.resets.count(self.received_s)
         else:
-            self._count_idle_frame()
+            self.frames.count_idle_frame(self.received_s)
 
     def take_window(self, event: object) -> None:
         """Sends the waiting bytes for which the peer has made its window larger."""
@@ -242,24 +212,18 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 if stream:
                     stream.ignore()
         elif data:
-            self.paid_frames += PAID_FRAMES
+            self.frames.pay()
             try:
                 stream.receive(data)
             except CallEnd as end:
                 self.refuse(stream, end)
         elif not event.end_stream:
-            self._count_idle_frame()
+            self.frames.count_idle_frame(self.received_s)
         if stream:
             self.touched.append(stream)
             if event.end_stream:
                 stream.is_ended = True
                 stream.wake_reader()
-
-    def _count_idle_frame(self) -> None:
-        if self.paid_frames:
-            self.paid_frames -= 1
-        else:
-            self._idle_frames.count(self.received_s)
 
     # The function that takes each kind of event. Other events mean nothing here.
     takers: ClassVar[Mapping[type[object], Callable[[Any, Any], None]]] = {
@@ -294,7 +258,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
     def has_written(self, stream: MessageStream) -> None:
         """Notes that a stream has queued bytes."""
         self._written.add(stream)
-        self.paid_frames += PAID_FRAMES
+        self.frames.pay()
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -319,7 +283,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
                 is_little = engine.queued_body_size() <= _WRITE_BYTES
                 data = engine.data_to_send(None if is_little else _WRITE_BYTES)
                 if data:
-                    self.paid_frames = min(self.paid_frames + (len(data) >> _PAID_BITS), _MAX_PAID_FRAMES)
+                    self.frames.pay_by_bytes(len(data))
                     self.transport.write(data)
                 self.is_sent_whole = is_little or not data
                 if is_little or not data:

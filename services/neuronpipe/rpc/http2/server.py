@@ -24,7 +24,6 @@ from neuronpipe.rpc.http2.connection import (
     LOST,
     NO_ERROR,
     OPEN,
-    PAID_FRAMES,
     Http2Connection,
     Keepalive,
     goaway,
@@ -126,7 +125,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
 
     def _take_call(self, event: RequestReceived) -> None:
         self._input.calls += 1
-        self.paid_frames += PAID_FRAMES
+        self.frames.pay()
         if self.leaving.phase is Phase.ACKNOWLEDGED:
             self.leaving.postpone(self.loop.time())
         call = Http2Call(self, event.stream_id, self.options.settings.max_message_bytes)
@@ -210,7 +209,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         """Notes that a call has queued all bytes of its answer."""
         if not call.is_ended:
             self._answered_early.add(call)
-        self.paid_frames += PAID_FRAMES
+        self.frames.pay()
         self.has_written(call)
 
     def flush_if_alone(self) -> None:
