@@ -724,7 +724,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        await happens(lambda: end.is_paused)
+        await happens(lambda: end.outbox.is_paused)
         await asyncio.sleep(0.2)  # in which nothing more may be made
         assert end.transport.get_write_buffer_size() + end.engine.queued_body_size() < 2 * _PART_BYTES
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -755,7 +755,7 @@ async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_co
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
         answer.may_answer.set()
-        await happens(lambda: end.is_paused)
+        await happens(lambda: end.outbox.is_paused)
         for number in (3, 5):  # with the first one less than a connection's half of the budget
             assert not system.ended("max_send_s")
             call = frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD)
