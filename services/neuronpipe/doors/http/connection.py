@@ -1,4 +1,4 @@
-"""The connections of the HTTP door, which have their requests answered in turn, and the limits of their callers."""
+"""The connections of the HTTP door, which answer requests in their order and keep callers within limits."""
 
 import asyncio
 import time
@@ -21,8 +21,7 @@ from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 
-# Time for which a connection whose request was refused takes the rest of the request, in service and while the process
-# stops.
+# Seconds for which a connection takes the rest of a refused request: in service, and while the process stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
 _CUT = "The connection ended within the request."
 
@@ -71,7 +70,7 @@ class HttpServer:
     def answer(self, exchange: Exchange) -> None:
         """Starts a task that answers a request.
 
-        The task has an empty context, because the connection's context may be the context of the previous request.
+        The task has an empty context, because the present context may be the context of the previous request.
         """
         task = asyncio.get_running_loop().create_task(exchange.run(self._app), context=Context())
         self._tasks.add(task)
@@ -103,21 +102,22 @@ class HttpServer:
 
 
 class _Awaited(Enum):
-    """The next act of a caller that a limit in time ends."""
+    """The act of a caller for which a time limit runs."""
 
-    NOTHING = "the caller has time"
+    NOTHING = "no act: no limit runs"
     HEAD = "the rest of a head"
     REQUEST = "a request, on an idle connection"
 
 
 class HttpConnection(asyncio.Protocol):
-    """Has the requests of a caller parsed, and answered in turn.
+    """A connection of a caller. It parses requests, and answers one at a time.
 
     A connection ends when its next head does not arrive within the limits, when its caller does not read, and when it
-    is idle or old. Bytes behind requests that wait for their answers are not parsed.
+    is idle or old. Bytes behind a request that waits for its answer are not parsed.
 
-    Before a connection closes, it takes the rest of its request: a connection that is closed with unread bytes is
-    reset, and the caller can lose its answer (RFC 9112, section 9.6). nginx does the same (`lingering_close`).
+    Before a connection closes, it lingers: it takes the rest of its request. The operating system resets a connection
+    that is closed with unread bytes, and the caller can lose its answer (RFC 9112, section 9.6). nginx does the same
+    (`lingering_close`).
     """
 
     transport: asyncio.Transport
@@ -130,13 +130,13 @@ class HttpConnection(asyncio.Protocol):
         self.is_writable = asyncio.Event()
         self.is_writable.set()
         self._parser = RequestParser(self, self._limits.max_header_bytes)
-        self.pipeline = deque[Exchange]()  # the parsed requests that wait
-        # The request that is answered now, and the request that was parsed last, until its answer is complete.
+        self.pipeline = deque[Exchange]()  # parsed requests that wait for their turn
+        # The request that is being answered, and the newest request until its answer is complete.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
         self._awaited = _Awaited.NOTHING
         self._claim: Claim | None = None  # for bytes that the caller does not read
-        # Lingering: the answers are sent, and the connection takes the rest of a request until `_ending`.
+        # While it lingers, the connection takes the rest of a request, until `_ending`.
         self._is_lingering, self._linger_s = False, _LINGER_S
         self._ending: asyncio.TimerHandle | None = None
 
@@ -165,10 +165,11 @@ class HttpConnection(asyncio.Protocol):
             self._ending.cancel()
 
     def eof_received(self) -> None:
-        """Ends the connection, because the caller has left. Bytes that were written are sent within the limits.
+        """Ends the connection, because the caller has left. The transport still sends its bytes, within the limits.
 
-        A caller that ends only its side (shutdown) looks like a caller that has closed the connection, whose work must
-        end. Uvicorn, Hypercorn, nginx as a proxy and the contexts of Go's net/http also take both for leaving.
+        A caller that has ended only its side (shutdown) looks like a caller that has closed the connection. Work for a
+        closed connection must end, so both count as leaving. Uvicorn, Hypercorn, nginx as a proxy and the contexts of
+        Go's net/http do the same.
         """
         latest = self._latest
         is_cut = (
@@ -206,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
         if self.is_closing:
             self._input.waiting = b""
         elif self._input.waiting:
-            self._await_nothing()  # the rest of the head has come: the caller is not late
+            self._await_nothing()  # bytes of the caller wait, so the caller is not late
         self.regulate_reading()
         self._await_request()
 
@@ -214,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
         return not (self.pipeline or self.is_closing)
 
     def parse(self, piece: bytes) -> bool:
-        """Parses a piece of the input. Pieces stay small while the rest of a head is missing."""
+        """Parses a piece of the input. Pieces stay small within a head."""
         parser = self._parser
         try:
             parser.feed(piece)
@@ -229,7 +230,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse_bad(self, bad: BadRequest) -> None:
         if bad.limit:
             self._server.count(bad.limit)
-        if self._latest and not self._latest.more_body:  # the requests before are answered
+        if self._latest and not self._latest.more_body:  # earlier requests are still answered
             self._latest.keeps_alive = False
             self._parser.close()
             self._await_nothing()
@@ -264,7 +265,7 @@ class HttpConnection(asyncio.Protocol):
             self._latest.end_body()
 
     def date(self) -> bytes:
-        """Returns the field with the current time."""
+        """Returns the header line `date:`."""
         return self._server.date()
 
     def end_answer(self, exchange: Exchange) -> None:
@@ -289,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
             self._write_refusal("" if exchange.head.method == "HEAD" else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
-        """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""
+        """Ends the connection after its present answer. A caller that still sends gets `_LAST_LINGER_S` to finish."""
         self._linger_s = _LAST_LINGER_S
         if self.is_closing:
             self._end_later(_LAST_LINGER_S, self._end_transport)
@@ -312,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._latest
         if exchange:
             if self.pipeline or exchange.has_begun or not exchange.more_body:
-                self.transport.abort()  # the caller would take a refusal for the answer to that request
+                self.transport.abort()  # a refusal would look like the answer to that request
                 return
             exchange.leave()
         self._parser.close()
@@ -336,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
         self._end_later(self._linger_s, self._end_transport)
 
     def _end_transport(self) -> None:
-        if self.transport.get_write_buffer_size():  # a caller that reads nothing would keep the connection for ever
+        if self.transport.get_write_buffer_size():  # otherwise a caller that reads nothing keeps the connection
             self._end_later(self._limits.max_send_s, self.transport.abort)
         self.transport.close()
 
@@ -346,17 +347,17 @@ class HttpConnection(asyncio.Protocol):
         self._ending = self._loop.call_later(delay_s, end)
 
     def regulate_reading(self) -> None:
-        """Reads while no bytes, requests or large part of a body wait."""
+        """Stops reading while bytes, requests or a large part of a body wait, and then reads again."""
         is_full = self._input.waiting or self.pipeline or (self._latest and self._latest.is_full)
         self._input.regulate(is_full=bool(is_full) and not self._is_lingering)
 
     def _await_head(self) -> None:
-        """Begins the limit of a head that has not arrived."""
+        """Starts the time limit for a head that has not arrived."""
         self._awaited = _Awaited.HEAD
         self._server.deadlines.add(self, time.monotonic() + self._limits.max_handshake_s, self._end_late_head)
 
     def _await_request(self) -> None:
-        """Begins the limit of an idle connection, if the connection waits for a request."""
+        """Starts the time limit for an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
         is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._input.waiting or self.is_closing)
         if limit_s and is_idle:
@@ -369,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
             self._server.deadlines.remove(self)
 
     def _leave_idle(self) -> None:
-        if self.transport.get_write_buffer_size():  # closing would wait until the caller has read its answer
+        if self.transport.get_write_buffer_size():  # `_close` would wait until the caller has read its answer
             self._abort("max_connection_idle_s")
         elif not self.is_closing:
             self._server.count("max_connection_idle_s")

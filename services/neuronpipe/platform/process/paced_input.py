@@ -17,9 +17,9 @@ _PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 class LoopTurns:
     """Distributes each turn of the event loop over connections.
 
-    Data that exceeds a turn's limits waits for the next turn: a caller with thousands of calls or frames would
-    otherwise hold up all others. After a turn whose time was used up, the waiting connections rest for the same time,
-    in which threads compute.
+    Data beyond the limits of a turn waits for the next turn. Otherwise a caller with thousands of calls or frames would
+    hold up all others. After a turn that used all its time, the waiting connections rest for the same time, in which
+    threads compute.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class LoopTurns:
         self._waiting: dict[Callable[[], None], None] = {}
 
     def continue_turn(self, calls: int, began_s: float) -> bool:
-        """Continues reading a connection in this turn, if the turn has room: returns whether it has.
+        """Returns whether this turn has room for more input of a connection.
 
-        Reading began at `began_s`, and `calls` new calls came this turn. Begins a turn if none has begun, and a rest if
-        the turn's time is used up.
+        The connection began to use the turn at `began_s`, for `calls` new calls so far. Begins a turn if none has
+        begun, and a rest if the time of the turn is used up.
         """
         self._open()
         if time.monotonic() - began_s < self._left_s:
@@ -42,7 +42,7 @@ class LoopTurns:
         return False
 
     def take(self, calls: int, began_s: float) -> None:
-        """Counts the time since `began_s`, in which a connection was read, and its `calls` new calls."""
+        """Subtracts what a connection used of the turn: the time since `began_s`, and `calls` new calls."""
         self._left -= calls
         self._left_s -= time.monotonic() - began_s
 
@@ -54,11 +54,13 @@ class LoopTurns:
     def _open(self) -> None:
         if not self._is_open:
             self._is_open, self._left, self._left_s = True, _CALLS_A_TURN, _TURN_S
-            # An empty context, not the context of the call whose end has made room.
+            # An empty context instead of the context of the call whose end has made room.
             asyncio.get_running_loop().call_soon(self._end, context=Context())
 
     def _end(self) -> None:
-        """Begins a turn for waiting connections, which leave a half of it to connections that receive data now."""
+        """Ends a turn. The next turn begins with the waiting connections, and keeps half for connections that receive
+        data then.
+        """
         self._is_open = False
         for resume in [] if self._is_resting else list(self._waiting):
             self._open()
