@@ -14,9 +14,9 @@ from neuronpipe.platform.process import caller_waits
 from neuronpipe.platform.process import in_flight as in_flight_module
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2 import closing as closing_module
-from neuronpipe.rpc.http2 import connection as connection_module
+from neuronpipe.rpc.http2 import frame_budget
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
-from neuronpipe.rpc.http2.connection import _Rate
+from neuronpipe.rpc.http2.frame_budget import Rate
 from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
 from tests.interop import frames
@@ -86,7 +86,7 @@ async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connecti
 
 
 async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time() -> None:
-    rate = _Rate(3, 10)
+    rate = Rate(3, 10)
     for now_s in (0.0, 0.0, 0.0, 0.1, 0.2, 10.0, 10.0, 10.0):
         rate.count(now_s)
     with pytest.raises(DenialOfServiceError, match="3 frames, then 10 a second"):
@@ -94,7 +94,7 @@ async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time()
 
 
 async def test_pings_of_a_quiet_connection_never_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_IDLE_FRAMES", (5, 1000))
+    monkeypatch.setattr(frame_budget, "_IDLE_FRAMES", (5, 1000))
     async with connected() as (_, caller):
         for _ in range(50):
             caller.engine.ping(b"12345678")
