@@ -1,6 +1,6 @@
 """The time for which something lasts, without the time in which this process stands still."""
 
-# Looks within a limit: a hang is found a tenth of the limit late, and hardly any batch or message lasts until a look.
+# Looks within a limit. A hang is found up to a fifth of the limit late.
 _LOOKS = 10
 # A look that comes later than this shows that the process stood still (SIGSTOP, a paused virtual machine).
 _STANDSTILL_S = 0.25
