@@ -13,7 +13,7 @@ ValueT = TypeVar("ValueT")
 
 LOOK_EVERY_S = 1.0
 
-# Differs between two contents of the files; None for a file that does not exist.
+# The state of each file, which differs between two contents; None for a file that does not exist.
 _State: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
 

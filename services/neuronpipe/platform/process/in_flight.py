@@ -193,8 +193,8 @@ class InFlight:
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """Returns the error of a call that waited for its caller: too long (`late`: the message), or beside too many
-        others.
+        """Returns the error of a call whose wait for its caller was ended: at the time limit, with the message `late`,
+        or because too many calls waited.
         """
         if is_late:
             return DeadlineExceeded(late)

@@ -23,6 +23,7 @@ from ngh2.events import (
     WindowUpdated,
 )
 
+from neuronpipe.platform.process.running_time import RunningTime
 from neuronpipe.rpc.http2.closing import Closing
 from neuronpipe.rpc.http2.frame_budget import FrameBudget
 from neuronpipe.rpc.http2.outbox import Outbox
@@ -72,17 +73,18 @@ class Keepalive:
 
     silence_s: float
     answer_s: float
-    _pinged_s: float = 0.0
+    _unanswered: RunningTime | None = None
 
     def check(self, now_s: float, received_s: float, ping: Callable[[bytes], None]) -> float:
         """Pings a silent peer. Returns the time of the next check, or `now_s` if the peer has not answered in time."""
         if now_s - received_s < self.silence_s:
-            self._pinged_s = 0.0
+            self._unanswered = None
             return received_s + self.silence_s
-        if not self._pinged_s:
-            self._pinged_s = now_s
+        if not self._unanswered:
+            self._unanswered = RunningTime(self.answer_s)
             ping(_KEEPALIVE_PING)
-        return max(now_s, self._pinged_s + self.answer_s)
+        is_late = self._unanswered.look(received_s, now_s) >= self.answer_s
+        return now_s if is_late else now_s + self._unanswered.look_s
 
 
 class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):

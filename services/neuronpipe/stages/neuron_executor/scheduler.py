@@ -149,7 +149,7 @@ class DeviceScheduler:
         while not self.cores.is_lost(core):
             if core not in self._reserved and self.cores.may_take(core) and (taken := self._take(core)):
                 if self._in_flight > 1 or taken[1].is_bulk:
-                    self._has_work.set()  # for cores that left the other sequences to this core
+                    self._has_work.set()  # other cores may take the sequences that this batch has left
                 return taken
             self._has_work.clear()
             await self._has_work.wait()

@@ -16,6 +16,7 @@ from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2 import closing as closing_module
 from neuronpipe.rpc.http2 import frame_budget
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
+from neuronpipe.rpc.http2.connection import Keepalive
 from neuronpipe.rpc.http2.frame_budget import Rate
 from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
@@ -52,6 +53,33 @@ def _resets(caller: Caller, number: int) -> list[int]:
 
 def _open(number: int, head: bytes = _HEAD) -> bytes:
     return frames.frame(frames.HEADERS, frames.END_HEADERS, number, head)
+
+
+# --- silence ---
+
+
+def _checks(keepalive: Keepalive, *times: tuple[float, float]) -> list[float]:
+    """Returns the time until the next check, after checks at these times; each with the time of the last bytes."""
+    return [keepalive.check(now_s, received_s, lambda ping: None) - now_s for now_s, received_s in times]
+
+
+def test_a_peer_that_answers_no_ping_in_time_is_given_up() -> None:
+    looks = [(30 + look / 2, 10.0) for look in range(11)]
+    assert _checks(Keepalive(20, 5), (10, 10), *looks) == [20, *[0.5] * 10, 0]
+
+
+def test_a_standstill_between_ping_and_answer_is_no_time_of_the_peer() -> None:
+    keepalive = Keepalive(20, 5)
+    _checks(keepalive, *[(30 + look / 2, 10.0) for look in range(9)])
+    assert _checks(keepalive, (1000, 10), (1001, 1000.5)) == [0.5, 19.5]
+
+
+def test_a_silent_peer_is_pinged_once() -> None:
+    pings: list[bytes] = []
+    keepalive = Keepalive(20, 5)
+    for now_s, received_s in (10, 10), (30, 10), (31, 10), (900, 10), (901, 900), (920, 900):
+        keepalive.check(now_s, received_s, pings.append)
+    assert pings == [b"alive\0\0\0"] * 2
 
 
 # --- resets and frames that bring nothing ---

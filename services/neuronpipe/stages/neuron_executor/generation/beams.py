@@ -63,7 +63,7 @@ class BeamSearch:
         self._grammars = [grammar]
         # The ended texts, best first.
         self._finished: list[Finished] = []
-        # Number of continuations of a text of which enough remain if some end the text.
+        # Number of continuations of a text that are needed, so that one remains if the others end the text.
         self._least = max(2, 1 + len(rules.end_token_ids))
         self._kept = self._least * options.num_beams
         # Number of best continuations of a text that are needed; 0: all.

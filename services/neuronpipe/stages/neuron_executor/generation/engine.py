@@ -63,8 +63,6 @@ _SPARE_SCORES_BYTES = 16 << 20
 # Number of different options whose check is remembered, because the texts of a request come one by one with the same
 # options. A check takes 50 µs (2026-11-30).
 _CHECKED_OPTIONS = 64
-# Number of checks of a step before it counts as hung.
-_LOOKS = 10
 # Pause between two attempts to get the planner, which is almost always free.
 _LOOK_AGAIN_S = 0.0005
 
@@ -104,9 +102,8 @@ class Generator:
         self._end_token_ids = frozenset(facts.end_token_ids)
         self._start_ids = list(facts.decoder_start_token_ids)
         self._numbers = itertools.count()
-        self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread)
+        self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread, settings.batch_limit_s)
         self._thread = ComputeThread(f"generate-{spec.name}")
-        self._step_limit_s = settings.batch_limit_s
         self._working = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         observer.watch(
@@ -160,13 +157,13 @@ class Generator:
     async def work(self) -> None:
         """Runs steps until the generator is closed. Raises CoresLost if a step hangs, and abandons its thread."""
         async with self._working:
-            self._loop = asyncio.get_running_loop()
-            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._step_limit_s / _LOOKS
+            self._loop = loop = asyncio.get_running_loop()
+            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._steps.step_time.look_s
             try:
                 while not stepping.done():
                     await asyncio.wait([stepping], timeout=look_s)
-                    if limit_s := self._steps.hangs_after_s(self._step_limit_s, look_s):
-                        raise CoreLost(f"a step did not end within {limit_s:g} s")
+                    if self._steps.hangs(loop.time()):
+                        raise CoreLost(f"a step did not end within {self._steps.limit_s:g} s")
                 await stepping
             except (CoreLost, DecoderLost) as fault:
                 log_fault("core lost", fault, model=self.spec.name, sequences=len(self.planner.running))

@@ -44,7 +44,7 @@ class _Step:
             self.spare_scores -= count - 1
 
     def remove(self, sequence: GeneratedSequence) -> None:
-        """Removes a preempted sequence, whose tokens others may have."""
+        """Removes a preempted sequence. Other sequences may get its tokens."""
         self.room += self.counts.pop(sequence, 0) * len(sequence.rows)
 
 

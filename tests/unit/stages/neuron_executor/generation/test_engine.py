@@ -26,6 +26,7 @@ from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
 from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from tests.suite.loop_clock import LoopClock
 from tests.suite.waiting import cancelled, happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -544,6 +545,18 @@ async def test_a_standstill_of_the_process_is_no_time_of_a_step() -> None:
         await happens(lambda: decoder.begun_steps == 2)
         time.sleep(0.5)  # as if the process were stopped: the limit is over before the step can end
         await asyncio.sleep(0.05)
+        decoder.may_compute.set()
+        assert tokens_of(await running) == greedy([1], 4)
+
+
+async def test_a_standstill_late_in_a_step_ends_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, decoder = LoopClock(monkeypatch), _HeldDecoder(32, free_steps=1)
+    decoder.may_compute.clear()
+    async with _generator(decoder, batch_limit_s=100) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 4)))
+        await happens(lambda: decoder.begun_steps == 2)
+        await clock.run(105)  # the first look comes within 10 s
+        await clock.jump(1000)
         decoder.may_compute.set()
         assert tokens_of(await running) == greedy([1], 4)
 
