@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.items import Execute, Generate, Postprocess, Stages, Tokenize
+from neuronpipe.core.items import Detokenize, Execute, Generate, Postprocess, Stages, Tokenize
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.gateway.coalescing import Coalescer
@@ -50,13 +50,14 @@ async def running_stages(
     execute: Execute
     generate: Generate
     postprocess: Postprocess
+    detokenize: Detokenize | None = None
     async with AsyncExitStack() as stack:
         if EXECUTOR not in far:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
             running = running_executor([], settings.executor, telemetry, bundles, partial(report, ""))
             executor = await stack.enter_async_context(running)
-            execute, generate = executor.execute, executor.generate
+            execute = generate = executor.execute
             near.append(executor.models)
         if TOKENIZER not in far:
             from neuronpipe.stages.tokenizer.stage import running_tokenizer
@@ -69,7 +70,7 @@ async def running_stages(
             from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
             postprocessor = await stack.enter_async_context(running_postprocessor([]))
-            postprocess = postprocessor.postprocess
+            postprocess, detokenize = postprocessor.postprocess, postprocessor.detokenize_at_once
             near.append(postprocessor.models)
         if far:
             running_far = running_far_stages(far, telemetry.meters, report, tls, held_items)
@@ -77,7 +78,7 @@ async def running_stages(
         if stage := far_stages.get(TOKENIZER):
             tokenize = stage.send
         if stage := far_stages.get(EXECUTOR):
-            execute, generate = stage.send, stage.generate
+            execute = generate = stage.send
         if stage := far_stages.get(POSTPROCESSOR):
             postprocess = stage.send
-        yield RunningStages(Stages(tokenize, execute, postprocess, generate), near, far_stages)
+        yield RunningStages(Stages(tokenize, execute, postprocess, generate, detokenize), near, far_stages)
