@@ -27,7 +27,11 @@ _NO_FACTS = GenerationFacts()
 
 
 class LogitRules:
-    """The tokens that may follow the tokens of one sequence. `banned` and `changes` apply to tokens not forced."""
+    """The tokens that may follow the tokens of one sequence.
+
+    - `banned`: the tokens that must not come next, unless they are forced.
+    - `changes`: the changes of the other tokens' scores.
+    """
 
     def __init__(
         self,
