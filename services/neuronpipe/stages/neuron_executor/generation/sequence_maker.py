@@ -60,19 +60,15 @@ class SequenceMaker:
 
         Raises InvalidInput, also for a text that the model or the empty cache could not hold, and Overloaded.
         """
-        options = self._checked(item)
+        options = item.options
+        if options is None or len(item.sequences) != 1:
+            raise InvalidInput("input", f"model {self._spec.name!r} generates; it takes one prompt with its options")
+        self._kind.check(item.sequences.arrays[0])
+        self._check_options(options.SerializeToString())
         grammar = await self._grammars.grammar_for(options, item.call.caller.tenant, partial(_tell_wait, stream))
         sequence = self._sequence_of(item, options, grammar, stream, record)
         self._refuse_too_long(sequence)
         return sequence
-
-    def _checked(self, item: ExecuteItem) -> GenerationOptions:
-        """Checks the options of an item, and returns them. Raises InvalidInput."""
-        if item.options is None or len(item.sequences) != 1:
-            raise InvalidInput("input", f"model {self._spec.name!r} generates; it takes one prompt with its options")
-        self._kind.check(item.sequences.arrays[0])
-        self._check_options(item.options.SerializeToString())
-        return item.options
 
     def _sequence_of(
         self,
