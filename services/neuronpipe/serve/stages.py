@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.items import Execute, Generate, Postprocess, Stages, Tokenize
+from neuronpipe.core.items import Detokenize, Execute, Generate, Postprocess, Stages, Tokenize
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.gateway.coalescing import Coalescer
@@ -50,17 +50,18 @@ async def running_stages(
     execute: Execute
     generate: Generate
     postprocess: Postprocess
+    detokenize: Detokenize | None = None
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         if targets:
             far = await enter(running_far_stages(targets, telemetry.meters, report, tls, held_items))
         if stage := far.get(EXECUTOR):
-            execute, generate = stage.send, stage.generate
+            execute = generate = stage.send
         else:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
             executor = await enter(running_executor([], settings.executor, telemetry, bundles, partial(report, "")))
-            execute, generate = executor.execute, executor.generate
+            execute = generate = executor.execute
             near.append(executor.models)
         if stage := far.get(TOKENIZER):
             tokenize = stage.send
@@ -76,6 +77,6 @@ async def running_stages(
             from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
             postprocessor = await enter(running_postprocessor([]))
-            postprocess = postprocessor.postprocess
+            postprocess, detokenize = postprocessor.postprocess, postprocessor.detokenize_at_once
             near.append(postprocessor.models)
-        yield RunningStages(Stages(tokenize, execute, postprocess, generate), near, far)
+        yield RunningStages(Stages(tokenize, execute, postprocess, generate, detokenize), near, far)

@@ -140,14 +140,14 @@ async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(s
     assert await values([task]) == [value("a")]
 
 
-async def test_a_text_comes_token_by_token_and_a_closed_generator_abandons_it(system: System, wire: Wire) -> None:
-    text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
-    events = system.coalescer.generate(text)
-    first = asyncio.create_task(anext(events))
+async def test_a_text_comes_token_by_token_and_a_caller_who_leaves_abandons_it(system: System, wire: Wire) -> None:
+    text, told = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions()), list[NewTokens]()
+    stream: Any = SimpleNamespace(put=told.append)
+    sending = asyncio.create_task(system.coalescer.send(text, stream))
     await settled()
     await wire.say((wire.id_of("a"), NewTokens([7], GenerationFigures())))
-    assert (await first).token_ids == [7]
-    await events.aclose()
+    assert [tokens.token_ids for tokens in told] == [[7]]
+    await cancelled(sending)
     await settled()
     assert wire.messages[-1].abandoned == [wire.id_of("a")]
 

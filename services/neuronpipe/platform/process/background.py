@@ -65,11 +65,11 @@ async def run_together(
             tasks.append(asyncio.create_task(coroutine))
         return await asyncio.gather(*tasks)
     finally:
-        await _end(tasks)
+        await end_tasks(tasks)
         del tasks, coroutine  # an error's traceback keeps this frame
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels the tasks that still run, and waits for them."""
     running = [task for task in tasks if not task.done() and task.cancel()]
     if running:

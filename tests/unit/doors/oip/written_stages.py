@@ -1,7 +1,7 @@
 """The protocol's service over stages that a test wrote, called with messages of gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.generated import TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -88,8 +88,8 @@ class Server:
             outputs = list(part_arrays([7, 6], FinishReason.FINISH_REASON_LENGTH))
         return Prediction(TensorSets(arrays=outputs), queue_ns=11, compute_ns=22, batch_size=1)
 
-    async def _generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
-        yield await self._execute(item)
+    async def _generate(self, item: ExecuteItem, sink: TokenSink) -> Prediction:
+        return await self._execute(item)
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         input = item.input.message

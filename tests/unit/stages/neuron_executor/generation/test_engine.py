@@ -24,7 +24,7 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation import engine
 from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules, ScoreChanges
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from tests.suite.loop_clock import LoopClock
 from tests.suite.waiting import cancelled, happens
@@ -475,13 +475,13 @@ async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
 ) -> None:
     item = _item([3, 4], 8, repetition_penalty=1.5, **options)
 
-    def fail(rules: LogitRules, token_ids: Sequence[int], *others: Any) -> Any:
+    def fail(changes: ScoreChanges, token_ids: Sequence[int], *others: Any) -> Any:
         if [*token_ids[:2]] == [3, 4]:
             raise IndexError("a text that the test chose")
-        return unbroken(rules, token_ids, *others)
+        return unbroken(changes, token_ids, *others)
 
-    unbroken = LogitRules.changed
-    monkeypatch.setattr(LogitRules, "changed", fail)
+    unbroken = ScoreChanges.apply
+    monkeypatch.setattr(ScoreChanges, "apply", fail)
     async with _generator(WrittenDecoder(64)) as generator:
         beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
         with pytest.raises(InternalError, match="not chosen"):

@@ -8,9 +8,10 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.tasks.text_options import GenerationFacts
 
