@@ -21,7 +21,7 @@ from tests.bench.generation_alone import VOCABULARY, running_alone, serve_engine
 from tests.bench.generation_peers import GENAI, LLAMA_CPP, start_peer
 from tests.bench.measurements import Measurement
 from tests.bench.peers.environments import CACHE, ROOT
-from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes, of_dtype
+from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes, of_dtype, run_module
 
 SECTION = "realistic"
 QWEN = "qwen2.5-0.5b"
@@ -91,8 +91,7 @@ def _find_model(dtype: str) -> Path:
     """Made in a process of its own: torch stays out of the one that measures."""
     folder = CACHE / f"generation-{QWEN}"
     if not (folder / dtype / "repository" / QWEN / "1/manifest.json").is_file():
-        command = [sys.executable, "-m", "tests.bench.generation_realistic", "make", str(folder), dtype]
-        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+        run_module("-m", "tests.bench.generation_realistic", "make", str(folder), dtype)
     return folder / dtype
 
 
