@@ -25,15 +25,13 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.folder_repository import FolderRepository
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
-from tests.bench.load import Answer, send_all
+from tests.bench.load import Answer, percentile_ms, send_all
 from tests.callers.requests import classify
 from tests.systems.versions import serves_only
 
@@ -64,10 +62,6 @@ def _request(number: int) -> InferRequest:
     return request
 
 
-def _p99_ms(answers: Sequence[Answer]) -> float:
-    return float(np.percentile([answer.latency_s * 1e3 for answer in answers], 99))
-
-
 async def _swaps(repository: Path, turns: int) -> None:
     with ServiceProcess("all", "--repository", str(repository)) as process:
         async with AsyncClient(process.wait_until_ready().target, timeout_s=60) as client:
@@ -79,7 +73,7 @@ async def _swaps(repository: Path, turns: int) -> None:
                 old, new = str(1 + turn % 2), str(2 - turn % 2)
                 without, _ = await _beside(client, rate, asyncio.sleep(_TURN_S), old)
                 during, took_s = await _beside(client, rate, _swap(client, repository, new), old)
-                p99_ms, swap_p99_ms = map(_p99_ms, (without, during))
+                p99_ms, swap_p99_ms = (percentile_ms(answers, 99) for answers in (without, during))
                 ratios.append(swap_p99_ms / p99_ms)
                 print(
                     f"turn {turn}: old version without a swap {len(without)} requests, p99 {p99_ms:.1f} ms; during a "
