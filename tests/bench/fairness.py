@@ -22,7 +22,8 @@ from neuronpipe.client import AsyncClient
 from neuronpipe.gateway.callers.keys import create_key
 from tests.bench.load import KeptAnswers, percentile_ms, send_all
 from tests.bench.measurements import ratios, spread_text
-from tests.bench.systems import NO_CACHE, copy_bundle
+from tests.bench.systems import NO_CACHE
+from tests.models.versions import copy_bundle
 from tests.suite.constants import constants
 
 # Of the capacity: what the quiet tenant sends, and the share of the other.

@@ -14,7 +14,6 @@ MODEL classifies texts; its version 1 of the folder REPOSITORY is copied. Nothin
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import tempfile
@@ -28,11 +27,11 @@ from statistics import median
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.folder_repository import FolderRepository
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
 from tests.bench.load import Answer, percentile_ms, send_all
 from tests.callers.requests import classify
+from tests.models.versions import changing_manifest
 from tests.systems.versions import serves_only
 
 _SIGNED = Signed("bench")
@@ -46,10 +45,8 @@ def _copies(source: Path, repository: Path, keys: Sequence[tuple[str, int]]) -> 
     for name, version in keys:
         folder = repository / name / str(version)
         shutil.copytree(source, folder, copy_function=os.link)
-        content = json.loads((folder / MANIFEST_FILE).read_text())
-        content["model"] |= {"name": name, "version": version}
-        (folder / MANIFEST_FILE).unlink()
-        (folder / MANIFEST_FILE).write_text(json.dumps(content))
+        with changing_manifest(folder) as content:
+            content["model"] |= {"name": name, "version": version}
 
 
 def _make_stable(repository: Path, version: int) -> None:

@@ -11,8 +11,9 @@ from neuronpipe.measure.load.request import LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.cluster.executors import Device
 from tests.bench.cluster.scenarios import FIXED, Scenario, run
-from tests.bench.systems import NO_CACHE, copy_bundle
+from tests.bench.systems import NO_CACHE
 from tests.models.repository import classifier
+from tests.models.versions import copy_bundle
 
 _SECONDS = 10.0
 # 100 requests a second for each executor: little CPU time, so that four of them fit on this machine.
