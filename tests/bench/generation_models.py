@@ -15,10 +15,10 @@ import torch
 import transformers
 
 from demo.writer import train_tokenizer
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.generation_alone import BART, ENDING, LLAMA, TINY, VOCABULARY
 from tests.bench.generation_peers import EXPECTED_FILE
 from tests.bench.peers.generating import BEAMS
+from tests.models.compiling import compile_model
 
 _LAYERS, _WIDTH, _HEADS, _INNER = 6, 512, 8, 2048
 _LLAMA_TOKENS, _BART_TOKENS = 4096, 512
@@ -39,10 +39,7 @@ def make_models(folder: Path, configs: Mapping[str, Any]) -> None:
         model.save_pretrained(source)
         expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
         _train_manual_tokenizer(tokens).save_pretrained(source)
-        request = CompileRequest(
-            source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
-        )
-        compile_bundle(request, lambda line: print(line, file=sys.stderr))
+        compile_model(source, folder / "repository", name=name, dtype="float32")
     (folder / EXPECTED_FILE).write_text(json.dumps(expected))
 
 

@@ -102,7 +102,7 @@ def _make(folder: Path, dtype: str) -> None:
     import torch
     import transformers
 
-    from neuronpipe.compiler import CompileRequest, compile_bundle
+    from tests.models.compiling import compile_model
 
     source = folder / "source"
     if not (source / "tokenizer.json").is_file():
@@ -117,15 +117,7 @@ def _make(folder: Path, dtype: str) -> None:
     link = sources / QWEN
     if not link.is_symlink():
         link.symlink_to(source)
-    request = CompileRequest(
-        source=str(source),
-        task="",
-        repository=folder / dtype / "repository",
-        name=QWEN,
-        dtype=dtype,
-        min_agreement=1e-6,
-    )
-    compile_bundle(request, lambda line: print(line, file=sys.stderr))
+    compile_model(source, folder / dtype / "repository", name=QWEN, dtype=dtype, min_agreement=1e-6)
 
 
 def _make_tokenizer() -> Any:
