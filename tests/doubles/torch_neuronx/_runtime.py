@@ -236,7 +236,7 @@ def patch_load() -> None:
 
 
 def tensors_of(outputs: Any) -> Iterable[torch.Tensor]:
-    """The outputs of a program: by their names, one, or several."""
+    """Returns the outputs of a program, which are a tensor, several tensors, or tensors by name."""
     if isinstance(outputs, dict):
         return outputs.values()
     return [outputs] if isinstance(outputs, torch.Tensor) else outputs
