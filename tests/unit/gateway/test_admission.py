@@ -333,13 +333,18 @@ def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: Fixed
     assert depths == depths[:1] * 3
 
 
-def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: FixedClock) -> None:
+def _answering_in_a_tenth_of_a_second(crowd_of: CrowdOf, clock: FixedClock) -> tuple[AdmissionControl, _Crowd]:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
         crowd.enter("a")
         clock.now_s += 0.1
         crowd.leave("a")
+    return control, crowd
+
+
+def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: FixedClock) -> None:
+    control, crowd = _answering_in_a_tenth_of_a_second(crowd_of, clock)
     control.check_room(0.02)
     crowd.enter("late").note_late()
     problem = r"would pass before the result is ready: answers of model 'm' take about 0\.099 s now"
@@ -361,12 +366,7 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
 
 
 def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_of: CrowdOf, clock: FixedClock) -> None:
-    control = AdmissionControl(100, 1000)
-    crowd = crowd_of(control)
-    for _ in range(100):
-        crowd.enter("a")
-        clock.now_s += 0.1
-        crowd.leave("a")
+    control, _ = _answering_in_a_tenth_of_a_second(crowd_of, clock)
     with control.admit(Call(deadline_s=clock.now_s + 60), 4, model="m", shed=lambda: None) as held:
         held.held = HeldTime(59_990_000_000)  # an answer takes 0.1 s
         held.note_late()
