@@ -22,7 +22,8 @@ def new_plot() -> tuple[Any, Any]:
     mpl.rcParams |= {"svg.hashsalt": "neuronpipe", "svg.fonttype": "none", "font.size": 9}
     from matplotlib import pyplot
 
-    return pyplot.subplots(figsize=(8, 3))
+    plot: tuple[Any, Any] = pyplot.subplots(figsize=(8, 3))
+    return plot
 
 
 def save_plot(figure: Any, axes: Any, path: Path, title: str) -> None:
