@@ -202,6 +202,12 @@ def list_objects(folder: ObjectUri) -> list[ObjectUri]:
     return [ObjectUri(folder.bucket, key) for key in sorted(keys) if key.startswith(folder.path)]
 
 
+def etag_of(uri: ObjectUri) -> str:
+    """Returns the ETag of an object, which changes with its content. Raises StorageError."""
+    with bucket_failures():
+        return open_bucket(uri.bucket).head(uri.path)["e_tag"] or ""
+
+
 def fetch(uri: ObjectUri, file: BinaryIO) -> None:
     """Writes the content of an object to a file. Raises StorageError."""
     with bucket_failures():
