@@ -85,7 +85,10 @@ def write_report(run: Run, folder: Path) -> str:
 
 def _page(run: Run, found: Measurements, targets: Sequence[Target]) -> Iterator[str]:
     yield from ("# Benchmark", "")
-    yield f"Written by `{run.command}` (`make bench`); every round is in [results.json](results.json). Do not edit."
+    yield (
+        f"Written by `make bench`, the last time by `{run.command}`; the table of sections has their dates. "
+        "Every round is in [results.json](results.json). Do not edit."
+    )
     yield ""
     yield (
         "In each round every system has a turn: a ratio is of two turns in the same round, so that a machine which "
@@ -413,17 +416,18 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "answers afterwards. *CPU µs*, here and below, is the CPU time of all server processes a request, *client µs* "
         "that of the client, *client* its share of a CPU. *Refusing*: a server whose only place is taken; it ends "
         "every call with RESOURCE_EXHAUSTED. *Called by grpcio*: a check with a client that is not ours, and that "
-        "takes more of the machine; its ratios are to the echo called by grpcio.",
+        "takes more of the machine; its ratios are relative to the echo called by grpcio.",
         _overhead,
     ),
     LIKE_FOR_LIKE: (
         "Beside other systems, like for like",
-        "LitServe, Ray Serve, infinity (as its engine) and Triton (its Python back end) with what ours have: the same "
-        "OpenVINO graph in the same dtype, the same tokenizer in Rust, and the client that calls ours, over HTTP or "
-        "(Triton) gRPC. onnxruntime behind FastAPI, as people write it, has ONNX graphs of the same weights. "
-        "Their answers are checked against ours. Each was tried with several settings (below); the best with 32 "
-        "callers and the best with one were then measured in turns with ours, during which they are stopped (SIGSTOP). "
-        "The columns to the right are ours to the system's in the same rounds. Bold: the best of a dtype.",
+        "LitServe, Ray Serve, infinity (as its engine) and Triton (its Python back end) with the OpenVINO graph, "
+        "the dtype and the tokenizer in Rust of neuronpipe. The client that calls neuronpipe over gRPC calls them "
+        "over HTTP or (Triton) gRPC. onnxruntime behind FastAPI, as people write it, has ONNX graphs of the same "
+        "weights. Their answers are checked against neuronpipe's answers. Each was tried with several settings "
+        "(below). The best with 32 callers and the best with one were then measured in turns with neuronpipe, "
+        "during whose turns they are stopped (SIGSTOP). The columns to the right are neuronpipe's figure divided by"
+        " the other system's figure, in the same rounds. Bold: the best of a dtype.",
         _like_for_like,
     ),
     models.SECTION: (
@@ -431,7 +435,8 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "MiniLM's body with a head of two labels made from a seed, English of up to 128 tokens, 33 on average. *Back "
         "end alone*: OpenVINO in one process with as many streams as CPUs, given tokenized texts sorted by length and "
         "cut into the best of several batch sizes: the ceiling. *Padding* is the part of the computed tokens that was "
-        "padding.",
+        "padding. Other sections measured the same systems at other times, and the speed of a virtual CPU drifts: "
+        "compare figures of one table only.",
         _models,
     ),
     against_peers.SECTION: (
@@ -439,21 +444,22 @@ _SECTIONS: Mapping[str, tuple[str, str, _Lines]] = {
         "The same model on the same texts, in float32 on PyTorch, each server in a virtual environment of its own, as "
         "people would start it; `transformers` is a pipeline in the caller's process, one text at a time or batched. "
         "LitServe, Ray Serve and Triton were measured with both ways to use two CPUs; the better one counts, for each "
-        "figure. The client that calls ours calls each. A peer's server is stopped (SIGSTOP) during our turns, since "
-        "some take CPU time when idle. The columns to the right are `serve all`'s to the system's in the same rounds: "
-        "throughput at the same callers.",
+        "figure. The client that calls neuronpipe calls each. A peer's server is stopped (SIGSTOP) during the turns of "
+        "neuronpipe, since some take CPU time when idle. The columns to the right are the throughput of `serve all` "
+        "divided by the system's throughput, in the same rounds and with the same callers.",
         _peers,
     ),
     embedding_peers.SECTION: (
         "Embeddings beside other systems",
-        "MiniLM as an embedder: the same weights, tokenizer and texts as theirs. Servers are called by the client that "
-        "calls ours: llama.cpp's own server, built for this CPU; infinity with its engine `optimum`, which is "
-        "onnxruntime; onnxruntime behind FastAPI as people write it, each text alone. Libraries embed in their own "
-        "process, batches of 32 texts for 32 callers and single texts for one: sentence-transformers with each of its "
-        "back ends, fastembed, and candle (candding). int8: ONNX's dynamic quantization, llama.cpp's q8_0. Vectors "
-        f"are checked against ours: 1 - cosine is at most {_tolerances(embedding_peers.TOLERANCES)}. Each server was "
-        "tried with several settings (below). Peers are stopped (SIGSTOP) during our turns. The columns to the right "
-        "are ours to the system's in the same rounds. Bold: the best of a dtype.",
+        "MiniLM as an embedder: all systems have the same weights, tokenizer and texts. The client that calls "
+        "neuronpipe calls these servers: llama.cpp's own server, built for this CPU; infinity with its engine "
+        "`optimum`, which is onnxruntime; onnxruntime behind FastAPI as people write it, each text alone. Libraries "
+        "embed in their own process, batches of 32 texts for 32 callers and single texts for one: "
+        "sentence-transformers with each of its back ends, fastembed, and candle (candding). int8: ONNX's dynamic "
+        "quantization, llama.cpp's q8_0. Vectors are checked against neuronpipe's vectors: 1 - cosine is at most "
+        f"{_tolerances(embedding_peers.TOLERANCES)}. Each server was tried with several settings (below). Peers are "
+        "stopped (SIGSTOP) during the turns of neuronpipe. The columns to the right are neuronpipe's figure divided by "
+        "the other system's figure, in the same rounds. Bold: the best of a dtype.",
         _embeddings,
     ),
     overload.SECTION: (

@@ -81,8 +81,8 @@ def _page(day: Day) -> Iterator[str]:
         sizes = [size for _, size in samples]
         yield f"| {name} | {sizes[0]:.0f} | {max(sizes):.0f} | {sizes[-1]:.0f} | {day.limits_mib[name]:.0f} |"
     yield from ("", f"![{_MEMORY_TITLE}](day-memory.svg)", "", "## Latency", "")
-    yield f"p99 of calls in windows of {_WINDOW_S:g} s. Gray: something happens. Red: a process is killed. Calls are"
-    yield "held while the only process of a stage starts again."
+    yield f"p99 of calls in windows of {_WINDOW_S:g} s. Gray: a process stops or a fault begins. Red: a process is"
+    yield "killed. Calls are held while the only process of a stage starts again."
     yield from ("", f"![{_LATENCY_TITLE}](day-latency.svg)")
 
 

@@ -89,10 +89,12 @@ def _svg(groups: Sequence[Group], notes: Sequence[str]) -> Iterator[str]:
         yield _text(_MARGIN, y + 20, group.title, "title")
         yield _text(_THROUGHPUT.left, y + 20, group.remark, "note")
         y += 28
+        fastest = max(server.per_s for server in group.servers)
+        soonest = min(server.p50_ms for server in group.servers)
         for server in group.servers:
             yield _text(_MARGIN, y + 12, server.name, "title" if server.is_ours else "", _NAMES_END)
-            yield from _bar(_THROUGHPUT, server.per_s, most, y, server.is_ours)
-            yield from _bar(_LATENCY, server.p50_ms, longest, y, server.is_ours)
+            yield from _bar(_THROUGHPUT, server.per_s, most, y, server, is_best=server.per_s == fastest)
+            yield from _bar(_LATENCY, server.p50_ms, longest, y, server, is_best=server.p50_ms == soonest)
             y += _ROW
         y += 4
     for number, line in enumerate(lines):
@@ -100,12 +102,12 @@ def _svg(groups: Sequence[Group], notes: Sequence[str]) -> Iterator[str]:
     yield "</svg>"
 
 
-def _bar(column: _Column, figure: float, largest: float, y: int, is_ours: bool) -> Iterator[str]:
-    """A bar with its figure behind it."""
+def _bar(column: _Column, figure: float, largest: float, y: int, server: Server, *, is_best: bool) -> Iterator[str]:
+    """A bar with its figure behind it, which is bold if it is the best of its group."""
     length = column.length * figure / largest
-    kind = "ours" if is_ours else "peer"
+    kind = "ours" if server.is_ours else "peer"
     yield f'<rect class="{kind}" x="{column.left}" y="{y}" width="{length:.1f}" height="{_BAR}" rx="2"/>'
-    yield _text(column.left + length + 5, y + 12, rounded(figure), "title" if is_ours else "")
+    yield _text(column.left + length + 5, y + 12, rounded(figure), "title" if is_best else "")
 
 
 def _text(x: float, y: float, text: str, kind: str, end: float = _WIDTH) -> str:

@@ -113,8 +113,8 @@ def _date(folder: str, section: str) -> str:
     return str(_results(folder)["sections"][section])[:10]
 
 
-def _link(folder: str) -> str:
-    return f"[{_SHORT[folder]}](benchmarks/{folder}/README.md)"
+def _link(folder: str, above: str = "benchmarks/") -> str:
+    return f"[{_SHORT[folder]}]({above}{folder}/README.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,8 +295,10 @@ def _missed() -> Iterator[str]:
     for folder in folders:
         targets = [by_folder[folder] for by_folder in found.values() if folder in by_folder]
         missed = sum(not target["is_met"] for target in targets)
-        counts.append(f"{missed} of {len(targets)} on the {_link(folder)} ({_results(folder)['machine']['date'][:10]})")
-    yield f"Missed: {counts[0]}; {counts[1]}; {counts[2]}. Bold: missed."
+        unmeasured = sum(not target["measured"] for target in _results(folder)["targets"])
+        date = _results(folder)["machine"]["date"][:10]
+        counts.append(f"{missed} of {len(targets)} on the {_link(folder, '')} ({date}; {unmeasured} not measured)")
+    yield f"Missed: {', '.join(counts)}. Bold: missed."
     yield ""
     heading = ["Target", *("AMX" if folder == _AMX else _SHORT[folder][4:] for folder in folders)]
     rows = [
@@ -352,7 +354,7 @@ _PARTS = {
     "accuracy": _accuracy,
 }
 _PART = re.compile(r"(?<=<!-- )([\w ]+)(: made by tests/documentation/figures\.py -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-_PAGES = tuple(ROOT / "docs" / name for name in ("comparison.md", "limits.md"))
+_PAGES = (ROOT / "docs" / "comparison.md", _BENCHMARKS / "README.md")
 
 
 def _chart() -> str:
@@ -361,12 +363,16 @@ def _chart() -> str:
     for dtype in _DTYPES:
         servers = [Server(_chart_name(server), *figures, server == _OURS) for server, figures in _like_for_like(dtype)]
         servers.sort(key=lambda server: (not server.is_ours, -server.per_s))
-        groups.append(Group(dtype, f"agreement {_agreements()[dtype]:.3f}", servers))
+        agreement = _agreements()[dtype]
+        others = round((1 - agreement) * 100)
+        differ = f": {others} of 100 labels differ" if others else ""
+        groups.append(Group(dtype, f"agreement {agreement:.3f}{differ}", servers))
     shown = {server.name for group in groups for server in group.servers}
     remarks = [remark for server, remark in _REMARKS.items() if _chart_name(server) in shown]
     machine = f"{_SHORT[_GRAPH]}, 2 virtual CPUs, {_date(_GRAPH, _MODELS)}."
     return chart(
-        groups, [f"MiniLM classifier, the same OpenVINO graph and tokenizer in each server. {machine}", *remarks]
+        groups,
+        [f"MiniLM classifier, the same OpenVINO graph and tokenizer in each server. {machine} Bold: best.", *remarks],
     )
 
 

@@ -132,7 +132,7 @@ async def test_a_task_that_the_labels_do_not_allow_is_refused(family: str, serve
     (outcome,) = await served.infer_all(family, [TaskInput(rerank=RerankInput(query="a", texts=["b"]))])
     assert outcome.error.code == code_pb2.FAILED_PRECONDITION
     assert outcome.error.message == (
-        "model 'Bert' has the task zero_shot_classification or text_classification, the input is for rerank"
+        "model 'Bert' supports zero-shot-classification and text-classification, not rerank"
     )
 
 

@@ -18,6 +18,9 @@ _DASHBOARD = ROOT / "docs" / "grafana.json"
 _READ: Mapping[str, Sequence[str]] = {
     "NeuronpipeLatency": ("performance-tuning.md#find-the-bottleneck", "registry.md#a-versions-way-into-production"),
     "NeuronpipeGone": ("deployment.md#health-checks-readiness-and-liveness",),
+    "NeuronpipeProcessUnreachable": ("deployment.md#health-checks-readiness-and-liveness",),
+    "NeuronpipeImpaired": ("deployment.md#liveness-and-impaired-executors",),
+    "NeuronpipeVersionFailed": ("registry.md#a-versions-way-into-production", "troubleshooting.md#in-the-log"),
     "NeuronpipeNoTraffic": ("deployment.md#proxies", "security.md#refused-credentials"),
     "NeuronpipeErrors": ("troubleshooting.md#unavailable-retry", "troubleshooting.md#internal-a-fault-of-the-server"),
     "NeuronpipeSaturated": ("autoscaling.md", "security.md#quotas"),
@@ -67,7 +70,7 @@ _STEPS = (
     (
         "undo its last change",
         "`kubectl -n neuronpipe rollout undo deployment/SERVICE`",
-        "start the former images",
+        f"`VERSION=FORMER {_COMPOSE} up -d --no-build SERVICE`",
     ),
     (
         "add processes",

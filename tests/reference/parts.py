@@ -62,7 +62,7 @@ def _sample(task: str) -> list[str]:
     words = "Python: " + ", ".join(map(code, _methods(task))) + "."
     if task not in TASKS:
         return [*lines, words]
-    request = first_request("NAME", task, "127.0.0.1:8080").replace(" -d ", " \\\n  -d ", 1)
+    request = first_request("NAME", task, "http://127.0.0.1:8080").replace(" -d ", " \\\n  -d ", 1)
     answers = [answer] if (answer := answer_json(task)) else []
     lines += ["```text", request, *answers, "```", ""]  # tests/unit/cli/test_run.py tries each
     model = TaskModel(task)

@@ -138,6 +138,36 @@ def test_gateways_that_are_all_gone_fire(tmp_path: Path, series: dict[str, str],
     _check(tmp_path, "NeuronpipeGone", named, [{"severity": "critical"}] if fires else [])
 
 
+@pytest.mark.parametrize(("job", "up", "fires"), [("gateway", "0x10", True), ("gateway", "1x8 0x2", False)])
+def test_one_process_that_cannot_be_reached_fires(tmp_path: Path, job: str, up: str, fires: bool) -> None:
+    labels = {"severity": "warning", "job": job, "instance": "h:9464"}
+    series = {f"up{{{_GATEWAY}}}": "1x10", f'up{{job="{job}", instance="h:9464"}}': up}
+    _check(tmp_path, "NeuronpipeProcessUnreachable", series, [labels] if fires else [])
+
+
+def test_a_process_of_another_system_that_cannot_be_reached_does_not_fire(tmp_path: Path) -> None:
+    _check(tmp_path, "NeuronpipeProcessUnreachable", {'up{job="node", instance="n:9100"}': "0x10"}, [])
+
+
+@pytest.mark.parametrize(("impaired", "fires"), [("1x10", True), ("0x10", False)])
+def test_an_impaired_process_fires(tmp_path: Path, impaired: str, fires: bool) -> None:
+    labels = {"severity": "critical", "job": "neuron-executor", "instance": "e:9464"}
+    series = {'neuronpipe_process_impaired{job="neuron-executor", instance="e:9464"}': impaired}
+    _check(tmp_path, "NeuronpipeImpaired", series, [labels] if fires else [])
+
+
+@pytest.mark.parametrize(("failed", "fires"), [("1x10", True), ("1x3 0x7", False)])
+def test_a_version_that_stays_without_loading_fires(tmp_path: Path, failed: str, fires: bool) -> None:
+    where = {"job": "gateway", "instance": "g:9464", "neuronpipe_model_name": "m", "neuronpipe_model_version": "2"}
+    named = ", ".join(f'{label}="{value}"' for label, value in where.items())
+    series = {
+        f'neuronpipe_version_state{{{named}, neuronpipe_model_state="failed"}}': failed,
+        f'neuronpipe_version_state{{{named}, neuronpipe_model_state="loading"}}': "1x10",
+    }
+    labels = [{"severity": "warning", **where}]
+    _check(tmp_path, "NeuronpipeVersionFailed", series, labels if fires else [])
+
+
 def test_the_texts_of_alerts_name_no_files_of_this_repository() -> None:
     """Who is woken by one has no checkout."""
     groups = yaml.safe_load(_RULES.read_text())["groups"]

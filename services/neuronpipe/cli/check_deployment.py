@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Logs each problem, or that there is none. Raises SetupError with all problems."""
     _, _, options.extra = SERVICES[options.service]
-    settings = read_arguments(options.service, options.settings)
+    settings = read_arguments(options.service, options.settings, "check-deployment")
     from neuronpipe.core.logs import log, log_warning, start_logging
     from neuronpipe.deploy.checks import check_deployment
 

@@ -131,7 +131,8 @@ def _task_of_text(options: argparse.Namespace, client: "Client") -> str:
     tasks = tasks_of(client.get_model(options.model, options.version))
     if task := next((task for task in tasks if task in _TASKS_OF_TEXTS), None):
         return task
-    raise SetupError(f"--text: model {options.model!r} does not summarize or translate; it has the task {tasks[0]}")
+    task = tasks[0].replace("_", "-")
+    raise SetupError(f"--text: model {options.model!r} does not summarize or translate; it supports {task}")
 
 
 def _messages(options: argparse.Namespace) -> list[Any] | None:

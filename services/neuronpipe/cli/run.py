@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuronpipe.cli.repository import folder
 from neuronpipe.cli.terminal import option, report
 from neuronpipe.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from neuronpipe.serve.settings import AllSettings
 
 HELP = "compile a model, unless it is compiled, and serve it on this machine over gRPC and HTTP"
 EXTRA = "compile"
@@ -24,6 +27,8 @@ _CACHE = Path("~/.cache/neuronpipe/run")
 _NEURONPIPE = (sys.executable, "-m", "neuronpipe")
 # Events of the service's log that are not shown, because they do not help the user.
 _NOT_SHOWN = ("computed", "stopped")
+# Settings of the addresses that events name.
+_ADDRESSES = {"listening": "listen", "listening for HTTP": "http_listen"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +45,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Serves until Ctrl-C or SIGTERM. Raises SetupError."""
     from neuronpipe.bundles.writing import default_name, newest_bundle
+    from neuronpipe.core.settings import read_settings
+    from neuronpipe.serve.settings import AllSettings
 
     name = options.name or default_name(options.source)
     repository: Path = options.repository or _own_repository(options)
+    # Before the model is compiled, which takes minutes: a wrong setting ends the command at once.
+    addresses = {"listen": options.listen, "http_listen": options.http_listen}
+    settings = read_settings(AllSettings, {"repository": str(repository), **addresses})
     compiling = ["compile", options.source, "--name", name, "--backend", options.backend, "--if-missing"]
     compiling += ["--task", options.task, "--dtype", options.dtype, "--repository", str(repository)]
     # In a process of its own: the compiler's libraries (PyTorch, transformers) stay out of the serving process.
@@ -54,14 +64,13 @@ def run(options: argparse.Namespace) -> None:
     serving = ["--repository", str(repository), "--listen", options.listen, "--http-listen", options.http_listen]
     serving += ["--kept-traces", "100"]
     with _service(*serving) as service:
-        addresses: dict[str, str] = {}
         for line in service.stderr or ():
             entry = _read(line)
             event = entry.get("event", "")
-            if event.startswith("listening"):
-                addresses[event] = entry["address"]
+            if event in _ADDRESSES:
+                addresses[_ADDRESSES[event]] = entry["address"]
             elif event == "ready":
-                _tell(name, bundle.spec.task, addresses["listening"], addresses["listening for HTTP"])
+                _tell(name, bundle.spec.task, settings, **addresses)
             elif event == "draining":
                 report("stopping: finishing the requests in flight; press Ctrl-C again to end at once")
             elif event not in _NOT_SHOWN:
@@ -115,14 +124,24 @@ def _read(line: str) -> dict[str, str]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _tell(name: str, task: str, grpc: str, http: str) -> None:
+def _tell(name: str, task: str, settings: "AllSettings", listen: str, http_listen: str) -> None:
+    scheme = "https" if settings.tls.tls_certificate else "http"
+    url = f"{scheme}://{http_listen}".replace("//0.0.0.0:", "//127.0.0.1:")  # an address at which this machine calls
+    http, callers = settings.gateway.http, settings.gateway.callers
+    off = "off" if http.console == "off" else "off (--http-listen is not on loopback; NEURONPIPE_ALL_CONSOLE=on)"
     report(f"\n{name} ({task.replace('_', '-')}) is served; Ctrl-C ends it.\n")
-    report(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  console  http://{http}/\n\nTry it:\n")
-    report(f"  {first_request(name, task, http)}\n")
+    report(f"  gRPC     {listen}\n  HTTP     {url}")
+    report(f"  console  {f'{url}/' if http.has_console else off}\n\nTry it:\n")
+    if callers.api_keys:
+        report(f"  neuronpipe key create --api-keys {callers.api_keys} --tenant TENANT  # then set NEURONPIPE_API_KEY")
+    report(f"  {first_request(name, task, url, has_key=callers.has_authentication)}\n")
 
 
-def first_request(name: str, task: str, http: str) -> str:
-    """Returns a call by curl: with the task's sample, in the form of the protocol that has the task."""
+def first_request(name: str, task: str, url: str, *, has_key: bool = False) -> str:
+    """Returns a call by curl: with the task's sample, in the form of the protocol that has the task.
+
+    `has_key`: the call sends the key or token in NEURONPIPE_API_KEY.
+    """
     from neuronpipe.core.task_inputs import SAMPLES
     from neuronpipe.doors.http.huggingface_tasks import CONVERTERS
 
@@ -141,4 +160,5 @@ def first_request(name: str, task: str, http: str) -> str:
         if sample.get("is_query"):
             body["prompt_name"] = "query"
     data = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
-    return f"curl http://{http}{path} -H 'content-type: application/json' -d '{data}'"
+    key = ' -H "authorization: Bearer $NEURONPIPE_API_KEY"' if has_key else ""
+    return f"curl {url}{path}{key} -H 'content-type: application/json' -d '{data}'"

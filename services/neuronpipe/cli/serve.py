@@ -162,8 +162,8 @@ def settings_of(service: str) -> "type[ServiceSettings]":
     return kind
 
 
-def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
-    """Returns the parser of the arguments of `neuronpipe serve SERVICE`.
+def settings_parser(service: str, *, shows_all: bool = True, command: str = "serve") -> CommandParser:
+    """Returns the parser of the arguments of `neuronpipe serve SERVICE`, or of another command with its settings.
 
     The help has the first options, or all, each below the docstring of the class that declares it.
     """
@@ -171,7 +171,7 @@ def settings_parser(service: str, *, shows_all: bool = True) -> CommandParser:
 
     kind = settings_of(service)
     about = f"{kind.__doc__} Each option is also a variable. Times and sizes take units: 250ms, 10m, 256MiB."
-    parser = CommandParser(prog=f"neuronpipe serve {service}", usage="%(prog)s [options]")
+    parser = CommandParser(prog=f"neuronpipe {command} {service}", usage="%(prog)s [options]")
     explain(parser, about.removesuffix("."))
     parser.add_argument("--help-all", action="help", help="show all options, by topic, and exit")
     groups = {"": parser.add_argument_group("first options")}
@@ -197,15 +197,16 @@ def _metavar(name: str) -> str:
     return next((kind for kind, ends in _METAVARS.items() if name.endswith(ends)), "VALUE")
 
 
-def read_arguments(service: str, arguments: Sequence[str]) -> "ServiceSettings":
-    """Reads the settings of a service from the arguments of `neuronpipe serve SERVICE`, and the environment.
+def read_arguments(service: str, arguments: Sequence[str], command: str = "serve") -> "ServiceSettings":
+    """Reads the settings of a service from the arguments of `neuronpipe COMMAND SERVICE`, and the environment.
 
     Raises SetupError.
     """
     from neuronpipe.core.settings import read_settings
 
     kind = settings_of(service)
-    given_settings = vars(settings_parser(service, shows_all="--help-all" in arguments).parse_args(arguments))
+    parser = settings_parser(service, shows_all="--help-all" in arguments, command=command)
+    given_settings = vars(parser.parse_args(arguments))
     _check_required(kind, given_settings)
     return read_settings(kind, given_settings)
 

@@ -170,7 +170,8 @@ def _plan(options: argparse.Namespace, request: "TransformRequest", model: "Mode
     is_openai = request.input_format == _OPENAI
     task = request.task or ("sentence_embedding" if is_openai else model.tasks[0])
     if task not in model.tasks and task not in ("tokenization", "detokenization"):
-        raise SetupError(f"--task {options.task}: model {model.name!r} has the task {' or '.join(model.tasks)}")
+        tasks = " and ".join(model.tasks).replace("_", "-")
+        raise SetupError(f"--task {options.task}: model {model.name!r} supports {tasks}")
     template, shared = _template(task, request.options)
     columns = {} if is_openai else _columns(task, options.column or (), shared)
     return make_plan(replace(request, task=task, columns=columns), model, template)

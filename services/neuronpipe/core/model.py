@@ -179,7 +179,8 @@ class ModelSpec(Frozen):
     def check_answers(self, task: str) -> None:
         """Raises WrongTask if the model does not answer the task."""
         if not self.answers(task):
-            raise WrongTask(f"model {self.name!r} has the task {' or '.join(self.tasks)}, the input is for {task}")
+            tasks = " and ".join(self.tasks).replace("_", "-")
+            raise WrongTask(f"model {self.name!r} supports {tasks}, not {task.replace('_', '-')}")
 
     @property
     def is_static(self) -> bool:

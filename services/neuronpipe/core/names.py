@@ -270,6 +270,12 @@ class Metrics:
         "stays; else 1",
         Attributes.FILE,
     )
+    PROCESS_IMPAIRED = _gauge(
+        "process.impaired",
+        "1",
+        "1 while the process lacks cores, or a back end hangs, for longer than --impaired-limit-s; else 0. Front "
+        "processes say it of their executor",
+    )
     TENANT_IN_FLIGHT = _gauge("tenant.in_flight", "{request}", "requests of a tenant in flight", Attributes.TENANT)
     TENANT_TOKENS = _counter("tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT)
     TENANT_REFUSED = _counter(

@@ -118,7 +118,7 @@ def test_a_text_is_summarized_or_translated(target: str, client: Client) -> None
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--text", "a"], "--text: model 'writer' does not summarize or translate; it has the task text_generation"),
+        (["--text", "a"], "--text: model 'writer' does not summarize or translate; it supports text-generation"),
         (["--prompt", "a", "--target-language", "de_DE"], "--target-language: is for --text"),
         (["--messages", "{}"], "--messages: must be a list of messages"),
         (["--messages", "["], "--messages: is not JSON"),

@@ -181,7 +181,7 @@ BAD_REQUESTS: dict[str, tuple[InferRequest, type[NeuronpipeError], str]] = {
     "another task": (
         embed("a", model="classifier"),
         WrongTask,
-        "model 'classifier' has the task text_classification, the input is for sentence_embedding",
+        "model 'classifier' supports text-classification, not sentence-embedding",
     ),
     "no input": (
         InferRequest(model="classifier"),

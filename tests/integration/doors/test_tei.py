@@ -96,7 +96,7 @@ def test_sparse_vectors_are_for_models_that_make_them(ask: Ask) -> None:
     for rpc in ("Embed/EmbedSparse", "Embed/EmbedSparseStream"):
         answer = ask(rpc, {"inputs": "a"}, neuronpipe_model="minilm")
         assert answer["code"] == "FAILED_PRECONDITION"
-        assert answer["details"].startswith("model 'minilm' has the task sentence_embedding")
+        assert answer["details"].startswith("model 'minilm' supports sentence-embedding")
 
 
 def _labels(scored: Any) -> dict[str, Any]:

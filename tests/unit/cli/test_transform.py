@@ -39,7 +39,7 @@ def rows(tmp_path: Path) -> Path:
             ["--options", '{"topk": 1}'],
             "--options: text_classification: there is no field 'topk'; did you mean 'top_k'",
         ),
-        (["--task", "fill-mask"], "--task fill-mask: model 'classifier' has the task text_classification"),
+        (["--task", "fill-mask"], "--task fill-mask: model 'classifier' supports text-classification"),
         (["--shard-rows", "0"], "--shard-rows 0: must be 1 or more"),
         (["--price-per-hour", "nan"], "--price-per-hour nan: must be 0 or more"),
         (["--input-format", "openai", "--keep", "id"], "--keep: not with --input-format openai"),

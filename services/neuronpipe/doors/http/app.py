@@ -100,7 +100,9 @@ class RouteTable:
         if pair := methods.get("GET" if method == "HEAD" else method):
             return *pair, names
         allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else [])])
-        raise RequestRefused(405, "method_not_allowed", f"this path takes {allowed}", (b"allow", allowed.encode()))
+        is_console = (method, path) == ("GET", "/")
+        problem = "the console is off (set --console on)" if is_console else f"this path takes {allowed}"
+        raise RequestRefused(405, "method_not_allowed", problem, (b"allow", allowed.encode()))
 
 
 class _RoutedRequest(NamedTuple):
@@ -366,7 +368,9 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     """
     host = read_header(headers, b"host").lower()
     if host and not _is_own(host, hosts):
-        raise RequestRefused(403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (http_hosts)")
+        raise RequestRefused(
+            403, "forbidden", f"host: {host[:_SHOWN]!r} is not a name of this gateway (add it with --http-hosts)"
+        )
     if _is_origin_of(headers, origins):
         return
     origin = read_header(headers, b"origin").lower().rpartition("://")[2]
@@ -374,7 +378,7 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
     if (is_page_call and headers.get(b"sec-fetch-site") in _OTHER_SITES) or (
         b"origin" in headers and origin != host and not (hosts and _is_own(origin, hosts))
     ):
-        problem = "origin: pages of other sites may not call this gateway (http_cors_origins)"
+        problem = "origin: pages of other sites may not call this gateway (permit them with --http-cors-origins)"
         raise RequestRefused(403, "forbidden", problem)
 
 

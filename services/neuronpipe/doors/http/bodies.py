@@ -32,6 +32,26 @@ _MAX_PATH = 200
 UNKNOWN, MISSING = "unknown_field", "missing_field"
 # pydantic's errors of a value whose field `type` says which of several kinds it has.
 _UNKNOWN_KIND, _NO_KIND = "union_tag_invalid", "union_tag_not_found"
+# The words for pydantic's errors of a value of another type, of which a field may permit several.
+_FORMS = {
+    **dict.fromkeys(("model_type", "dict_type"), "an object"),
+    "list_type": "a list",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "float_type": "a number",
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+}
+# The words for other errors, with the values of pydantic's context.
+_PROBLEMS = {
+    "extra_forbidden": "is not supported",  # a second name of a field
+    **dict.fromkeys(("missing", MISSING, _NO_KIND), "is missing"),
+    _UNKNOWN_KIND: "must be one of {expected_tags}",
+    "literal_error": "must be {expected}",
+    "too_short": "has {actual_length} elements, the minimum is {min_length}",
+    "too_long": "has more than {max_length} elements, the limit",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
 # orjson's words for a number that is JSON, and that no float64 holds.
 _TOO_LARGE = "number is infinity when parsed as double"
 
@@ -88,17 +108,24 @@ def check_body(kind: TypeAdapter[Any], value: Any) -> Any:
     except ValidationError as error:
         # A value with several forms has the errors of each form. The caller meant the form whose error is deepest in
         # the value, or the form that is right except for its length.
+        errors = error.errors(include_url=False, include_input=False)
         worst = max(
-            error.errors(include_url=False, include_input=False),
+            errors,
             key=lambda error: (
                 error["type"] in ("too_long", "too_short"),
                 len(_place(error)),
                 [step for step in error["loc"] if isinstance(step, int)],
             ),
         )
-        raise InvalidInput(
-            _path(value, _place(worst), worst["type"] in ("missing", MISSING, _NO_KIND)), _problem(worst)
-        ) from None
+        path = _path_of(value, worst)
+        if worst["type"] not in _FORMS:
+            raise InvalidInput(path, _problem(worst)) from None
+        forms = [_FORMS[each["type"]] for each in errors if each["type"] in _FORMS and _path_of(value, each) == path]
+        raise InvalidInput(path, f"must be {' or '.join(dict.fromkeys(forms))}") from None
+
+
+def _path_of(value: Any, error: ErrorDetails) -> str:
+    return _path(value, _place(error), error["type"] in ("missing", MISSING, _NO_KIND))
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
@@ -187,13 +214,7 @@ def _fields_of(value: Any, location: tuple[int | str, ...], is_missing: bool) ->
 
 
 def _problem(error: ErrorDetails) -> str:
-    if error["type"] == "extra_forbidden":  # a second name of a field
-        return "is not supported"
-    if error["type"] in ("model_type", "dict_type"):  # pydantic's message names a class
-        return "must be an object"
-    if error["type"] == _UNKNOWN_KIND:  # pydantic's message repeats the caller's word
-        return f"must be one of {error['ctx']['expected_tags']}"
-    if error["type"] == _NO_KIND:
-        return "field required"
+    if words := _PROBLEMS.get(error["type"]):
+        return words.format(**error.get("ctx", {}))
     message = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

@@ -1,6 +1,7 @@
 """The types of which the bodies of requests are made."""
 
 from collections.abc import Mapping, Sequence, Set
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -11,6 +12,9 @@ from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generation_options import Option, OptionKind
 from neuronpipe.doors.http.bodies import UNKNOWN, read_image
 from neuronpipe.doors.http.unknown_fields import HARMLESS, UnknownFields
+
+# The characters of an unknown field that are compared with known fields, and the likeness of a field to suggest.
+_LONGEST_NAME, _LIKENESS = 64, 0.8
 
 
 class Body(BaseModel):
@@ -47,7 +51,9 @@ class Body(BaseModel):
                 continue
             # The first unknown field is the only error: the errors of all unknown fields could take gigabytes.
             if not unknown_fields.ignore(name, is_harmless=extra == "ignore" or name in cls.harmless):
-                raise PydanticCustomError(UNKNOWN, "is not supported", {"field": name})
+                near = get_close_matches(name[:_LONGEST_NAME], cls._known, 1, _LIKENESS)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise PydanticCustomError(UNKNOWN, "is not supported{hint}", {"field": name, "hint": hint})
         return known_fields
 
 

@@ -147,7 +147,7 @@ LIVE, READY = (
 )
 # The door itself answers these routes, also while the process starts and drains.
 HEALTH_ROUTES = (
-    _health("/health", "TEI and others: 200 while requests are answered, 503 else"),
+    _health("/health", "TEI and others: 200 if the server answers requests, otherwise 503"),
     _health("/ping", "SageMaker: the same"),
     READY,
     LIVE,

@@ -156,7 +156,7 @@ class SaidMessage(OpenBody):
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.role in _WITH_CONTENT and self.content is None and self.refusal is None:
-            raise PydanticCustomError(MISSING, "field required", {"field": "content"})
+            raise PydanticCustomError(MISSING, "is missing", {"field": "content"})
         return self
 
     def message(self) -> ChatMessage:

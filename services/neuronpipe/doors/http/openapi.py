@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from neuronpipe import __version__
 from neuronpipe.core.names import ROUTE_KEY
+from neuronpipe.core.task_inputs import SAMPLES
 from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.exchange import JSON, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.unknown_fields import STRICT_FIELD
@@ -33,6 +34,29 @@ _HEADERS: dict[str, tuple[dict[str, Any], str]] = {
         "true: every field that the body does not have is an error; false: such fields are ignored, and the header "
         "x-neuronpipe-ignored of the answer lists them; default: those that change no answer are ignored",
     ),
+}
+_SAMPLE, _PROMPT = SAMPLES["sentence_embedding"]["text"], SAMPLES["text_generation"]["prompt"]
+_QUERY, _TEXTS, _IDS = SAMPLES["rerank"]["query"], SAMPLES["rerank"]["texts"], SAMPLES["detokenization"]["token_ids"]
+_MESSAGES = {"messages": [{"role": "user", "content": _PROMPT}]}
+# Examples of bodies by a part of the path. The first that fits counts.
+_EXAMPLES: dict[str, Any] = {
+    "/v1/infer": {"model": "NAME", "input": {"sentence_embedding": {"text": _SAMPLE}}},
+    "/v1/generate": {"model": "NAME", "input": {"text_generation": SAMPLES["text_generation"]}},
+    "/generate": {"inputs": _PROMPT, "parameters": {"max_new_tokens": 40}},
+    "/chat/completions": _MESSAGES,
+    "/completions": {"prompt": _PROMPT, "max_tokens": 40},
+    "/count_tokens": _MESSAGES,
+    "/messages": {**_MESSAGES, "max_tokens": 40},
+    **{path: {"input": _SAMPLE} for path in ("/responses", "/embeddings", "/moderations", "/classify", "/pooling")},
+    "/v2/embed": {"texts": [_SAMPLE], "input_type": "search_document", "embedding_types": ["float"]},
+    **{path: {"query": _QUERY, "documents": _TEXTS} for path in ("/v1/rerank", "/v2/rerank")},
+    "/rerank": {"query": _QUERY, "texts": _TEXTS},
+    "/similarity": {"inputs": {"source_sentence": _QUERY, "sentences": _TEXTS}},
+    "/decode": {"ids": [_IDS]},
+    "/detokenize": {"tokens": _IDS},
+    "/score": {"text_1": _QUERY, "text_2": _TEXTS},
+    "/infer": {"inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [_SAMPLE]}]},
+    "/": {"inputs": _SAMPLE},
 }
 
 
@@ -110,7 +134,8 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     if gives is not None:
         operation["responses"]["200"]["content"] = {JSON: {"schema": gives}}
     if takes is not None:
-        content = {JSON: {"schema": takes}} | {media: {} for media in route.takes_media}
+        example = next(body for part, body in _EXAMPLES.items() if part in route.path)
+        content = {JSON: {"schema": takes, "example": example}} | {media: {} for media in route.takes_media}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 

@@ -193,7 +193,8 @@ def _pooling_task(body: Pooling, spec: ModelSpec) -> str:
             return task
     if body.task:
         raise InvalidInput("task", f"model {spec.name!r} has no task for {body.task}; it has: {', '.join(spec.tasks)}")
-    raise WrongTask(f"model {spec.name!r} has the task {' or '.join(spec.tasks)}, which /pooling does not give")
+    tasks = " and ".join(spec.tasks).replace("_", "-")
+    raise WrongTask(f"model {spec.name!r} supports {tasks}, which /pooling does not give")
 
 
 def _pooled(body: Pooling, task: str, spec: ModelSpec) -> Callable[[str], tasks.TaskInput]:

@@ -64,7 +64,7 @@ def check_exposure(settings: CallerSettings, *addresses: str) -> None:
     public = [address for address in addresses if address and not is_loopback(address)]
     if public and not settings.insecure_public:
         raise SetupError(
-            f"{', '.join(public)} can be reached from other machines, and callers are not authenticated: set api_keys, "
-            "jwks or tls_client_ca, or insecure_public where any program that reaches the address may call (see "
-            "docs/security.md)"
+            f"{', '.join(public)} can be reached from other machines, and callers are not authenticated: set "
+            "--api-keys, --jwks or --tls-client-ca; or --insecure-public if only permitted programs reach the address "
+            "(see docs/security.md)"
         )

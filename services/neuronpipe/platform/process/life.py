@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from neuronpipe.core.logs import log, log_fault, log_warning
 from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.platform.process.door import Door
 from neuronpipe.platform.process.health import HealthBoard
@@ -48,6 +49,8 @@ class Life:
         self, name: str, settings: ProcessSettings, doors: Sequence[Door], meters: Meters | None = None
     ) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
+        if meters:
+            meters.gauge(Metrics.PROCESS_IMPAIRED, lambda: not self.health.is_well)
         self.is_open = False
         self._doors = doors
         self.in_flight = InFlight(

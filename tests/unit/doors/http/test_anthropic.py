@@ -271,8 +271,8 @@ async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_tokens": None}, "max_tokens: field required"),
-        ({"messages": []}, "messages: list should have at least 1 item"),
+        ({"max_tokens": None}, "max_tokens: is missing"),
+        ({"messages": []}, "messages: has 0 elements, the minimum is 1"),
         (_of_blocks({"type": "image", "source": {}}), "messages[0].content[0]: images are not supported; send texts"),
         (
             _of_blocks({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "document", "source": {}}]}),
@@ -288,7 +288,7 @@ async def test_tokens_are_counted_without_an_answer_of_the_model() -> None:
             {"tools": [_TOOL], "tool_choice": {"type": "any"}, "output_config": {"format": _FORM}},
             "tool_choice: that forces a call cannot be combined",
         ),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: field required"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: is missing"),
         ({"mcp_servers": []}, "mcp_servers: is not supported"),
         ({"model": "other"}, "other"),
     ],

@@ -190,6 +190,22 @@ def test_an_unknown_field_is_refused_by_its_path(body: Any, field: str) -> None:
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"input": "a", "cuont": 1}, "is not supported; did you mean count?"),
+        ({"input": "a", "foo": 1}, "is not supported"),
+        ({"input": "a", "x" * (1 << 20): 1}, "is not supported"),
+        ({"input": 1}, "must be a text or a list"),
+        ({"input": "a", "share": "1"}, "must be a number"),
+    ],
+)
+def test_a_wrong_field_is_answered_with_a_similar_name_or_the_forms_that_it_may_have(body: Any, problem: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_body(_KIND, json.dumps(body).encode())
+    assert caught.value.problem == problem
+
+
 def test_many_unknown_fields_are_one_error() -> None:
     with pytest.raises(ValidationError) as caught:
         _KIND.validate_python({"input": "a"} | dict.fromkeys(map(str, range(1000)), 1))

@@ -81,14 +81,14 @@ async def test_a_model_without_prompts_says_that_it_ignores_the_type() -> None:
     ("asked", "message"),
     [
         ({"input_type": "clustering"}, "input_type: is none of the model's prompts; they are: query"),
-        ({"input_type": None}, "input_type: field required"),
-        ({"embedding_types": ["int4"]}, "embedding_types[0]: input should be 'float'"),
-        ({"embedding_types": []}, "embedding_types: list should have at least 1 item"),
+        ({"input_type": None}, "input_type: is missing"),
+        ({"embedding_types": ["int4"]}, "embedding_types[0]: must be 'float'"),
+        ({"embedding_types": []}, "embedding_types: has 0 elements, the minimum is 1"),
         ({"output_dimension": 9}, "output_dimension: 9, the model has 8"),
         ({"embedding_types": ["float", "binary"], "output_dimension": 7}, "embedding_types: binary vectors have"),
         ({"truncate": "NONE", "max_tokens": 3}, "max_tokens: is for truncate START or END"),
         ({"texts": []}, "texts: 0 inputs, must be from 1 to"),
-        ({"model": "ranker"}, "has the task rerank"),
+        ({"model": "ranker"}, "supports rerank"),
     ],
     ids=str,
 )
@@ -157,7 +157,7 @@ async def test_texts_and_images_are_billed_each_in_their_units() -> None:
         ({"texts": ["a"], "images": ["aW1hZ2U="]}, "must have one of texts, images and inputs"),
         ({}, "must have one of texts, images and inputs"),
         ({"images": ["aW1hZ2U=", "http://a/b"]}, "images[1]: is an address; send the image itself"),
-        ({"inputs": [{"content": 2 * [{"type": "text", "text": "a"}]}]}, "inputs[0].content: list should have at most"),
+        ({"inputs": [{"content": 2 * [{"type": "text", "text": "a"}]}]}, "inputs[0].content: has more than 1 elements"),
     ],
     ids=str,
 )

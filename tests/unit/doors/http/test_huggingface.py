@@ -278,11 +278,11 @@ async def test_the_root_is_an_endpoint_of_one_model() -> None:
 @pytest.mark.parametrize(
     ("model", "body", "error"),
     [
-        ("labels", {}, "inputs: field required"),
+        ("labels", {}, "inputs: is missing"),
         ("labels", [], "body: must be an object"),
-        ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: input should be a valid integer"),
-        ("entailer", {"inputs": "t"}, "parameters: field required"),
-        ("answerer", {"inputs": {"question": "q"}}, "inputs.context: field required"),
+        ("labels", {"inputs": "t", "parameters": {"top_k": "1"}}, "parameters.top_k: must be a whole number"),
+        ("entailer", {"inputs": "t"}, "parameters: is missing"),
+        ("answerer", {"inputs": {"question": "q"}}, "inputs.context: is missing"),
         ("answerer", {"inputs": _QUESTION, "parameters": {"max_seq_len": 9}}, "is not supported"),
         ("extractor", {"inputs": "t", "prompt_name": "query"}, "prompt_name: is for models of sentence embeddings"),
         ("late", {"inputs": "t", "prompt_name": "other"}, "prompt_name: must be query or document for a model of late"),
@@ -390,7 +390,7 @@ async def test_labels_in_one_text_have_no_empty_one(browser: Browser) -> None:
 async def test_labels_that_are_null_are_not_given(browser: Browser) -> None:
     body = {"inputs": "t", "parameters": {"candidate_labels": None}}
     _, answer = await browser.post("/models/entailer", body)
-    assert answer["error"] == "parameters.candidate_labels: field required"
+    assert answer["error"] == "parameters.candidate_labels: is missing"
 
 
 async def test_a_context_that_answers_nothing_has_an_empty_answer() -> None:

@@ -176,7 +176,7 @@ async def test_an_answer_of_one_text_has_no_room_for_several(browser: Browser, p
         ("text_generation", {"clean_up_tokenization_spaces": True}, "clean_up_tokenization_spaces: is not"),
         ("text_generation", {"max_length": 50}, "max_length: is not supported, because it counts the prompt"),
         ("text_generation", {"min_length": 5}, "min_length: is not supported, because it counts the prompt"),
-        ("summarization", {"max_length": 1}, "max_length: input should be greater than or equal to 2"),
+        ("summarization", {"max_length": 1}, "max_length: must be at least 2"),
         ("summarization", {"max_length": 5, "max_new_tokens": 5}, "max_length: cannot be combined with max_new_tokens"),
         (
             "summarization",

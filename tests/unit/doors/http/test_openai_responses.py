@@ -425,7 +425,7 @@ async def test_the_form_of_the_text_comes_back_as_given(browser: Browser, form: 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"input": []}, "input: list should have at least 1 item after validation, not 0"),
+        ({"input": []}, "input: has 0 elements, the minimum is 1"),
         ({"tools": [{**_WAIT, "parameters": {"type": "array"}}]}, 'tools[0].parameters: must have the type "object"'),
     ],
 )

@@ -263,7 +263,7 @@ async def test_a_message_of_the_user_and_of_the_system_needs_content(message: di
     messages = [{"role": "assistant", "refusal": "No."}, message]
     status, answer = await _browser().post("/v1/chat/completions", {"messages": messages})
     assert (status, answer["error"]["param"]) == (400, "messages[1].content")
-    assert "field required" in answer["error"]["message"]
+    assert "is missing" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingResult, TaskInput, TaskResult
 from neuronpipe.doors.http import openapi
+from neuronpipe.doors.http.bodies import check_body
+from neuronpipe.doors.http.exchange import JSON, Route
 from tests.unit.doors.http.written_pipeline import ROUTES, Browser
 from tests.unit.model_specs import model_spec
 
@@ -39,6 +42,15 @@ def browser() -> Browser:
 async def document(browser: Browser) -> dict[str, Any]:
     _, document = await browser.get("/openapi.json")
     return dict(document)
+
+
+_TAKING = [route for route in ROUTES if route.takes is not None]
+
+
+@pytest.mark.parametrize("route", _TAKING, ids=lambda route: route.key)
+def test_each_body_has_an_example_that_its_route_takes(route: Route, document: dict[str, Any]) -> None:
+    content = document["paths"][route.shown_path]["post"]["requestBody"]["content"][JSON]
+    assert check_body(TypeAdapter(route.takes), content["example"])
 
 
 async def test_a_start_makes_no_document_and_the_first_requests_share_one(monkeypatch: pytest.MonkeyPatch) -> None:

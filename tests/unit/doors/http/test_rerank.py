@@ -173,5 +173,5 @@ async def test_teis_form_may_ask_for_the_best_texts_as_litellm_does(browser: Bro
 
 
 async def test_neither_texts_nor_documents_is_an_error_in_teis_form(browser: Browser) -> None:
-    expected = (400, {"error": "texts: field required", "error_type": "Validation"})
+    expected = (400, {"error": "texts: is missing", "error_type": "Validation"})
     assert await browser.post("/rerank", {"query": "q"}) == expected

@@ -92,7 +92,7 @@ async def test_a_model_of_texts_is_taken_where_none_is_named(browser: Browser) -
         ("/tokenize", {"inputs": ["a", ""]}, "inputs[1]: is empty"),
         ("/tokenize", {"inputs": "a", "prompt_name": "query"}, "prompt_name: is not supported"),
         ("/tokenize", {"inputs": []}, "inputs: 0 inputs, must be from 1 to 2048"),
-        ("/decode", {"ids": [[1], [-1]]}, "ids[1][0]: input should be greater than or equal to 0"),
+        ("/decode", {"ids": [[1], [-1]]}, "ids[1][0]: must be at least 0"),
     ],
 )
 async def test_an_error_names_its_place(browser: Browser, path: str, body: object, error: str) -> None:

@@ -95,7 +95,7 @@ async def test_vectors_are_scored_by_their_cosine(browser: Browser) -> None:
     [
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_2: 1 texts, must be as many as text_1 has, 2"),
         ({"text_1": "a", "text_2": []}, "text_2: 0 inputs, must be from 1 to 2048"),
-        ({"text_1": "a"}, "text_2: field required"),
+        ({"text_1": "a"}, "text_2: is missing"),
         ({"queries": ["a", "b"], "documents": ["c"]}, "documents: 1 texts, must be as many as queries has, 2"),
         ({"data_1": "a", "data_2": []}, "data_2: 0 inputs, must be from 1 to 2048"),
         ({"text_1": "a", "queries": "b", "text_2": "c"}, "queries: says the same as text_1; send one of them"),
@@ -160,7 +160,7 @@ async def test_the_options_of_a_pooled_vector(browser: Browser) -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({"model": "filler"}, "model 'filler' has the task fill_mask, which /pooling does not give"),
+        ({"model": "filler"}, "model 'filler' supports fill-mask, which /pooling does not give"),
         ({"model": "tokens", "task": "embed"}, "task: model 'tokens' has no task for embed; it has: feature_ex"),
         ({"model": "embedder", "task": "classify"}, "task: model 'embedder' has no task for classify; it has: s"),
         ({"model": "tokens", "dimensions": 2}, "dimensions: is for models of sentence embeddings"),

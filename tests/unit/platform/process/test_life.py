@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neuronpipe.core.errors import SetupError, Unavailable
+from neuronpipe.core.metrics import Meters
+from neuronpipe.core.names import Metrics
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.life import Life, OpenDoors, serve
@@ -73,6 +75,20 @@ async def life(door: _Door) -> Life:
 
 def _settings() -> ProcessSettings:
     return ProcessSettings(grace_s=_LIMIT_S)
+
+
+async def test_a_metric_says_that_the_process_is_impaired_not_that_it_starts_or_drains(door: _Door) -> None:
+    meters = Meters()
+    life = Life("gateway", _settings(), [door], meters)
+
+    def impaired() -> float:
+        [family] = [family for family in meters.families() if family.instrument is Metrics.PROCESS_IMPAIRED]
+        [series] = family.series.values()
+        return family.number(series)
+
+    assert impaired() == 0
+    life.health.set("", False)
+    assert impaired() == 1
 
 
 async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_calls_are_refused(
