@@ -6,17 +6,20 @@ cases is imported by tests/attack/cases.py.
 
 import asyncio
 import contextlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from demo.processes import ServiceProcess
 from neuronpipe.gateway.callers.keys import create_key
-from neuronpipe.measure.machine import resident_mb
-from tests.attack.victim import Victim
 from tests.systems.http_server import running_http_server
 
 VICTIM, MALLORY = "victim", "mallory"
@@ -54,12 +57,9 @@ class Attacked:
         """What the attacker shows over gRPC."""
         return [("authorization", f"Bearer {self.keys[MALLORY]}")] if self.keys else []
 
-    def victim(self) -> AbstractContextManager[Victim]:
-        return Victim.started(self.target, self.keys.get(VICTIM, ""), self.limit_s, self.asks_for)
-
     @property
     def rss_mib(self) -> float:
-        return resident_mb(self.process.pid) * 1e6 / (1 << 20)
+        return float(psutil.Process(self.process.pid).memory_info().rss / (1 << 20))
 
     def forget_peak(self) -> None:
         """The peak of its memory begins now."""
@@ -138,6 +138,40 @@ class Figures:
         return found
 
 
+@dataclass
+class Victim:
+    """The victim's process."""
+
+    server: Attacked
+    _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
+
+    def __enter__(self) -> Self:
+        server = self.server
+        given = server.target, server.keys.get(VICTIM, ""), str(server.limit_s), server.asks_for
+        words = [sys.executable, "-m", "tests.attack.victim", *given]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        assert self._process
+        self._process.kill()
+        self._process.communicate()
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        assert self._process
+        assert self._process.stdin
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process
+        assert self._process.stdout
+        found: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return found
+
+
 async def suffer(case: Case, server: Attacked, victim: Victim, seconds: float, *, with_latency: bool) -> Figures:
     """The figures of an attack. With latency: of several tries, the first whose latency is within its limit, or the
     last; else of one, after a moment in which the server comes to rest.
@@ -154,13 +188,13 @@ async def suffer(case: Case, server: Attacked, victim: Victim, seconds: float, *
             with contextlib.suppress(asyncio.CancelledError):
                 await attacking
         figures = Figures(
-            during.count,
-            during.failures,
-            before.latency_ms.p50,
-            during.latency_ms.p50,
-            before.latency_ms.p99,
-            during.latency_ms.p99,
-            during.latency_ms.max,
+            during["calls"],
+            during["failures"],
+            before["p50_ms"],
+            during["p50_ms"],
+            before["p99_ms"],
+            during["p99_ms"],
+            during["max_ms"],
             max(0.0, server.peak_mib - rss_mib),
         )
         print(f"{case.name}, try {number + 1}: {asdict(figures)}")
@@ -200,4 +234,4 @@ def _guarded(repository: Path, folder: Path) -> Iterator[Attacked]:
         yield Attacked(server.process, server.address, given)
 
 
-SYSTEMS: dict[str, Callable[[Path, Path], AbstractContextManager[Attacked]]] = {"guarded": _guarded}
+SYSTEMS: dict[str, Callable[[Path, Path], "contextlib.AbstractContextManager[Attacked]"]] = {"guarded": _guarded}

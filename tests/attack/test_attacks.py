@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.cases import CASES, SYSTEMS
-from tests.attack.frame import Attacked, Case, Figures, suffer
-from tests.attack.victim import Victim
+from tests.attack.frame import Attacked, Case, Figures, Victim, suffer
 
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]
 
@@ -34,7 +33,7 @@ def attacked(
         def system(name: str) -> tuple[Attacked, Victim]:
             if name not in running:
                 server = stack.enter_context(SYSTEMS[name](http_repository, tmp_path_factory.mktemp("attacked")))
-                running[name] = server, stack.enter_context(server.victim())
+                running[name] = server, stack.enter_context(Victim(server))
             return running[name]
 
         yield system

@@ -1,28 +1,24 @@
-"""A tenant that calls 50 times a second and measures, in a process of its own: an attacker's work in Python does not
-count as the server's.
+"""A tenant that calls at a steady rate and measures, in a process of its own, so that an attacker's work in Python does
+not count as the server's.
+
+It reads a number of seconds from each line of its input, calls for so long, and writes a line of JSON.
 """
 
 import asyncio
-import itertools
 import json
+import statistics
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 import grpc
-import numpy as np
 
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, SentenceEmbeddingInput, TaskInput, TextGenerationInput
-from neuronpipe.measure.figures import Distribution, distribution
-from neuronpipe.platform.process.worker import Worker
-from tests.bench.load import INFER, send_all
 
-_RATE_PER_S = 50.0
+_EVERY_S = 0.02
+_PATH = "/neuronpipe.api.v1.InferenceService/Infer"
 _TEXT = "The weather report promises a fine day, with some clouds in the evening and a light wind from the west. "
 _SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
 
@@ -44,57 +40,46 @@ def _text(number: int) -> InferRequest:
 _REQUESTS = {"vectors": _vector, "texts": _text}
 
 
-@dataclass(frozen=True)
-class Calls:
-    """The calls of some seconds, which begin at their times, however long the others take. `failures`: by gRPC's code
-    and message.
-    """
-
-    count: int
-    failures: Mapping[str, int]
-    latency_ms: Distribution
-
-
-class Victim:
-    """The process, as its parent sees it."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    @classmethod
-    @contextmanager
-    def started(cls, target: str, key: str, limit_s: float, asks_for: str) -> Iterator[Self]:
-        """A victim that has called; ended with the block. `key`: empty for none. `limit_s`: the deadline of a call."""
-        with Worker.started(_serve, target, key, limit_s, asks_for, name="victim") as worker:
-            victim = cls(worker)
-            victim.measure(1)  # the first calls open what the others use
-            yield victim
-
-    def measure(self, seconds: float) -> Calls:
-        """Calls for some seconds, and blocks."""
-        self._worker.send(seconds)
-        calls: Calls = self._worker.receive()
-        return calls
-
-
-def _serve(pipe: "Connection[Calls, float]", target: str, key: str, limit_s: float, asks_for: str) -> None:
-    asyncio.run(_measure(pipe, target, key, limit_s, asks_for))
-
-
-async def _measure(pipe: "Connection[Calls, float]", target: str, key: str, limit_s: float, asks_for: str) -> None:
+async def measure(
+    channel: grpc.aio.Channel, key: str, limit_s: float, asks_for: str, seconds: float
+) -> dict[str, object]:
+    """An open loop: calls begin at their times, however long the others take."""
+    infer: Any = channel.unary_unary(_PATH)
     metadata = [("authorization", f"Bearer {key}")] if key else []
+    latencies_s: list[float] = []
+    failures: Counter[str] = Counter()
+
+    async def call(number: int) -> None:
+        data = _REQUESTS[asks_for](number).SerializeToString()
+        began_s = time.perf_counter()
+        try:
+            await infer(data, timeout=limit_s, metadata=metadata)
+        except grpc.aio.AioRpcError as failure:
+            failures[f"{failure.code().name}: {failure.details()}"] += 1
+        latencies_s.append(time.perf_counter() - began_s)
+
+    began_s = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(round(seconds / _EVERY_S)):
+            await asyncio.sleep(max(0.0, began_s + number * _EVERY_S - time.monotonic()))
+            group.create_task(call(number))
+    quantiles = statistics.quantiles(latencies_s, n=100)
+    return {
+        "calls": len(latencies_s),
+        "failures": dict(failures),
+        "p50_ms": quantiles[49] * 1e3,
+        "p99_ms": quantiles[98] * 1e3,
+        "max_ms": max(latencies_s) * 1e3,
+    }
+
+
+async def _main(target: str, key: str, limit_s: float, asks_for: str) -> None:
     async with grpc.aio.insecure_channel(target) as channel:
-        infer: Any = channel.unary_unary(INFER)
-        while True:
-            seconds, failures = await asyncio.to_thread(pipe.recv), Counter[str]()
+        await measure(channel, key, limit_s, asks_for, 1)  # the first calls open what the others use
+        print("{}", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(await measure(channel, key, limit_s, asks_for, float(line))), flush=True)
 
-            async def call(number: int, failures: Counter[str] = failures) -> None:
-                try:
-                    await infer(_REQUESTS[asks_for](number).SerializeToString(), timeout=limit_s, metadata=metadata)
-                except grpc.aio.AioRpcError as failure:
-                    failures[f"{failure.code().name}: {failure.details()}"] += 1
 
-            kept = await send_all(call, itertools.count(), rate_per_s=_RATE_PER_S, seconds=seconds)
-            latency_ms = distribution(np.array([answer.latency_s * 1e3 for answer in kept.answers]))
-            assert latency_ms, "no call in all the time"
-            pipe.send(Calls(len(kept.answers), dict(failures), latency_ms))
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4]))
