@@ -27,22 +27,22 @@ class LoopTurns:
         self._is_open = self._is_resting = False
         self._waiting: dict[Callable[[], None], None] = {}
 
-    def continue_turn(self, calls: int, began_s: float) -> bool:
-        """Returns whether this turn has room for more input of a connection.
+    def has_room(self, calls: int) -> bool:
+        """Returns whether this turn has room for more input of a connection, of which `calls` calls began in this turn.
 
-        The connection began to use the turn at `began_s`, for `calls` new calls so far. Begins a turn if none has
-        begun, and a rest if the time of the turn is used up.
+        Begins a turn if none has begun, and a rest if the time of the turn is used up.
         """
-        self._open()
-        if time.monotonic() - began_s < self._left_s:
-            return calls < self._left and (calls < _CALLS_OF_CONNECTION or not self._waiting)
+        if not self._is_open:
+            self._open()
+        if self._left_s > 0:
+            return self._left > 0 and (calls < _CALLS_OF_CONNECTION or not self._waiting)
         if not self._is_resting:
             self._is_resting = True
             asyncio.get_running_loop().call_later(_TURN_S, self._end_rest, context=Context())
         return False
 
     def take(self, calls: int, began_s: float) -> None:
-        """Subtracts what a connection used of the turn: the time since `began_s`, and `calls` new calls."""
+        """Subtracts what a piece used of the turn: the time since `began_s`, and `calls` new calls."""
         self._left -= calls
         self._left_s -= time.monotonic() - began_s
 
@@ -101,17 +101,16 @@ class PacedInput:
 
     def parse_by(self, parser: PieceParser) -> None:
         """Passes the waiting bytes to a parser while this turn has room. A later turn continues with `parse_input`."""
-        turns, waiting, calls_before, began_s = self._turns, self.waiting, self.calls, time.monotonic()
-        begin, size = 0, _PIECE_BYTES
+        turns, waiting, calls_before, begin, size = self._turns, self.waiting, self.calls, 0, _PIECE_BYTES
         while begin < len(waiting) and parser.can_parse():
-            calls = self.calls
-            if not turns.continue_turn(calls - calls_before, began_s):
+            calls, began_s = self.calls, time.monotonic()
+            if not turns.has_room(calls - calls_before):
                 turns.wait(parser.parse_input)
                 break
             may_grow = parser.parse(waiting[begin : begin + size])
+            turns.take(self.calls - calls, began_s)
             begin += size
             size = min(2 * size, _MAX_PIECE_BYTES) if may_grow and self.calls == calls else _PIECE_BYTES
-        turns.take(self.calls - calls_before, began_s)
         self.waiting = waiting[begin:]
 
     def regulate(self, *, is_full: bool) -> None:

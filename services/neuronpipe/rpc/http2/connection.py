@@ -131,16 +131,20 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        if self.state is not OPEN:
-            return
+        if self.state is OPEN:
+            self.parse(data)
+
+    def parse(self, piece: bytes) -> bool:
+        """Takes the events of received bytes. Returns True: the next piece may be larger (`PieceParser`)."""
         self.received_s = self.loop.time()
         try:
-            self.engine.receive_data(data)
+            self.engine.receive_data(piece)
             self._handle(self.engine.events())
             if self.engine.want_write and self.state is not LOST:
                 self.outbox.flush_soon()
         except NGH2Error as error:
             self._fail(error)
+        return True
 
     def pause_writing(self) -> None:
         self.outbox.is_paused = True
@@ -251,17 +255,19 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT]):
         """Sends queued bytes, as far as the peer's windows reach."""
         if self.state is not OPEN:
             return
+        outbox = self.outbox
         try:
-            self.outbox.send()
+            outbox.send()
             if events := self.engine.events():
                 self._handle(events)
         except NGH2Error as error:
             self._fail(error)
             return
-        if not (self.state is LOST or self.outbox.is_paused):
+        if not (self.state is LOST or outbox.is_paused):
             self.flushed()
-            self.outbox.written.clear()
-            self.outbox.wake_writers()
+            outbox.written.clear()
+            if outbox.waiting:
+                outbox.wake_writers()
 
     def flushed(self) -> None:
         """Runs after a flush, before the outbox forgets the streams that have `written`."""

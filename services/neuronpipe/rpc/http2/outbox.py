@@ -77,11 +77,11 @@ class Outbox:
 
     def send(self) -> None:
         """Passes queued bytes to the transport, as far as the peer's windows reach. Raises NGH2Error."""
-        self._is_flush_due = False
+        engine, self._is_flush_due = self.engine, False
         while not self.is_paused:
             # A limit makes nghttp2 copy bodies once more.
-            is_little = self.engine.queued_body_size() <= _WRITE_BYTES
-            data = self.engine.data_to_send(None if is_little else _WRITE_BYTES)
+            is_little = engine.queued_body_size() <= _WRITE_BYTES
+            data = engine.data_to_send(None if is_little else _WRITE_BYTES)
             if data:
                 self._frames.pay_by_bytes(len(data))
                 self._transport.write(data)
@@ -114,7 +114,8 @@ class Outbox:
     def forget(self, stream: Sender) -> None:
         """Forgets a stream that is over, and wakes its writer."""
         self.written.discard(stream)
-        self._wake_writer(stream.number)
+        if self.waiting:
+            self._wake_writer(stream.number)
 
     def close(self) -> None:
         """Ends the cycle of references between the outbox and its connection."""

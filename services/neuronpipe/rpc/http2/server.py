@@ -107,10 +107,6 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def can_parse(self) -> bool:
         return self.state is OPEN and not self._is_resting
 
-    def parse(self, piece: bytes) -> bool:
-        super().data_received(piece)
-        return True
-
     def rest(self) -> None:
         """Stops reading for `_REST_S`, because a call was refused for load."""
         if self.state is OPEN and not self._is_resting:

@@ -90,7 +90,8 @@ class MessageStream:
                 self._held_bytes += size_bytes
             else:
                 self.outbox.acknowledge(size_bytes, self.number)
-        self.wake_reader()
+        if self._reading:
+            self.wake_reader()
 
     def _gather(self, data: bytes) -> None:
         if len(data) >= _SMALL_PIECE_BYTES:
@@ -151,7 +152,8 @@ class MessageStream:
             self._chunks.clear()
             self._offset = self.buffered_bytes = self.unread_bytes = 0
             self._size_bytes = -1
-            self._release()
+            if self._held_bytes:
+                self._release()
 
     def wake_reader(self) -> None:
         """Wakes a waiting read if it can return."""
@@ -204,10 +206,9 @@ class MessageStream:
         return await asyncio.to_thread(inflate, message, window_bits, self.max_message_bytes)
 
     def _release(self) -> None:
-        if held_bytes := self._held_bytes:
-            self._held_bytes = 0
-            self.outbox.acknowledge(held_bytes, self.number)
-            self.outbox.flush_soon()
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        self.outbox.acknowledge(held_bytes, self.number)
+        self.outbox.flush_soon()
 
     def put(self, message: bytes) -> None:
         """Queues a message, for `Outbox.note_written`. A large message is not copied: its prefix is queued apart."""
@@ -231,9 +232,11 @@ class MessageStream:
     def close(self) -> None:
         """Ends the stream, and wakes its reader and its writer."""
         self.is_closed = self.is_ended = True
-        self._release()
+        if self._held_bytes:
+            self._release()
         self.outbox.forget(self)
-        self.wake_reader()
+        if self._reading:
+            self.wake_reader()
 
 
 def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:
