@@ -149,10 +149,10 @@ def test_a_process_of_another_system_that_cannot_be_reached_does_not_fire(tmp_pa
     _check(tmp_path, "NeuronpipeProcessUnreachable", {'up{job="node", instance="n:9100"}': "0x10"}, [])
 
 
-@pytest.mark.parametrize(("impaired", "fires"), [("1x10", True), ("0x10", False)])
-def test_an_impaired_process_fires(tmp_path: Path, impaired: str, fires: bool) -> None:
+@pytest.mark.parametrize(("well", "fires"), [("0x10", True), ("1x10", False)])
+def test_an_impaired_process_fires(tmp_path: Path, well: str, fires: bool) -> None:
     labels = {"severity": "critical", "job": "neuron-executor", "instance": "e:9464"}
-    series = {'neuronpipe_process_impaired{job="neuron-executor", instance="e:9464"}': impaired}
+    series = {'neuronpipe_process_well{job="neuron-executor", instance="e:9464"}': well}
     _check(tmp_path, "NeuronpipeImpaired", series, [labels] if fires else [])
 
 

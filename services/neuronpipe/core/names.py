@@ -270,11 +270,11 @@ class Metrics:
         "stays; else 1",
         Attributes.FILE,
     )
-    PROCESS_IMPAIRED = _gauge(
-        "process.impaired",
+    PROCESS_WELL = _gauge(
+        "process.well",
         "1",
-        "1 while the process lacks cores, or a back end hangs, for longer than --impaired-limit-s; else 0. Front "
-        "processes say it of their executor",
+        "0 while the process, or the executor of front processes, has lacked cores, or a back end has hung, for longer "
+        "than --impaired-limit-s; else 1",
     )
     TENANT_IN_FLIGHT = _gauge("tenant.in_flight", "{request}", "requests of a tenant in flight", Attributes.TENANT)
     TENANT_TOKENS = _counter("tenant.tokens", "{token}", "tokens of a tenant's admitted requests", Attributes.TENANT)

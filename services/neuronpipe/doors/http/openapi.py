@@ -124,7 +124,7 @@ def _operation(route: Route, takes: Any, gives: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", route.key.lower()).strip("_"),
         "tags": [_protocol(route)],
-        "summary": route.summary,
+        "summary": route.summary.removeprefix(f"{_protocol(route)}: "),
         "parameters": parameters,
         "responses": {
             "200": {"description": "the answer"},

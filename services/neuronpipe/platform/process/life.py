@@ -50,7 +50,7 @@ class Life:
     ) -> None:
         self.health = HealthBoard(service for door in doors for service in door.services)
         if meters:
-            meters.gauge(Metrics.PROCESS_IMPAIRED, lambda: not self.health.is_well)
+            meters.gauge(Metrics.PROCESS_WELL, lambda: self.health.is_well)
         self.is_open = False
         self._doors = doors
         self.in_flight = InFlight(

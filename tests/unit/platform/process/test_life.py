@@ -77,18 +77,18 @@ def _settings() -> ProcessSettings:
     return ProcessSettings(grace_s=_LIMIT_S)
 
 
-async def test_a_metric_says_that_the_process_is_impaired_not_that_it_starts_or_drains(door: _Door) -> None:
+async def test_a_metric_says_whether_the_process_is_well_also_before_it_opens(door: _Door) -> None:
     meters = Meters()
     life = Life("gateway", _settings(), [door], meters)
 
-    def impaired() -> float:
-        [family] = [family for family in meters.families() if family.instrument is Metrics.PROCESS_IMPAIRED]
+    def well() -> float:
+        [family] = [family for family in meters.families() if family.instrument is Metrics.PROCESS_WELL]
         [series] = family.series.values()
         return family.number(series)
 
-    assert impaired() == 0
+    assert well() == 1
     life.health.set("", False)
-    assert impaired() == 1
+    assert well() == 0
 
 
 async def test_parts_learn_of_draining_after_not_serving_is_said_and_before_calls_are_refused(
