@@ -66,9 +66,13 @@ class RequestLoad:
         return bool(self.shed_for)
 
     @property
+    def input_tokens(self) -> int:
+        return self.tokens - self.new_tokens
+
+    @property
     def cost(self) -> int:
         """The cost of the request so far, in tokens. A request that never ran costs nothing."""
-        return self.tokens - self.new_tokens + self.generated_tokens if self.own_turn else 0
+        return self.input_tokens + self.generated_tokens if self.own_turn else 0
 
 
 class Load:

@@ -312,7 +312,7 @@ class Tenants:
     async def turn(self, request: RequestLoad, model: ModelKey) -> AsyncIterator[Turn]:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
-        tenant, tokens = request.call.caller.tenant, REQUEST_TOKENS + request.tokens - request.new_tokens
+        tenant, tokens = request.call.caller.tenant, REQUEST_TOKENS + request.input_tokens
         turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=request.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:
