@@ -13,7 +13,7 @@ from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import base_name
-from neuronpipe.gateway.load_shedding import Load, ModelLoad, RequestLoad, TenantLoad
+from neuronpipe.gateway.loads import Load, ModelLoad, RequestLoad, TenantLoad
 from neuronpipe.gateway.tenant_turns import Turn
 from neuronpipe.gateway.tenants.tenants import Tenants
 

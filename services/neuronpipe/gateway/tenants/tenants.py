@@ -1,6 +1,6 @@
 """The tenants of a gateway: their requests in flight, their rights, and their token buckets.
 
-The fairness of tenants also is in load_shedding.py (shares of a model), tenant_turns.py (order) and `Places`.
+The fairness of tenants also is in loads.py (shares of a model), tenant_turns.py (order) and `Places`.
 docs/overload.md ("Where a request waits") has the whole.
 """
 
@@ -22,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Load, RequestLoad, newest_of_largest
+from neuronpipe.gateway.loads import Load, RequestLoad, newest_of_largest
 from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 
 _MINUTE_S = 60.0

@@ -1,5 +1,5 @@
-"""The load of admission control and of each model: the requests in flight, how fast they drain, and which would be
-late.
+"""The loads that admission control counts, of all requests, of each model and of each of its tenants: the requests in
+flight, how fast they drain, and which would be late.
 
 The fairness of tenants also is in tenants.py (quotas, shares of the gateway), tenant_turns.py (order) and `Places`.
 docs/overload.md ("Where a request waits") has the whole.
