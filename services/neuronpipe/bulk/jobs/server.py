@@ -7,7 +7,7 @@ running jobs.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,7 @@ from neuronpipe.bulk.jobs.store import JobStore, worker_name
 from neuronpipe.core.calls import Call, to_caller_error
 from neuronpipe.core.errors import NeuronpipeError, NotAllowed, SetupError, Unavailable
 from neuronpipe.core.logs import log_warning
-from neuronpipe.core.metrics import Meters, Telemetry, all_may_read
+from neuronpipe.core.metrics import Labels, Meters, Telemetry, all_may_read
 from neuronpipe.core.names import Attributes, Metrics, Spans
 from neuronpipe.core.tracing import Link, Span, SpanContext, enter_span
 from neuronpipe.platform.process.background import run_beside, wait_for_event
@@ -272,6 +272,13 @@ _TARGET = "jobsPerWorker"
 _DEFAULT_TARGET = 8.0
 _COUNT_EVERY_S = 1.0
 _SHOW_EVERY_S = 2.0
+_GAUGES = (
+    Metrics.JOBS_WAITING,
+    Metrics.JOBS_RUNNING,
+    Metrics.JOBS_OLDEST,
+    Metrics.JOBS_DEAD,
+    Metrics.NOTIFICATIONS_WAITING,
+)
 
 
 def job_load(store: JobStore) -> ScaledLoad:
@@ -287,18 +294,20 @@ def job_load(store: JobStore) -> ScaledLoad:
 
 
 async def show_counts(store: JobStore, meters: Meters) -> None:
-    """Keeps the gauges of jobs up to date until it is cancelled."""
+    """Keeps the gauges of jobs up to date until it is cancelled. While Redis does not answer, there are no gauges."""
     while True:
-        try:
+        series: Sequence[Mapping[Labels, float]] = [{}] * len(_GAUGES)
+        with suppress(NeuronpipeError):
             counts, dead, notifications = await store.count()
-            meters.show(Metrics.JOBS_WAITING, {(word,): count.waiting for word, count in counts.items()})
-            meters.show(Metrics.JOBS_RUNNING, {(word,): count.running for word, count in counts.items()})
-            meters.show(Metrics.JOBS_OLDEST, {(word,): count.oldest_s * 1e9 for word, count in counts.items()})
-            meters.show(Metrics.JOBS_DEAD, {(): dead})
-            meters.show(Metrics.NOTIFICATIONS_WAITING, {(): notifications})
-        except NeuronpipeError:
-            for gauge in (Metrics.JOBS_WAITING, Metrics.JOBS_RUNNING, Metrics.JOBS_OLDEST, Metrics.JOBS_DEAD):
-                meters.show(gauge, {})
+            series = [
+                {(word,): count.waiting for word, count in counts.items()},
+                {(word,): count.running for word, count in counts.items()},
+                {(word,): count.oldest_s * 1e9 for word, count in counts.items()},
+                {(): dead},
+                {(): notifications},
+            ]
+        for gauge, values in zip(_GAUGES, series, strict=True):
+            meters.show(gauge, values)
         await asyncio.sleep(_SHOW_EVERY_S)
 
 

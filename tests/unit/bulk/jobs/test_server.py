@@ -7,10 +7,10 @@ import pytest
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs import server
-from neuronpipe.bulk.jobs.job import StoredJob, TakenJob, end_of, expired
+from neuronpipe.bulk.jobs.job import Counts, StoredJob, TakenJob, end_of, expired
 from neuronpipe.bulk.jobs.settings import WorkerSettings
 from neuronpipe.core.errors import InvalidInput, Unavailable
-from neuronpipe.core.metrics import Telemetry
+from neuronpipe.core.metrics import Meters, Telemetry
 
 _ATTEMPTS = 4
 _AWAY = Unavailable("the bucket does not answer")
@@ -69,3 +69,23 @@ async def test_a_job_whose_time_to_live_is_over_has_expired() -> None:
 async def test_a_timeout_within_a_job_is_no_expiry() -> None:
     state, _ = await _attempt(_Runner(1, TimeoutError()))
     assert state == "failed"
+
+
+async def test_no_gauge_keeps_its_value_while_redis_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SHOW_EVERY_S", 0)
+    meters = Meters()
+    shown: list[set[str]] = []
+
+    class Store:
+        async def count(self) -> tuple[dict[str, Counts], int, int]:
+            shown.append({family.instrument.name for family in meters.families()})
+            if len(shown) == 1:
+                return {"normal": Counts(waiting=1, running=2, oldest_s=3)}, 4, 5
+            if len(shown) == 2:
+                raise Unavailable("Redis does not answer")
+            raise asyncio.CancelledError
+
+    store: Any = Store()
+    with pytest.raises(asyncio.CancelledError):
+        await server.show_counts(store, meters)
+    assert [len(names) for names in shown] == [0, 5, 0], shown
