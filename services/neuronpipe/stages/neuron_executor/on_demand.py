@@ -24,11 +24,11 @@ from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import Devices
 from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 
-LoadedModel = ExecutorModel | Generator
+LoadedModel = ExecutorModel | TextGenerator
 OpenModel = Callable[[Bundle], AbstractAsyncContextManager[LoadedModel]]
 
 

@@ -18,7 +18,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
@@ -51,7 +51,7 @@ class NeuronExecutorStage:
     async def _run(
         self, item: ExecuteItem, model: LoadedModel, spec: ModelSpec, arrived_ns: int, stream: TokenSink | None
     ) -> Prediction:
-        if isinstance(model, Generator):
+        if isinstance(model, TextGenerator):
             return await model.generate(item, stream)
         trace = self._tracer.joined(item.work.trace)
         try:

@@ -48,7 +48,7 @@ _SPARE_SCORES_BYTES = 16 << 20
 _LOOK_AGAIN_S = 0.0005
 
 
-class Generator:
+class TextGenerator:
     """Generates texts with one model. Its owner runs `work`, and closes the generator."""
 
     def __init__(

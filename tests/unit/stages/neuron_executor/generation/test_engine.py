@@ -23,7 +23,7 @@ from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.names import Metrics
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation import engine
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules, ScoreChanges
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from tests.suite.loop_clock import LoopClock
@@ -85,7 +85,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
     assert max(map(len, decoder.steps)) <= 4
 
 
-async def _together(generator: Generator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
+async def _together(generator: TextGenerator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
     """The texts of items that are all there before a step is planned, and whose tokens go into streams."""
     with generator._steps.lock:
         streamed = zip_longest(items, streams)
