@@ -16,8 +16,7 @@ from neuronpipe.api.v1.stages_pb2 import GenerationFigures
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TaskResult
 from neuronpipe.core.calls import Call
 from neuronpipe.core.deadlines import HeldTime
-from neuronpipe.core.errors import InternalError
-from neuronpipe.core.generated import Released, TokenSink
+from neuronpipe.core.generated import Released
 from neuronpipe.core.model import base_name
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets
 from neuronpipe.core.tracing import SpanContext
@@ -196,28 +195,18 @@ class DetokenizeItem(NamedTuple):
 
 
 Tokenize: TypeAlias = Callable[[TokenizeItem], Awaitable[EncodedInput]]
-Execute: TypeAlias = Callable[[ExecuteItem], Awaitable[Prediction]]
-# Puts the tokens of one text into the sink as they come.
-Generate: TypeAlias = Callable[[ExecuteItem, TokenSink], Awaitable[Prediction]]
+# Takes an ExecuteItem, and for a text also a TokenSink, which gets the tokens as they come.
+Execute: TypeAlias = Callable[..., Awaitable[Prediction]]
 Postprocess: TypeAlias = Callable[[PostprocessItem], Awaitable[Packed[TaskResult]]]
 # Returns the text of tokens without waiting, or None if `Postprocess` must make it.
 Detokenize: TypeAlias = Callable[[DetokenizeItem], Released | None]
 
 
-async def _no_text(item: ExecuteItem, sink: TokenSink) -> Prediction:
-    raise InternalError(f"these stages generate no text, and model {item.model.name!r} does")
-
-
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The pipeline's three stages.
-
-    `generate`: the prediction of models that generate. `detokenize`: None where another process has the post-process
-    stage.
-    """
+    """The pipeline's three stages. `detokenize`: None where another process has the post-process stage."""
 
     tokenize: Tokenize
     execute: Execute
     postprocess: Postprocess
-    generate: Generate = _no_text
     detokenize: Detokenize | None = None

@@ -254,7 +254,7 @@ class _RunningText:
             await after.tokens.has_begun.wait()
         plan, tokens = self.plan, self.tokens
         item = ExecuteItem(plan.call, plan.model, plan.encoded.sequences, plan.options, tokens.number, work=work)
-        generating = asyncio.ensure_future(plan.stages.generate(item, self))
+        generating = asyncio.ensure_future(plan.stages.execute(item, self))
         generating.add_done_callback(lambda _: self.has_news.set())
         try:
             while not generating.done():

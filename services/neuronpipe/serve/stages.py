@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.items import Detokenize, Execute, Generate, Postprocess, Stages, Tokenize
+from neuronpipe.core.items import Detokenize, Execute, Postprocess, Stages, Tokenize
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.gateway.coalescing import Coalescer
@@ -48,7 +48,6 @@ async def running_stages(
     far: Mapping[str, Coalescer] = {}
     tokenize: Tokenize
     execute: Execute
-    generate: Generate
     postprocess: Postprocess
     detokenize: Detokenize | None = None
     async with AsyncExitStack() as stack:
@@ -56,12 +55,12 @@ async def running_stages(
         if targets:
             far = await enter(running_far_stages(targets, telemetry.meters, report, tls, held_items))
         if stage := far.get(EXECUTOR):
-            execute = generate = stage.send
+            execute = stage.send
         else:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
             executor = await enter(running_executor([], settings.executor, telemetry, bundles, partial(report, "")))
-            execute = generate = executor.execute
+            execute = executor.execute
             near.append(executor.models)
         if stage := far.get(TOKENIZER):
             tokenize = stage.send
@@ -79,4 +78,4 @@ async def running_stages(
             postprocessor = await enter(running_postprocessor([]))
             postprocess, detokenize = postprocessor.postprocess, postprocessor.detokenize_at_once
             near.append(postprocessor.models)
-        yield RunningStages(Stages(tokenize, execute, postprocess, generate, detokenize), near, far)
+        yield RunningStages(Stages(tokenize, execute, postprocess, detokenize), near, far)

@@ -88,7 +88,7 @@ class _System:
         model = GatewayModel(key, _SPEC, ModelMeters(Telemetry().meters, key))
         sequences = TensorSets(arrays=[{"input_ids": np.array([97], np.int32)}])
         encoded = EncodedInput(sequences, TensorSets(arrays=window_arrays([97])), tokens=1)
-        stages = Stages(self._tokenize, self._execute, self._postprocess, self._generate, self._detokenize)
+        stages = Stages(self._tokenize, self._execute, self._postprocess, self._detokenize)
         parts: Any = SimpleNamespace(put=self._put) if reads_along else None
         pipeline: Any = SimpleNamespace(stages=stages, settings=PipelineSettings(stream_interval=interval))
         timings: Any = None
@@ -113,10 +113,7 @@ class _System:
     async def _tokenize(self, item: TokenizeItem) -> EncodedInput:
         raise NotImplementedError
 
-    async def _execute(self, item: ExecuteItem) -> Prediction:
-        raise NotImplementedError
-
-    async def _generate(self, item: ExecuteItem, sink: TokenSink) -> Prediction:
+    async def _execute(self, item: ExecuteItem, sink: TokenSink) -> Prediction:
         for is_waiting in (True, False):  # for its grammar
             sink.put(NewTokens([], GenerationFigures(), is_waiting=is_waiting))
             await asyncio.sleep(0)
