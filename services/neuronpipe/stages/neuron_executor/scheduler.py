@@ -234,7 +234,7 @@ class DeviceScheduler:
             if self.cores.is_lost(core):
                 model.requeue(member)
             elif not member.expire_if_late(0):
-                await self._run_batch(core, model, model.batch_of_one(member))
+                await self._run_batch(core, model, model.policy.batch_of([member]))
 
     def _requeue(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
         """Returns the sequences of a lost core to the queue, except those that may be the reason for the loss."""
