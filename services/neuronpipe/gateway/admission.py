@@ -167,7 +167,7 @@ class AdmissionControl:
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
         """Refuses requests before they are read, when their models are not known yet. A request is refused if each
-        model that its tenant called recently would refuse it.
+        model that its tenant called recently would refuse it. A limit of requests must be here and in `admit`.
 
         `remaining_s`: the time until the request's deadline; None for none. Raises Overloaded if no place is free, or
         none will be free by the deadline, and DeadlineExceeded if an answer would be late in any case.
@@ -356,7 +356,7 @@ class AdmissionControl:
         request.shed()
 
     def _put_in(self, admission: Admission, weight: float) -> None:
-        """Counts a request in the three accounts: the load of all requests, of its model, and of its tenant."""
+        """Counts a request in the three accounts: all requests, its model, and its tenant."""
         self._load.enter(admission.tokens)
         admission.model.enter(admission, weight)
         self.last_s = admission.began_s

@@ -1,4 +1,4 @@
-"""The loads that admission control counts, of all requests, of each model and of each of its tenants: the requests in
+"""The loads that admission control counts for all requests, each model and each tenant of a model: the requests in
 flight, how fast they drain, and which would be late.
 
 The fairness of tenants also is in tenants.py (quotas, shares of the gateway), tenant_turns.py (order) and `Places`.

@@ -2,6 +2,8 @@
 
 A folder in a bucket of S3 also has conditional reads and writes. Credentials and endpoints of S3 come from AWS's
 variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or from the machine, the container or the pod.
+
+An ObjectUri has no field for its scheme: without a bucket it is a file, and otherwise S3. A third scheme begins there.
 """
 
 import errno

@@ -54,7 +54,7 @@ class Runner:
         """Runs a job, and returns its result. Raises NeuronpipeError if it fails as a whole, and Unavailable if an
         object cannot be read now.
         """
-        if job.invocation:
+        if job.invocation:  # the two kinds of jobs
             return await self._invoker.run(job, progress, trace)
         submitted = SubmitInferenceRequest.FromString(job.request)
         requests: Iterator[_Given] = iter(submitted.requests)
