@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from demo.model import find_minilm
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.measure.machine import describe_machine
 from tests.bench.model import make_source
 from tests.documentation.pages import ROOT
+from tests.models.compiling import compile_model
 
 _RESULTS = ROOT / "docs" / "benchmarks" / "accuracy.json"
 _DTYPES = ("float32", "bfloat16", "int8", "int8-weights")
@@ -31,8 +31,8 @@ def _measure(name: str, dtype: str) -> dict[str, object]:
     task, meaning, make = _MODELS[name]
     with tempfile.TemporaryDirectory() as temporary:
         source = make(Path(temporary) / "source")
-        request = CompileRequest(str(source), task, Path(temporary) / "repository", "model", dtype=dtype)
-        accuracy = compile_bundle(request, lambda line: None).artifact("openvino").accuracy
+        bundle = compile_model(source, Path(temporary) / "repository", task, dtype=dtype)
+    accuracy = bundle.artifact("openvino").accuracy
     assert accuracy
     return {
         "model": name,

@@ -44,8 +44,8 @@ async def _measure(options: CostOptions) -> None:
             process = guarded if secret else plain
             target = process.wait_until_ready().target
             client = await stack.enter_async_context(AsyncClient(target, api_key=secret))
-            kinds[name] = Kind(process.pid, partial(_ask, client, request))
-        await measure_costs(kinds, options)
+            kinds[name] = Kind([process.pid], partial(_ask, client, request))
+        await measure_costs(kinds, options.requests, options.rounds, options.callers)
 
 
 if __name__ == "__main__":

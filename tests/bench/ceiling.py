@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from neuronpipe.bundles.repository import read_repository
+from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.runtimes.host import available_cpus
@@ -60,20 +61,10 @@ def running_ceiling(repository: Path, texts: Sequence[str]) -> Iterator[Ceiling]
 
 def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path, texts: Sequence[str]) -> None:
     import openvino
-    import tokenizers
 
-    (bundle,) = read_repository(repository)
-    artifact = bundle.artifact("openvino")
-    with bundle.artifact_files(artifact) as files:
-        model_file = next(path for path in files if path.suffix == ".xml")
-    cpus = str(available_cpus())
-    config = {**artifact.properties, "INFERENCE_NUM_THREADS": cpus, "NUM_STREAMS": cpus}
-    compiled = openvino.Core().compile_model(model_file, "CPU", config)
-    queue = openvino.AsyncInferQueue(compiled, int(cpus))
-
-    tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json())
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(bundle.spec.max_tokens)
+    cpus = available_cpus()
+    spec, compiled, tokenizer = open_model(repository, streams=cpus, threads=cpus)
+    queue = openvino.AsyncInferQueue(compiled, cpus)
     sequences: list[Arrays] = [
         {"input_ids": np.array(encoded.ids, np.int32)} for encoded in tokenizer.encode_batch(list(texts))
     ]
@@ -82,7 +73,7 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
         cut = list(cut_sorted([len(sequence["input_ids"]) for sequence in sequences], budget))
         # Shuffled, so that long batches do not all come at the end.
         random.Random(0).shuffle(cut)
-        kind = input_kind(bundle.spec)
+        kind = input_kind(spec)
         return [kind.pad([sequences[index] for index in rows], padded) for rows, padded in cut]
 
     def passes_per_s(pool: Sequence[_Batch], seconds: float) -> float:
@@ -107,6 +98,23 @@ def _serve(pipe: "Connection[float | dict[int, float], float]", repository: Path
     pipe.send(tried)
     while True:
         pipe.send(len(sequences) * passes_per_s(best, pipe.recv()))
+
+
+def open_model(repository: Path, *, streams: int, threads: int) -> tuple[ModelSpec, Any, Any]:
+    """The model of a repository, its graph as OpenVINO compiles it, and its tokenizer, which does not pad."""
+    import openvino
+    import tokenizers
+
+    (bundle,) = read_repository(repository)
+    artifact = bundle.artifact("openvino")
+    with bundle.artifact_files(artifact) as files:
+        model_file = next(path for path in files if path.suffix == ".xml")
+    config = {**artifact.properties, "INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": str(streams)}
+    compiled = openvino.Core().compile_model(model_file, "CPU", config)
+    tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(bundle.spec.max_tokens)
+    return bundle.spec, compiled, tokenizer
 
 
 def cut_sorted(lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:

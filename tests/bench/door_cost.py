@@ -66,7 +66,8 @@ async def _measure(options: CostOptions) -> None:
         async with AsyncClient(process.target) as client, open_channel(process.target) as channel:
             doors = _Doors(options.model, client, channel, http)
             calls = {"grpc": doors.grpc, "oip": doors.oip, "tei.v1": doors.tei, "http": doors.http}
-            await measure_costs({name: Kind(process.pid, call) for name, call in calls.items()}, options)
+            kinds = {name: Kind([process.pid], call) for name, call in calls.items()}
+            await measure_costs(kinds, options.requests, options.rounds, options.callers)
         await http.close()
 
 

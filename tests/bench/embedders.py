@@ -10,12 +10,11 @@ the same round, and medians over the rounds. Memory is the resident size after t
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from neuronpipe.measure.machine import resident_mb
 from neuronpipe.platform.process.worker import Worker
 from tests.bench.load import LoadProcess
 from tests.bench.measurements import ratios
-from tests.bench.peers.environments import ROOT
-from tests.bench.systems import DTYPES, embedding_request, make_texts, serving_all
+from tests.bench.peers.embedders_alone import measure
+from tests.bench.systems import DTYPES, embedding_request, make_texts, run_module, serving_all
 
 _MODEL = "embedder"
 _CALLERS = 32
@@ -83,32 +82,20 @@ def _serve_reference(pipe: "Connection[tuple[float, float], float]", source: Pat
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(source), device="cpu")
-    model.encode(texts[:_CALLERS], batch_size=_CALLERS)
+    # A call has all texts, which the model sorts by length, or one.
+    embed = partial(model.encode, batch_size=_CALLERS, show_progress_bar=False)
+    embed(texts[:_CALLERS])
     while True:
         seconds = pipe.recv()
-        began_s, done, alone_ms = time.perf_counter(), 0, list[float]()
-        while time.perf_counter() - began_s < seconds:
-            model.encode(texts, batch_size=_CALLERS, show_progress_bar=False)
-            done += len(texts)
-        rate_per_s = done / (time.perf_counter() - began_s)
-        ends_s = time.perf_counter() + seconds
-        while time.perf_counter() < ends_s:
-            text_began_s = time.perf_counter()
-            model.encode(texts[len(alone_ms) % len(texts)], show_progress_bar=False)
-            alone_ms.append(1000 * (time.perf_counter() - text_began_s))
-        pipe.send((rate_per_s, statistics.median(alone_ms)))
+        rate_per_s, _ = measure(embed, texts, len(texts), seconds)
+        pipe.send((rate_per_s, measure(embed, texts, 1, seconds)[1]))
 
 
 def _compile(source: Path, folder: Path, dtype: str) -> float:
     """The seconds that it took."""
     began_s = time.monotonic()
     command = ("-m", "neuronpipe", "compile", str(source), "--name", _MODEL, "--repository", str(folder))
-    subprocess.run(
-        [sys.executable, *command, "--task", "sentence-embedding", "--dtype", dtype],
-        check=True,
-        capture_output=True,
-        cwd=ROOT,
-    )
+    run_module(*command, "--task", "sentence-embedding", "--dtype", dtype)
     return time.monotonic() - began_s
 
 

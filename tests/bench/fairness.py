@@ -15,16 +15,15 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TextClassificationInput
 from neuronpipe.client import AsyncClient
 from neuronpipe.gateway.callers.keys import create_key
-from tests.bench.load import KeptAnswers, send_all
+from tests.bench.load import KeptAnswers, percentile_ms, send_all
 from tests.bench.measurements import ratios, spread_text
-from tests.bench.systems import NO_CACHE, copy_bundle
+from tests.bench.systems import NO_CACHE
+from tests.models.versions import copy_bundle
 from tests.suite.constants import constants
 
 # Of the capacity: what the quiet tenant sends, and the share of the other.
@@ -78,7 +77,7 @@ async def _measure(options: argparse.Namespace) -> None:
         repository = copy_bundle(options.repository, "classifier", Path(name) / "repository", properties)
         for number, (arm, (flood, one_tenant)) in itertools.product(range(options.rounds), arms.items()):
             ours, other = await _turn(options, repository, Path(name), flood, one_tenant=one_tenant, seed=100 + number)
-            p50_ms, p99_ms = np.percentile(ours.latencies_ms, (50, 99)).tolist()
+            p50_ms, p99_ms = (percentile_ms(ours.answers, percent) for percent in (50, 99))
             p99s_ms[arm].append(p99_ms)
             print(
                 f"{arm}: p50 {p50_ms:.0f} ms, p99 {p99_ms:.0f} ms, {len(ours.answers)} answered, {ours.errors} "

@@ -3,8 +3,6 @@ others, and overload.
 """
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +30,9 @@ from tests.bench.generation_alone import (
 )
 from tests.bench.generation_peers import EXPECTED_FILE, GenerationPeer, running_generation_peers
 from tests.bench.measurements import Measurement, percentiles_of
-from tests.bench.peers.environments import CACHE, ROOT
+from tests.bench.peers.environments import CACHE
 from tests.bench.peers.generating import BEAMS
-from tests.bench.systems import FOUR, NO_CACHE
+from tests.bench.systems import FOUR, NO_CACHE, run_module
 
 SECTION = "generation"
 TRANSFORMERS, ENGINE = "transformers", "engine alone"
@@ -96,8 +94,7 @@ def _find_models() -> Path:
     folder = CACHE / "generation"
     if not ((folder / EXPECTED_FILE).is_file() and (folder / "sources" / ENDING).is_dir()):
         # A process of its own: torch stays out of the one that measures.
-        command = [sys.executable, "-m", "tests.bench.generation_models", str(folder)]
-        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+        run_module("-m", "tests.bench.generation_models", str(folder))
     return folder
 
 

@@ -1,12 +1,13 @@
 """The models of the section `generation`: random weights, and a tokenizer of which every token is text by itself, so
 that none is held back for the rest of its character.
 
-Run: python -m tests.bench.generation_models FOLDER
+Run: python -m tests.bench.generation_models FOLDER [tiny]   `tiny` makes one model, which hardly computes
 """
 
 import json
 import pydoc_data.topics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,21 @@ import torch
 import transformers
 
 from demo.writer import train_tokenizer
-from neuronpipe.compiler import CompileRequest, compile_bundle
-from tests.bench.generation_alone import BART, ENDING, LLAMA, VOCABULARY
+from tests.bench.generation_alone import BART, ENDING, LLAMA, TINY, VOCABULARY
 from tests.bench.generation_peers import EXPECTED_FILE
 from tests.bench.peers.generating import BEAMS
+from tests.models.compiling import compile_model
 
 _LAYERS, _WIDTH, _HEADS, _INNER = 6, 512, 8, 2048
 _LLAMA_TOKENS, _BART_TOKENS = 4096, 512
 _PROMPT, _NEW = list(range(5, 45)), 16
 
 
-def make_models(folder: Path) -> None:
-    """Saves them in `sources`, as transformers reads them, compiles them into `repository`, and writes what
-    transformers generates for a prompt into EXPECTED_FILE.
+def make_models(folder: Path, configs: Mapping[str, Any]) -> None:
+    """Saves models in `sources`, as transformers reads them, compiles them into `repository`, and writes what
+    transformers generates for a prompt into EXPECTED_FILE. `configs`: by the names of the models.
     """
     expected = {}
-    configs = {LLAMA: _llama(None), ENDING: _llama(2), BART: _bart()}
     for name, config in configs.items():
         tokens = _BART_TOKENS if name == BART else _LLAMA_TOKENS
         torch.manual_seed(0)
@@ -38,15 +38,12 @@ def make_models(folder: Path) -> None:
         model = kind(config).eval()
         model.save_pretrained(source)
         expected[name] = {"prompt": _PROMPT, "token_ids": _generated(model)}
-        train_manual_tokenizer(tokens).save_pretrained(source)
-        request = CompileRequest(
-            source=str(source), task="", repository=folder / "repository", name=name, dtype="float32"
-        )
-        compile_bundle(request, lambda line: print(line, file=sys.stderr))
+        _train_manual_tokenizer(tokens).save_pretrained(source)
+        compile_model(source, folder / "repository", name=name, dtype="float32")
     (folder / EXPECTED_FILE).write_text(json.dumps(expected))
 
 
-def train_manual_tokenizer(max_tokens: int) -> Any:
+def _train_manual_tokenizer(max_tokens: int) -> Any:
     """Trains a tokenizer on Python's manual, for a model that takes `max_tokens`."""
     special = ["<start>", "<pad>", "<end>"]
     names = dict(zip(("bos_token", "pad_token", "eos_token"), special, strict=True))
@@ -69,9 +66,11 @@ def _generated(model: Any) -> list[int]:
     return token_ids
 
 
-def _llama(end: int | None) -> transformers.LlamaConfig:
-    layers = {"num_hidden_layers": _LAYERS, "num_attention_heads": _HEADS, "intermediate_size": _INNER}
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": _WIDTH, "max_position_embeddings": _LLAMA_TOKENS, **layers}
+def _llama(
+    end: int | None, *, layers: int = _LAYERS, width: int = _WIDTH, heads: int = _HEADS, inner: int = _INNER
+) -> transformers.LlamaConfig:
+    shape = {"num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "max_position_embeddings": _LLAMA_TOKENS, **shape}
     return transformers.LlamaConfig(**sizes, bos_token_id=0, eos_token_id=end)
 
 
@@ -84,4 +83,7 @@ def _bart() -> transformers.BartConfig:
 
 
 if __name__ == "__main__":
-    make_models(Path(sys.argv[1]))
+    if sys.argv[2:] == [TINY]:
+        make_models(Path(sys.argv[1]), {TINY: _llama(None, layers=2, width=32, heads=2, inner=64)})
+    else:
+        make_models(Path(sys.argv[1]), {LLAMA: _llama(None), ENDING: _llama(2), BART: _bart()})

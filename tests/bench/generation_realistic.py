@@ -21,7 +21,7 @@ from tests.bench.generation_alone import VOCABULARY, running_alone, serve_engine
 from tests.bench.generation_peers import GENAI, LLAMA_CPP, start_peer
 from tests.bench.measurements import Measurement
 from tests.bench.peers.environments import CACHE, ROOT
-from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes, of_dtype
+from tests.bench.systems import FOUR, NO_CACHE, computed_dtypes, of_dtype, run_module
 
 SECTION = "realistic"
 QWEN = "qwen2.5-0.5b"
@@ -91,8 +91,7 @@ def _find_model(dtype: str) -> Path:
     """Made in a process of its own: torch stays out of the one that measures."""
     folder = CACHE / f"generation-{QWEN}"
     if not (folder / dtype / "repository" / QWEN / "1/manifest.json").is_file():
-        command = [sys.executable, "-m", "tests.bench.generation_realistic", "make", str(folder), dtype]
-        subprocess.run(command, check=True, stdout=sys.stderr, cwd=ROOT)
+        run_module("-m", "tests.bench.generation_realistic", "make", str(folder), dtype)
     return folder / dtype
 
 
@@ -103,7 +102,7 @@ def _make(folder: Path, dtype: str) -> None:
     import torch
     import transformers
 
-    from neuronpipe.compiler import CompileRequest, compile_bundle
+    from tests.models.compiling import compile_model
 
     source = folder / "source"
     if not (source / "tokenizer.json").is_file():
@@ -118,15 +117,7 @@ def _make(folder: Path, dtype: str) -> None:
     link = sources / QWEN
     if not link.is_symlink():
         link.symlink_to(source)
-    request = CompileRequest(
-        source=str(source),
-        task="",
-        repository=folder / dtype / "repository",
-        name=QWEN,
-        dtype=dtype,
-        min_agreement=1e-6,
-    )
-    compile_bundle(request, lambda line: print(line, file=sys.stderr))
+    compile_model(source, folder / dtype / "repository", name=QWEN, dtype=dtype, min_agreement=1e-6)
 
 
 def _make_tokenizer() -> Any:

@@ -12,22 +12,20 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Self, cast
 
 import hpack
+import httptools
 
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded, Unavailable
 from neuronpipe.measure.load.generator import OK, Recorder, Sender, Sending
+from tests.interop import frames
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # RFC 9113, section 6: length and type, flags, stream.
 _FRAME = struct.Struct(">IBI")
 _FRAME_BYTES = _FRAME.size
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_END_STREAM = _ACK = 0x1
-_END_HEADERS, _PADDED = 0x4, 0x8
-_HEADER_TABLE_SIZE, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 1, 3, 4
+_HEADER_TABLE_SIZE, _MAX_CONCURRENT_STREAMS = 1, 3
 _CANCEL = (0x8).to_bytes(4, "big")
 _FIRST_WINDOW_BYTES = 65_535
 _MAX_FRAME_BYTES = 16_384
@@ -36,7 +34,6 @@ _WINDOW_STEP_BYTES = 1 << 20
 _PREFIX = struct.Struct(">BI")
 # The time limit of a call without a deadline.
 CALL_LIMIT_S = 30.0
-_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -83,9 +80,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._out.append(_PREFACE)
-        self._frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW_SIZE, _OUR_WINDOW_BYTES))
-        self._frame(_WINDOW_UPDATE, 0, 0, (_OUR_WINDOW_BYTES - _FIRST_WINDOW_BYTES).to_bytes(4, "big"))
+        self._out.append(frames.PREFACE)
+        self._frame(frames.SETTINGS, 0, 0, struct.pack(">HI", frames.INITIAL_WINDOW_SIZE, _OUR_WINDOW_BYTES))
+        self._frame(frames.WINDOW_UPDATE, 0, 0, (_OUR_WINDOW_BYTES - _FIRST_WINDOW_BYTES).to_bytes(4, "big"))
         self.flush()
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
@@ -113,7 +110,7 @@ class GrpcConnection(asyncio.Protocol):
         self._sent[stream] = sending
         if not self._timer:
             self._wait(sending)
-        self._frame(_HEADERS, _END_HEADERS, stream, self._block if stream > 1 else self._first_block)
+        self._frame(frames.HEADERS, frames.END_HEADERS, stream, self._block if stream > 1 else self._first_block)
         if self._waiting or len(message) > self._window:
             self._waiting.append((stream, message))
         else:
@@ -140,7 +137,7 @@ class GrpcConnection(asyncio.Protocol):
                 break
             del self._sent[stream]
             self._messages.pop(stream, None)
-            self._frame(_RST_STREAM, 0, stream, _CANCEL)
+            self._frame(frames.RST_STREAM, 0, stream, _CANCEL)
             sending.end(sending, DeadlineExceeded.reason, None)
         self.flush()
 
@@ -149,7 +146,7 @@ class GrpcConnection(asyncio.Protocol):
         end = len(message)
         for start in range(0, end, _MAX_FRAME_BYTES):
             after = start + _MAX_FRAME_BYTES
-            self._frame(_DATA, _END_STREAM if after >= end else 0, stream, message[start:after])
+            self._frame(frames.DATA, frames.END_STREAM if after >= end else 0, stream, message[start:after])
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -162,19 +159,19 @@ class GrpcConnection(asyncio.Protocol):
                 break
             payload = data[at + _FRAME_BYTES : after]
             at, kind = after, head & 0xFF
-            if kind == _DATA and not flags & _PADDED:
+            if kind == frames.DATA and not flags & frames.PADDED:
                 self._received += len(payload)
                 known = self._messages.get(stream)
                 self._messages[stream] = known + payload if known else payload
-            elif kind == _HEADERS and flags & _END_HEADERS and not flags & _PADDED:
+            elif kind == frames.HEADERS and flags & frames.END_HEADERS and not flags & frames.PADDED:
                 status, failure = self._status(payload)
-                if flags & _END_STREAM:
+                if flags & frames.END_STREAM:
                     self._end(stream, status == b"0", failure)
             else:
                 self._control(kind, flags, stream, payload)
         self._rest = data[at:]
         if self._received > _WINDOW_STEP_BYTES:
-            self._frame(_WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big"))
+            self._frame(frames.WINDOW_UPDATE, 0, 0, self._received.to_bytes(4, "big"))
             self._received = 0
         self.flush()
 
@@ -211,25 +208,28 @@ class GrpcConnection(asyncio.Protocol):
         sending.end(sending, Overloaded.reason, None)
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _SETTINGS and not flags & _ACK:
+        if kind == frames.SETTINGS and not flags & frames.ACK:
             settings = dict(struct.iter_unpack(">HI", payload))
-            if settings.get(_HEADER_TABLE_SIZE, 4096) < 4096 or settings.get(_INITIAL_WINDOW_SIZE, 65_535) < 65_535:
+            if (
+                settings.get(_HEADER_TABLE_SIZE, 4096) < 4096
+                or settings.get(frames.INITIAL_WINDOW_SIZE, 65_535) < 65_535
+            ):
                 self._break_off("the server's settings are smaller than this client's calls")
             self._max_streams = settings.get(_MAX_CONCURRENT_STREAMS, self._max_streams)
-            self._frame(_SETTINGS, _ACK, 0, b"")
-        elif kind == _PING and not flags & _ACK:
-            self._frame(_PING, _ACK, 0, payload)
-        elif kind == _WINDOW_UPDATE and not stream:
+            self._frame(frames.SETTINGS, frames.ACK, 0, b"")
+        elif kind == frames.PING and not flags & frames.ACK:
+            self._frame(frames.PING, frames.ACK, 0, payload)
+        elif kind == frames.WINDOW_UPDATE and not stream:
             self._window += int.from_bytes(payload, "big")
             while self._waiting and len(self._waiting[0][1]) <= self._window:
                 waiting, message = self._waiting.popleft()
                 if waiting in self._sent:
                     self._send(waiting, message)
-        elif kind == _RST_STREAM and stream in self._sent:
+        elif kind == frames.RST_STREAM and stream in self._sent:
             self._end(stream, False, b"RST_STREAM")
-        elif kind == _GOAWAY:
+        elif kind == frames.GOAWAY:
             self._break_off(f"the server ends the connection: {payload[8:].decode(errors='replace')}")
-        elif kind in (_DATA, _HEADERS):
+        elif kind in (frames.DATA, frames.HEADERS):
             self._break_off("the server sends padded frames, or CONTINUATION, which this client does not read")
 
     def _break_off(self, reason: str) -> None:
@@ -292,6 +292,8 @@ class HttpSender(Sender):
 
 
 class _HttpConnection(asyncio.Protocol):
+    """A connection, which takes the events of httptools' parser, too."""
+
     def __init__(
         self, authority: str, path: str, on_end: Callable[["_HttpConnection", Sending, bytes, str], None]
     ) -> None:
@@ -301,15 +303,14 @@ class _HttpConnection(asyncio.Protocol):
             f"POST {path} HTTP/1.1\r\nhost: {authority}\r\ncontent-type: application/json\r\ncontent-length: ".encode()
         )
         self._address = authority.rpartition(":")
-        self._data = b""
-        self._body_at = self._end_at = 0
-        self._is_chunked = False
+        self._reason, self._body = b"", list[bytes]()
         # Whether the server closes the connection after the last answer, as llama.cpp does after 100.
         self._is_last = False
         self._reopening: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
 
     def send(self, request: bytes, sending: Sending) -> None:
         self._sending = sending
@@ -338,34 +339,23 @@ class _HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._data = self._data + data if self._data else data
-        if not self._end_at:
-            head, found, _ = self._data.partition(b"\r\n\r\n")
-            if not found:
-                return
-            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), None)
-            self._body_at = len(head) + 4
-            self._is_chunked = length is None
-            self._end_at = self._body_at + int(length.partition(b":")[2]) if length else len(self._data)
-        # No JSON holds the end of chunks.
-        if self._data.endswith(_LAST_CHUNK) if self._is_chunked else len(self._data) >= self._end_at:
-            answer, sending = self._data, self._sending
-            body = answer[self._body_at :]
-            self._is_last = b"\r\nconnection: close\r\n" in answer[: self._body_at].lower()
-            self._data, self._end_at, self._sending = b"", 0, None
-            if sending:
-                failure = "" if answer.startswith(b"HTTP/1.1 200") else answer.decode(errors="replace")
-                self._on_end(self, sending, b"".join(_chunks(body)) if self._is_chunked else body, failure)
+        self._parser.feed_data(data)
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason = reason
+
+    def on_body(self, part: bytes) -> None:
+        self._body.append(part)
+
+    def on_message_complete(self) -> None:
+        answer, sending, status = b"".join(self._body), self._sending, self._parser.get_status_code()
+        self._is_last = not self._parser.should_keep_alive()
+        self._sending = None
+        self._body.clear()
+        if sending:
+            failure = "" if status == 200 else f"HTTP/1.1 {status} {self._reason.decode()}\n{answer!r}"
+            self._on_end(self, sending, answer, failure)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._sending and not self._is_last:
             self._sending.fail(ConnectionError(f"connection lost: {exc}"))
-
-
-def _chunks(body: bytes) -> Iterator[bytes]:
-    at = 0
-    while not body.startswith(_LAST_CHUNK, at):
-        size, _, _ = body[at : at + 20].partition(b"\r\n")
-        begin = at + len(size) + 2
-        at = begin + int(size, 16) + 2
-        yield body[begin : at - 2]

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import grpc
 import numpy as np
 import uvloop
-from numpy.typing import NDArray
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.core.errors import Unavailable
@@ -98,10 +97,10 @@ class KeptAnswers(Recorder):
         """The number of requests without an answer."""
         return self._errors
 
-    @property
-    def latencies_ms(self) -> NDArray[np.float64]:
-        """The latency of each answer."""
-        return np.array([answer.latency_s * 1e3 for answer in self.answers])
+
+def percentile_ms(answers: Sequence[Answer], percent: float) -> float:
+    """A percentile of the latencies of answers."""
+    return float(np.percentile([answer.latency_s * 1e3 for answer in answers], percent))
 
 
 async def send_all(

@@ -21,13 +21,13 @@ import numpy as np
 import transformers
 
 from neuronpipe.bundles.repository import read_bundle
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.platform.process.worker import Worker
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import input_kind
 from tests.bench.embedders import special_ids
 from tests.models import jina_bert
+from tests.models.compiling import compile_model
 from tests.models.repository import save
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 
@@ -114,10 +114,8 @@ def main() -> None:
             texts = folder / "texts.txt"
             texts.write_text("".join(f"a short text, number {number}\n" for number in range(64)))
             for backend in given.backends.split(","):
-                request = CompileRequest(
-                    str(source), "sentence_embedding", folder, backend, backend=backend, calibration=texts
-                )
-                bundle = compile_bundle(request, lambda line: None).folder
+                options = {"name": backend, "backend": backend, "calibration": texts}
+                bundle = compile_model(source, folder, "sentence_embedding", **options).folder
                 for tokens in given.tokens.split(","):
                     with Worker.started(_measure, bundle, backend, int(tokens), name="back end") as worker:
                         before_mb, more_mb, took_s = worker.receive()

@@ -99,7 +99,13 @@ class Spread:
 
 def spread_text(values: Sequence[float], form: str) -> str:
     """The median of values in words, with the smallest and the largest."""
-    return Spread(statistics.median(values), min(values), max(values), len(values)).text(form)
+    spread = Spread.of(values)
+    return spread.text(form) if spread else ""
+
+
+def number(value: float) -> str:
+    """Three digits, but no more than two decimals."""
+    return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
 def ratios(values: Sequence[float], references: Sequence[float]) -> list[float]:

@@ -17,7 +17,6 @@ import shlex
 import statistics
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +28,9 @@ import psutil
 
 from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferResponse
-from neuronpipe.bundles.repository import read_repository
 from neuronpipe.measure.figures import markdown_table
 from neuronpipe.measure.machine import describe_machine, resident_mb
+from tests.bench.ceiling import open_model
 from tests.bench.load import INFER, LoadProcess, System
 from tests.bench.peers.environments import CACHE
 from tests.bench.systems import (
@@ -44,6 +43,7 @@ from tests.bench.systems import (
     make_texts,
     run_module,
 )
+from tests.callers.metrics import metric
 
 _MAX_TOKENS = 512
 _CALLERS = 32
@@ -98,7 +98,7 @@ class _Server:
 
     def __init__(self, process: ServiceProcess) -> None:
         self.target = process.wait_until_ready().target
-        self._pid, self._metrics = process.pid, process.wait_for("metrics")["address"]
+        self._process = process
 
     @classmethod
     @contextmanager
@@ -109,13 +109,11 @@ class _Server:
 
     def resident_mb(self) -> float:
         """The memory that the process has now."""
-        return resident_mb(self._pid)
+        return resident_mb(self._process.pid)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's series."""
-        with urllib.request.urlopen(f"http://{self._metrics}/metrics") as page:
-            lines = page.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+        return metric(self._process, name)
 
     def wait_until_prepared(self) -> None:
         """Waits until all shapes are prepared."""
@@ -130,19 +128,8 @@ class _ByHand:
     """The tokenizer and the graph, as a program without a server has them."""
 
     def __init__(self, repository: Path) -> None:
-        import openvino
-        import tokenizers
-
-        (bundle,) = read_repository(repository)
-        artifact = bundle.artifact("openvino")
-        with bundle.artifact_files(artifact) as files:
-            model_file = next(path for path in files if path.suffix == ".xml")
-        config = {**artifact.properties, "NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(psutil.cpu_count())}
-        self._request = openvino.Core().compile_model(model_file, "CPU", config).create_infer_request()
-        self._inputs = bundle.spec.inputs
-        self._tokenizer = tokenizers.Tokenizer.from_buffer(bundle.tokenizer_json())
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(bundle.spec.max_tokens)
+        spec, compiled, self._tokenizer = open_model(repository, streams=1, threads=psutil.cpu_count() or 1)
+        self._request, self._inputs = compiled.create_infer_request(), spec.inputs
 
     def __call__(self, text: str) -> None:
         """Computes the probabilities of a text."""

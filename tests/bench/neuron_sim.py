@@ -24,7 +24,7 @@ from neuronpipe.bundles.buckets import parse_bucket
 from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.bundles.writing import write_manifest
-from neuronpipe.compiler import BucketRequest, CompileRequest, compile_bundle
+from neuronpipe.compiler import BucketRequest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.items import ExecuteItem, ModelKey
 from neuronpipe.core.metrics import Telemetry
@@ -36,6 +36,7 @@ from neuronpipe.stages.settings import EngineSettings
 from tests.bench.load import LoadProcess, send_all
 from tests.bench.systems import NO_CACHE, serving_all, serving_four
 from tests.callers.requests import classify
+from tests.models.compiling import compile_model
 from tests.models.repository import classifier
 
 # AWS's figures for inf2.xlarge, which has two cores: length 128, float32 with matmult-bf16. A core's time for a batch
@@ -105,15 +106,9 @@ def _served(repository: Path, cores: int, callers: int, seconds: float) -> dict[
 
 def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dict[str, _Rate]]:
     with tempfile.TemporaryDirectory(prefix="neuron-sim-") as folder:
-        request = CompileRequest(
-            source=str(classifier(Path(folder) / "source")),
-            task="text_classification",
-            repository=Path(folder) / "repository",
-            name="classifier",
-            backend="fake",
-            buckets=BucketRequest(tuple(DEVICE_TIMES[table])),
-        )
-        bundle = compile_bundle(request, lambda line: None)
+        repository, buckets = Path(folder) / "repository", BucketRequest(tuple(DEVICE_TIMES[table]))
+        source = classifier(Path(folder) / "source")
+        bundle = compile_model(source, repository, name="classifier", backend="fake", buckets=buckets)
         times = ",".join(f"{bucket}:{time_ms:g}" for bucket, time_ms in DEVICE_TIMES[table].items())
         (artifact,) = bundle.manifest.artifacts
         timed = artifact.model_copy(update={"properties": {"device_times_ms": times}})
@@ -123,8 +118,8 @@ def _simulate(table: str, cores: Sequence[int], seconds: float) -> dict[int, dic
         for count in cores:
             print(f"{table}, {count} simulated cores", file=sys.stderr, flush=True)
             callers = min(512, 32 * _IN_FLIGHT * count)
-            alone = _executor_alone(request.repository, count, callers, seconds)
-            rates[count] = {_ALONE: alone, **_served(request.repository, count, callers, seconds)}
+            alone = _executor_alone(repository, count, callers, seconds)
+            rates[count] = {_ALONE: alone, **_served(repository, count, callers, seconds)}
         return rates
 
 

@@ -16,7 +16,6 @@ from tests.bench.systems import (
     FOUR,
     MODEL,
     OUR_ECHO,
-    copy_bundle,
     find_repository,
     make_request,
     serving_all,
@@ -25,6 +24,7 @@ from tests.bench.systems import (
     take_turns,
     with_tls,
 )
+from tests.models.versions import copy_bundle
 from tests.suite.constants import constants
 
 SECTION = "overhead"

@@ -22,7 +22,7 @@ from tests.bench import (
 )
 from tests.bench.against_peers import LIKE_FOR_LIKE, NOT_TO_BE_HAD, TRIALS
 from tests.bench.generation_peers import GENERATION_PEERS
-from tests.bench.measurements import Measurement, Measurements, Spread, Value, figure, latency, p50, throughput
+from tests.bench.measurements import Measurement, Measurements, Spread, Value, figure, latency, number, p50, throughput
 from tests.bench.models import CEILING
 from tests.bench.startup import SERVICES, Start
 from tests.bench.systems import ALL, DTYPES, FOUR, OUR_ECHO, of_dtype
@@ -151,14 +151,14 @@ def summary(targets: Sequence[Target]) -> Iterator[str]:
         found = [target for target in names if target.name.partition(" (")[0].endswith(end)]
         if found:
             dtypes = [dtype for dtype in DTYPES if any(f", {dtype}," in target.name for target in found)]
-            medians = [_number(target.measured.median) + target.unit for target in found if target.measured]
+            medians = [number(target.measured.median) + target.unit for target in found if target.measured]
             of_dtypes = f" ({', '.join(dtypes)})" if dtypes else ""
             yield f"- {title}{of_dtypes}: {', '.join(medians)}"
     yield ""
 
 
 def _target_row(target: Target) -> tuple[str, ...]:
-    limit = f"{'≥' if target.is_at_least else '≤'} {_number(target.limit)}{target.unit}"
+    limit = f"{'≥' if target.is_at_least else '≤'} {number(target.limit)}{target.unit}"
     said = {True: "met", False: "**missed**", None: "not measured"}[target.is_met]
     return target.name, limit, _spread(target.measured, target.unit), said
 
@@ -187,7 +187,7 @@ class _Section:
         return (
             *(name or system, str(callers)),
             *self.cells(system, callers, throughput, p50),
-            *(_number(tail.median) if tail else "" for tail in tails),
+            *(number(tail.median) if tail else "" for tail in tails),
             str(sum(turn.errors for turn in self.of(system, callers))),
             *self.cells(system, callers, _SERVER_CPU),
         )
@@ -206,7 +206,7 @@ def _overhead(section: _Section) -> Iterator[str]:
                     _spread(section.ratio(system, reference, callers, value)) if system != reference else ""
                     for value in (throughput, _SERVER_CPU, p50)
                 )
-                medians = (_number(spread.median) if spread else "" for spread in client)
+                medians = (number(spread.median) if spread else "" for spread in client)
                 rows.append((*section.loop(system, callers), *medians, *ratios))
     rows.sort(key=lambda row: int(row[1]))
     headings = ("client µs", "client", "of echo", "CPU to echo's", "p50 to echo's")
@@ -370,12 +370,12 @@ def _scaling(section: _Section) -> Iterator[str]:
             measured = statistics.median(map(throughput, turns))
             foretold = scaling.capacity(costs, cpus, shared_us)
             loops = ", ".join(f"{name} {us:.0f}" for name, us in costs.loops_us.items())
-            ratio = _number(measured / foretold.per_s)
-            foretold_cells = (_number(foretold.per_s), foretold.limit, _number(measured), ratio)
+            ratio = number(measured / foretold.per_s)
+            foretold_cells = (number(foretold.per_s), foretold.limit, number(measured), ratio)
             checks.append((arrangement, str(cpus), loops, f"{costs.threads_us:.0f}", *foretold_cells))
         if turns:
             capacities = [scaling.capacity(costs, cpus) for cpus in scaling.CPUS]
-            cells = (f"{_number(found.per_s)} ({_limit(found)})" for found in capacities)
+            cells = (f"{number(found.per_s)} ({_limit(found)})" for found in capacities)
             rows.append((arrangement, *cells))
     headings = ("loops, µs", "other threads, µs", "answers/s by the model", "its limit", "measured", "to the model")
     yield from _table(("", "CPUs", *headings), checks)
@@ -534,13 +534,8 @@ def _spread(spread: Spread | None, unit: str = "") -> str:
     if spread is None:
         return ""
     if spread.rounds == 1:
-        return f"{_number(spread.median)}{unit}"
-    return f"{_number(spread.median)}{unit} ({_number(spread.low)} – {_number(spread.high)})"
-
-
-def _number(value: float) -> str:
-    """Three figures that count."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+        return f"{number(spread.median)}{unit}"
+    return f"{number(spread.median)}{unit} ({number(spread.low)} – {number(spread.high)})"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -14,7 +14,6 @@ MODEL classifies texts; its version 1 of the folder REPOSITORY is copied. Nothin
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import tempfile
@@ -25,16 +24,14 @@ from itertools import count
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.bundles.folder_repository import FolderRepository
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
 from neuronpipe.client import AsyncClient
-from tests.bench.load import Answer, send_all
+from tests.bench.load import Answer, percentile_ms, send_all
 from tests.callers.requests import classify
+from tests.models.versions import changing_manifest
 from tests.systems.versions import serves_only
 
 _SIGNED = Signed("bench")
@@ -48,10 +45,8 @@ def _copies(source: Path, repository: Path, keys: Sequence[tuple[str, int]]) -> 
     for name, version in keys:
         folder = repository / name / str(version)
         shutil.copytree(source, folder, copy_function=os.link)
-        content = json.loads((folder / MANIFEST_FILE).read_text())
-        content["model"] |= {"name": name, "version": version}
-        (folder / MANIFEST_FILE).unlink()
-        (folder / MANIFEST_FILE).write_text(json.dumps(content))
+        with changing_manifest(folder) as content:
+            content["model"] |= {"name": name, "version": version}
 
 
 def _make_stable(repository: Path, version: int) -> None:
@@ -62,10 +57,6 @@ def _request(number: int) -> InferRequest:
     request = classify(f"text number {number}: a sentence of some words, as callers send them")
     request.model = _NAME
     return request
-
-
-def _p99_ms(answers: Sequence[Answer]) -> float:
-    return float(np.percentile([answer.latency_s * 1e3 for answer in answers], 99))
 
 
 async def _swaps(repository: Path, turns: int) -> None:
@@ -79,7 +70,7 @@ async def _swaps(repository: Path, turns: int) -> None:
                 old, new = str(1 + turn % 2), str(2 - turn % 2)
                 without, _ = await _beside(client, rate, asyncio.sleep(_TURN_S), old)
                 during, took_s = await _beside(client, rate, _swap(client, repository, new), old)
-                p99_ms, swap_p99_ms = map(_p99_ms, (without, during))
+                p99_ms, swap_p99_ms = (percentile_ms(answers, 99) for answers in (without, during))
                 ratios.append(swap_p99_ms / p99_ms)
                 print(
                     f"turn {turn}: old version without a swap {len(without)} requests, p99 {p99_ms:.1f} ms; during a "

@@ -1,9 +1,7 @@
 """The systems of ours that are measured, and the bundles that they serve."""
 
 import asyncio
-import json
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,6 @@ import uvloop
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput, TextClassificationInput, Truncation
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.measure.load.inputs import builtin_texts
 from neuronpipe.platform.process.health import HealthBoard
 from neuronpipe.platform.process.in_flight import InFlight
@@ -81,18 +78,6 @@ def find_repository(kind: str) -> Path:
         how = ("--backend", "fake") if kind == "fake" else ("--dtype", kind)
         task = ("--task", "text-classification", "--name", MODEL, "--repository", str(repository))
         run_module("-m", "neuronpipe", "compile", str(SOURCE), *task, *how)
-    return repository
-
-
-def copy_bundle(
-    source: Path, name: str, repository: Path, properties: Mapping[str, str] = MappingProxyType({})
-) -> Path:
-    """A repository with a copy of a model's first version, whose artifact has other properties."""
-    shutil.copytree(source / name / "1", repository / name / "1")
-    manifest = repository / name / "1" / MANIFEST_FILE
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = dict(properties)
-    manifest.write_text(json.dumps(content))
     return repository
 
 

@@ -7,11 +7,7 @@ Run: python -m tests.bench.token_cost FOLDER [--callers 16] [--rounds 3]
 
 import argparse
 import asyncio
-import itertools
 import os
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,49 +22,25 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TaskInput, TextGenerationInput
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.metrics import Telemetry
-from neuronpipe.measure.machine import cpu_seconds
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.settings import EngineSettings
+from tests.bench.costs import Kind, measure_costs
 from tests.bench.generation_alone import TINY, make_item
-from tests.bench.measurements import spread_text
-from tests.bench.peers.environments import ROOT
-from tests.bench.systems import ALL, FOUR, serving_all, serving_four
+from tests.bench.systems import ALL, FOUR, run_module, serving_all, serving_four
 
 _PATH = "/neuronpipe.api.v1.InferenceService/Generate"
 _PROMPT, _NEW, _TEXTS = 16, 64, 200
-_ENGINE = "engine alone"
 
 
 async def _measure(folder: Path, callers: int, rounds: int) -> None:
     repository = folder / "repository"
     async with AsyncExitStack() as stack:
-        systems: dict[str, tuple[tuple[int, ...], Callable[[int], Awaitable[None]]]] = {}
+        kinds = {"engine alone": Kind([os.getpid()], await stack.enter_async_context(_engine(repository)))}
         for name, serving in ((ALL, serving_all), (FOUR, serving_four)):
             system = stack.enter_context(serving(repository))
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(system.target))
-            systems[name] = system.pids, partial(_read, channel.unary_stream(_PATH))
-        systems[_ENGINE] = (os.getpid(),), await stack.enter_async_context(_engine(repository))
-        found: dict[str, list[float]] = {name: [] for name in systems}
-        rates: dict[str, list[float]] = {name: [] for name in systems}
-        for round, (name, (pids, call)) in itertools.product(range(rounds + 1), systems.items()):
-            before_s, began_s = cpu_seconds(pids), time.perf_counter()
-            numbers = iter(range(_TEXTS))
-
-            async def work(call: Callable[[int], Awaitable[None]] = call, numbers: Any = numbers) -> None:
-                for number in numbers:
-                    await call(number)
-
-            await asyncio.gather(*(work() for _ in range(callers)))
-            if round:  # the first one warms up
-                found[name].append((cpu_seconds(pids) - before_s) / (_TEXTS * _NEW) * 1e3)
-                rates[name].append(_TEXTS * _NEW / (time.perf_counter() - began_s))
-    engine_ms = statistics.median(found[_ENGINE])
-    for name, costs_ms in found.items():
-        beyond_ms = statistics.median(costs_ms) - engine_ms
-        print(
-            f"{name}, {callers} callers: {spread_text(costs_ms, '.3f')} ms of CPU time a token, {beyond_ms:.3f} beyond "
-            f"the engine; {spread_text(rates[name], '.0f')} tokens/s"
-        )
+            kinds[name] = Kind(system.pids, partial(_read, channel.unary_stream(_PATH)))
+        await measure_costs(kinds, _TEXTS, rounds, callers, unit="token", units=_NEW)
 
 
 async def _read(stream: Any, number: int) -> None:
@@ -99,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.folder / "repository").is_dir():
         # A process of its own: torch stays out of the one that measures.
-        subprocess.run([sys.executable, "-m", "tests.bench.tiny_writer", str(options.folder)], check=True, cwd=ROOT)
+        run_module("-m", "tests.bench.generation_models", str(options.folder), TINY)
     asyncio.run(_measure(options.folder, options.callers, options.rounds))
 
 

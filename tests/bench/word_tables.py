@@ -17,9 +17,9 @@ import torch
 import transformers
 
 from demo.model import find_minilm
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from tests.bench.load import LoadProcess
 from tests.bench.systems import embedding_request, make_texts, serving_all
+from tests.models.compiling import compile_model
 from tests.models.tokenizers import word_piece
 
 _SEED = 20261128
@@ -52,8 +52,7 @@ def _rows(name: str, dtypes: Sequence[str], texts: Sequence[str], seconds: float
     with tempfile.TemporaryDirectory() as temporary, LoadProcess.started(requests) as loop:
         source = _MODELS[name](Path(temporary) / "source")
         for dtype in dtypes:
-            request = CompileRequest(str(source), "sentence_embedding", Path(temporary) / dtype, _NAME, dtype=dtype)
-            bundle = compile_bundle(request, lambda line: None)
+            bundle = compile_model(source, Path(temporary) / dtype, "sentence_embedding", name=_NAME, dtype=dtype)
             size = sum(file.stat().st_size for file in bundle.folder.rglob("*.bin"))
             accuracy = bundle.artifact("openvino").accuracy
             assert accuracy

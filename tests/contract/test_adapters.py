@@ -22,6 +22,7 @@ from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
+from tests.models.adapters import save_adapter
 from tests.models.repository import bert_config, save, tokenizer
 
 # Raised inside peft and transformers; nothing that we call.
@@ -31,19 +32,7 @@ pytestmark = [
 ]
 
 _TEXTS = ["A fine day.", "The train is late again, and nobody says why."]
-_LORA = {"r": 4, "lora_alpha": 16, "target_modules": ["query", "value"], "init_lora_weights": False}
-
-
-def _adapter(model: Any, folder: Path, **settings: Any) -> Any:
-    """Saves a LoRA adapter with weights of a seed for the model; gives the model with it."""
-    torch.manual_seed(20261122)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(**(_LORA | settings)))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if parameter.requires_grad and "lora" not in name:  # the head, far from the base's
-                parameter.normal_()
-    adapted.save_pretrained(folder)
-    return adapted.eval()
+_LORA: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": ["query", "value"]}
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +47,7 @@ def classifier_adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("adapter") / "adapter"
     # The pooler is made with the head: a masked language model has none of its own.
     model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=3)
-    return folder, _adapter(model, folder, task_type="SEQ_CLS", modules_to_save=["classifier", "pooler"])
+    return folder, save_adapter(model, folder, **_LORA, task_type="SEQ_CLS", modules_to_save=["classifier", "pooler"])
 
 
 def _merged(source: Path, repository: Path, **changes: Any) -> Bundle:
@@ -112,9 +101,8 @@ async def test_merged_embedding_model_keeps_the_pooling_of_its_base(tmp_path: Pa
     (base / "modules.json").write_text(json.dumps(modules))
     (base / "1_Pooling").mkdir()
     (base / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": "cls"}))
-    adapted = _adapter(
-        transformers.BertModel.from_pretrained(base), tmp_path / "adapter", task_type="FEATURE_EXTRACTION"
-    )
+    model = transformers.BertModel.from_pretrained(base)
+    adapted = save_adapter(model, tmp_path / "adapter", **_LORA, task_type="FEATURE_EXTRACTION")
     bundle = _merged(tmp_path / "adapter", tmp_path / "repository")
     with torch.inference_mode():
         expected = adapted(**_encoded()).last_hidden_state[:, 0].numpy()
@@ -193,7 +181,7 @@ def test_base_of_another_width_is_refused(classifier_adapter: tuple[Path, Any], 
 
 def test_head_that_neither_has_is_refused_like_any_that_was_not_trained(base: Path, tmp_path: Path) -> None:
     model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=2)
-    _adapter(model, tmp_path / "adapter")
+    save_adapter(model, tmp_path / "adapter", **_LORA)
     with pytest.raises(SetupError, match=r"its weights lack bert\.pooler\.dense\.bias, .*, classifier\.bias"):
         _merged(tmp_path / "adapter", tmp_path / "repository")
 

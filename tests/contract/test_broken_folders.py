@@ -335,10 +335,8 @@ _PLACES: tuple[tuple[str, Change, str], ...] = (
     ),
     (
         "classifier",
-        _without_architecture(
-            _content("modules.json", b'[{"path": "0_S", "type": "sentence_transformers.models.StaticEmbedding"}]')
-        ),
-        "no model: it has no config.json; modules.json begins with StaticEmbedding, and supported are models that",
+        _content("modules.json", b'[{"path": "", "type": "sentence_transformers.models.BoW"}]'),
+        "no model: it has no config.json; modules.json begins with BoW, and supported are models that begin with",
     ),
     (
         "classifier",

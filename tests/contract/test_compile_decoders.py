@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import transformers
 
-from neuronpipe.compiler import CompileRequest, compile_bundle, compile_with_reference, decoder_graphs, modules, slots
+from neuronpipe.compiler import CompileRequest, compile_with_reference, decoder_graphs, modules, slots
 from neuronpipe.compiler.architectures import check_kinds, layer_windows
 from neuronpipe.core.errors import SetupError
 from neuronpipe.stages.neuron_executor.runtimes import paged
 from neuronpipe.stages.neuron_executor.runtimes.openvino import engine, openvino
 from neuronpipe.tasks.text_options import GenerationFacts
+from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.encoder_decoders import MODELS as ENCODER_DECODERS
 from tests.models.encoder_decoders import save_encoder_decoder
@@ -26,15 +27,8 @@ _EXACT = (
 _GATHERED = ("gemma2", "xglm")
 # Experts, and attention that is no function which slots could replace.
 _NOT_IN_SLOTS = ("mixtral", "qwen3-moe", "gpt-neo", "xglm")
-
-
-def _request(source: Path, repository: Path, **changes: Any) -> CompileRequest:
-    described: dict[str, Any] = {"source": str(source), "task": "", "repository": repository, "name": "m"}
-    return CompileRequest(**described | changes)
-
-
-def _compile(source: Path, repository: Path, **changes: Any) -> Any:
-    return compile_bundle(_request(source, repository, **changes), lambda line: None)
+# Untyped: accuracies that a bundle may lack are there.
+_compile: Any = compile_model
 
 
 @pytest.mark.sampled
@@ -137,8 +131,8 @@ def test_tables_of_weights_of_8_bits_stay_in_8_bits_when_they_are_loaded(
     class Engine:
         read_model = engine().read_model
 
-        def compile_model(self, *given: Any) -> openvino.CompiledModel:
-            loaded.append(engine().compile_model(*given))
+        def _compile(self, *given: Any) -> openvino.CompiledModel:
+            loaded.append(engine()._compile(*given))
             return loaded[-1]
 
     save = save_encoder_decoder if family in ENCODER_DECODERS else save_decoder
@@ -206,9 +200,8 @@ _SLIDING = ("mistral", "gemma3", "gemma2")
 @pytest.mark.sampled
 @pytest.mark.parametrize("family", _SLIDING)
 def test_windows_are_compared_with_prompts_of_five_windows(family: str, tmp_path: Path) -> None:
-    texts = compile_with_reference(
-        _request(save_decoder(family, tmp_path / "source"), tmp_path / "repository"), lambda line: None
-    ).texts
+    source = str(save_decoder(family, tmp_path / "source"))
+    texts = compile_with_reference(CompileRequest(source, "", tmp_path / "repository", "m"), lambda line: None).texts
     window = transformers.AutoConfig.from_pretrained(tmp_path / "source").sliding_window
     assert max(len(text.prompt) for text in texts) >= 5 * window
 
@@ -258,7 +251,7 @@ def test_layers_of_another_kind_of_attention_are_refused_by_name(config: Any, me
 def test_longrope_is_compiled_up_to_the_length_of_its_short_factors(tmp_path: Path) -> None:
     lines: list[str] = []
     source = save_decoder("phi3-longrope", tmp_path / "source")
-    bundle = compile_bundle(_request(source, tmp_path / "repository"), lines.append)
+    bundle = _compile(source, tmp_path / "repository", report=lines.append)
     assert bundle.spec.max_tokens == 96, "of 192 positions"
     assert "longrope, whose factors of short texts hold up to 96 tokens" in "".join(lines)
 

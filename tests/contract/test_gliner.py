@@ -196,8 +196,15 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
             "has span_mode 'markerV1', which is not supported; supported: 'markerV0', 'token_level'",
         ),
         ({"represent_spans": True}, "has represent_spans True, which is not supported; supported: none"),
-        ({"model_type": "gliner_bi_encoder_span"}, "has model_type 'gliner_bi_encoder_span', which is not supported"),
-        ({"labels_encoder": "a/b"}, "has labels_encoder 'a/b', which is not supported; supported: none"),
+        (
+            {"model_type": "gliner_bi_encoder_span"},
+            r"has model_type 'gliner_bi_encoder_span', which is not supported \(its labels have an encoder and a token",
+        ),
+        (
+            {"labels_encoder": "a/b"},
+            r"has labels_encoder 'a/b', which is not supported \(its labels have .*\); supported: none",
+        ),
+        ({"relations_layer": "dot"}, r"which is not supported \(it finds relations of entities"),
         ({"encoder_config": {"model_type": "t5"}}, "has an encoder 't5'; supported are bert, deberta-v2, distilbert"),
         ({"encoder_config": None}, r"has no encoder_config, .*save_pretrained\(FOLDER\) of the package gliner"),
     )

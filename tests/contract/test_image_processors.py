@@ -4,12 +4,14 @@ Pillow.
 
 import io
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers.image_utils import load_image
 
@@ -98,4 +100,16 @@ def test_what_cannot_be_reproduced_is_refused(kind: str, options: dict[str, Any]
 
 def test_a_model_without_an_image_processor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot load its image processor"):
+        load_image_processor(tmp_path)
+
+
+@pytest.mark.skipif(
+    find_spec("torchvision") is not None or transformers.__version__.startswith("4."),
+    reason="torchvision is installed, or this transformers has no processors on Pillow apart",
+)
+def test_a_processor_of_torchvision_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "DINOv3ViTImageProcessorFast"}')
+    with pytest.raises(
+        SetupError, match=r"it needs torchvision, .* such as ViTImageProcessor, as image_processor_type"
+    ):
         load_image_processor(tmp_path)

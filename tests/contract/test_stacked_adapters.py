@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -19,6 +18,7 @@ from neuronpipe.stages.neuron_executor.backends import load_backend
 from neuronpipe.stages.neuron_executor.backends.base import BackendRequest, compute
 from neuronpipe.tasks.inputs.kind import adapted, input_kind
 from tests.callers.requests import classify, embed, tag
+from tests.models.adapters import save_adapter
 from tests.models.architectures import make_source
 from tests.models.compiling import compile_model
 from tests.models.repository import bert_config, classifier, embedder, for_neuron, save, tagger, tokenizer
@@ -44,24 +44,12 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _adapter(model: Any, folder: Path, seed: int = 0, **settings: Any) -> Any:
-    """Saves a LoRA adapter with weights of a seed for the model; gives the model with it."""
-    torch.manual_seed(20261129 + seed)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(init_lora_weights=False, **settings))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if parameter.requires_grad and "lora" not in name:  # the head, far from the base's
-                parameter.normal_()
-    adapted.save_pretrained(folder)
-    return adapted.eval()
-
-
 def _embedders(folder: Path) -> tuple[Path, dict[str, Any]]:
     """A base model, and the adapters of _KINDS by name, saved beside it."""
     base = embedder(folder / "base")
     kinds = enumerate(_KINDS.items())
     load = transformers.BertModel.from_pretrained
-    adapted = {name: _adapter(load(base), folder / name, seed, **kind) for seed, (name, kind) in kinds}
+    adapted = {name: save_adapter(load(base), folder / name, seed, **kind) for seed, (name, kind) in kinds}
     return base, {"": load(base).eval(), **adapted}
 
 
@@ -163,7 +151,7 @@ async def test_task_adapters_of_jina_v3_change_its_embeddings_too(tmp_path: Path
     layers = ["word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"]
     names = ("retrieval.query", "retrieval.passage", "text-matching")
     models = {
-        name: _adapter(load(base), tmp_path / name, seed, r=4, lora_alpha=8, target_modules=layers)
+        name: save_adapter(load(base), tmp_path / name, seed, r=4, lora_alpha=8, target_modules=layers)
         for seed, name in enumerate(names)
     }
     compile_model(base, tmp_path / "repository", "sentence_embedding", adapters=_named(tmp_path, *names))
@@ -206,9 +194,9 @@ async def test_adapters_have_labels_of_their_own(tmp_path: Path) -> None:
         "modules_to_save": ["classifier", "pooler.dense"],
     }
     models = {
-        "two": _adapter(load(base, num_labels=2, ignore_mismatched_sizes=True), tmp_path / "two", 1, **settings),
-        "six": _adapter(load(base, num_labels=6, ignore_mismatched_sizes=True), tmp_path / "six", 2, **settings),
-        "same": _adapter(load(base), tmp_path / "same", 3, r=4, target_modules=["key"]),
+        "two": save_adapter(load(base, num_labels=2, ignore_mismatched_sizes=True), tmp_path / "two", 1, **settings),
+        "six": save_adapter(load(base, num_labels=6, ignore_mismatched_sizes=True), tmp_path / "six", 2, **settings),
+        "same": save_adapter(load(base), tmp_path / "same", 3, r=4, target_modules=["key"]),
         "": load(base).eval(),
     }
     labels = {"two": ["bad", "good"], "six": [f"LABEL_{index}" for index in range(6)]}
@@ -233,7 +221,7 @@ async def test_base_without_a_head_answers_by_its_adapters_alone(tmp_path: Path)
     load = transformers.BertForSequenceClassification.from_pretrained
     settings: dict[str, Any] = {"r": 4, "target_modules": ["query"], "modules_to_save": ["classifier", "pooler"]}
     models = {
-        name: _adapter(load(base, num_labels=seed), tmp_path / name, seed, task_type="SEQ_CLS", **settings)
+        name: save_adapter(load(base, num_labels=seed), tmp_path / name, seed, task_type="SEQ_CLS", **settings)
         for name, seed in {"mood": 3, "topic": 5}.items()
     }
     compile_model(base, tmp_path / "repository", "text_classification", adapters=_named(tmp_path, *models))
@@ -258,7 +246,7 @@ async def test_tags_of_adapters(tmp_path: Path) -> None:
         "task_type": "TOKEN_CLS",
         "modules_to_save": ["classifier"],
     }
-    model = _adapter(load(base, num_labels=3, ignore_mismatched_sizes=True), tmp_path / "tags", **settings)
+    model = save_adapter(load(base, num_labels=3, ignore_mismatched_sizes=True), tmp_path / "tags", **settings)
     compile_model(base, tmp_path / "repository", adapters=_named(tmp_path, "tags"))
     async with local_system(tmp_path / "repository") as system:
         (result,) = await _answers(system, [tag(_TEXTS[1], model="m/tags", keep_all_labels=True)])
@@ -301,7 +289,7 @@ def test_what_cannot_be_an_adapter_is_refused(
     sizes: dict[str, Any] = {"query": {}, "wide": {"hidden_size": 64}, "deep": {"num_hidden_layers": 3}}
     if adapter in sizes:
         config = transformers.BertConfig(**bert_config().to_dict() | sizes[adapter])
-        _adapter(transformers.BertModel(config), tmp_path / adapter, **settings)
+        save_adapter(transformers.BertModel(config), tmp_path / adapter, **settings)
     change(tmp_path)
     request = {"task": "sentence_embedding", "adapters": _named(tmp_path, adapter), **options}
     with pytest.raises(SetupError, match=problem):

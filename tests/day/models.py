@@ -1,6 +1,5 @@
 """The models of the day: an encoder in int8 with two versions, a reranker in float32, and a small generator."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import transformers
 
 from demo.model import find_minilm
 from neuronpipe.bundles.folder_repository import FolderRepository
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import Signed
-from neuronpipe.compiler import CompileRequest, compile_bundle
+from tests.models.compiling import compile_model
 from tests.models.decoders import CHAT_TEMPLATE, save_decoder
+from tests.models.versions import changing_manifest
 
 ENCODER, RERANKER, GENERATOR = "minilm", "reranker", "writer"
 _SIGNED = Signed("the day")
@@ -22,25 +21,20 @@ def make_models(folder: Path) -> Path:
     """A repository with a registry. Version 2 of the encoder, the canary, has the weights of version 1."""
     repository = folder / "repository"
     source = str(find_minilm())
-    _compile(CompileRequest(source, "sentence_embedding", repository, ENCODER, dtype="int8"))
+    compile_model(source, repository, "sentence_embedding", name=ENCODER, dtype="int8")
     torch.manual_seed(0)
     reranker = transformers.AutoModelForSequenceClassification.from_pretrained(source, num_labels=1)
     reranker.save_pretrained(folder / "reranker")
     transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder / "reranker")
-    _compile(CompileRequest(str(folder / "reranker"), "rerank", repository, RERANKER, dtype="float32"))
+    compile_model(folder / "reranker", repository, "rerank", name=RERANKER, dtype="float32")
     generator = save_decoder("llama", folder / "generator", chat_template=CHAT_TEMPLATE)
-    _compile(CompileRequest(str(generator), "", repository, GENERATOR, dtype=""))
+    compile_model(generator, repository, name=GENERATOR, dtype="")
     canary = shutil.copytree(repository / ENCODER / "1", repository / ENCODER / "2")
-    content = json.loads((canary / MANIFEST_FILE).read_text())
-    content["model"]["version"] = 2
-    (canary / MANIFEST_FILE).write_text(json.dumps(content))
+    with changing_manifest(canary) as content:
+        content["model"]["version"] = 2
     registry = FolderRepository(repository)
     registry.change_registry(lambda now: now.alias(ENCODER, "stable", 1, _SIGNED), _SIGNED)
     return repository
-
-
-def _compile(request: CompileRequest) -> None:
-    compile_bundle(request, lambda line: None)
 
 
 def share_with_canary(repository: Path, percent: int) -> None:

@@ -4,13 +4,12 @@ import datetime
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from neuronpipe.measure.machine import describe_machine
 from tests.day.run import Day
-from tests.documentation.dark import with_dark_colours, with_title
+from tests.documentation.plots import new_plot, save_plot
 
 _MEMORY_TITLE, _LATENCY_TITLE = "memory of each process over time", "p99 over time"
 _WINDOW_S = 10.0
@@ -42,9 +41,8 @@ where the p99 matters.
 def write_report(day: Day, folder: Path) -> None:
     """Writes day.md and its two plots."""
     folder.mkdir(parents=True, exist_ok=True)
-    pyplot = _pyplot()
-    _plot_memory(pyplot, day, folder / "day-memory.svg")
-    _plot_latency(pyplot, day, folder / "day-latency.svg")
+    _plot_memory(day, folder / "day-memory.svg")
+    _plot_latency(day, folder / "day-latency.svg")
     (folder / "day.md").write_text("\n".join(_page(day)) + "\n")
 
 
@@ -88,28 +86,18 @@ def _page(day: Day) -> Iterator[str]:
     yield from ("", f"![{_LATENCY_TITLE}](day-latency.svg)")
 
 
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "neuronpipe", "svg.fonttype": "none", "font.size": 9}
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _plot_memory(pyplot: Any, day: Day, path: Path) -> None:
-    figure, axes = pyplot.subplots(figsize=(8, 3))
+def _plot_memory(day: Day, path: Path) -> None:
+    figure, axes = new_plot()
     for name, samples in day.memory.items():
         # One point for each window: the page need not be large.
         points = _windows([(at_s - day.began_s, size) for at_s, size in samples])
         axes.plot([at_s / 60 for at_s, _ in points], [max(sizes) for _, sizes in points], label=name, linewidth=1)
     axes.set(xlabel="minutes", ylabel="MiB", ylim=(0, None), title="resident memory")
-    _save(pyplot, figure, axes, path, _MEMORY_TITLE)
+    save_plot(figure, axes, path, _MEMORY_TITLE)
 
 
-def _plot_latency(pyplot: Any, day: Day, path: Path) -> None:
-    figure, axes = pyplot.subplots(figsize=(8, 3))
+def _plot_latency(day: Day, path: Path) -> None:
+    figure, axes = new_plot()
     for began_s, ended_s, _ in day.timeline.events:
         axes.axvspan((began_s - day.began_s) / 60, (ended_s - day.began_s) / 60, color="0.92", linewidth=0)
     for killed_s, _ in day.timeline.kills:
@@ -125,7 +113,7 @@ def _plot_latency(pyplot: Any, day: Day, path: Path) -> None:
         values = [float(np.percentile(times, 99)) for _, times in points]
         axes.plot([at_s / 60 for at_s, _ in points], values, label=label, linewidth=1)
     axes.set(xlabel="minutes", ylabel="p99, ms", yscale="log")
-    _save(pyplot, figure, axes, path, _LATENCY_TITLE)
+    save_plot(figure, axes, path, _LATENCY_TITLE)
 
 
 def _windows(points: Sequence[tuple[float, float]]) -> list[tuple[float, list[float]]]:
@@ -133,10 +121,3 @@ def _windows(points: Sequence[tuple[float, float]]) -> list[tuple[float, list[fl
     for at_s, value in points:
         windows[int(at_s / _WINDOW_S)].append(value)
     return [(_WINDOW_S * number, windows[number]) for number in sorted(windows)]
-
-
-def _save(pyplot: Any, figure: Any, axes: Any, path: Path, title: str) -> None:
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
-    path.write_text(with_dark_colours(with_title(path.read_text(), title)))
-    pyplot.close(figure)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from neuronpipe.measure.figures import markdown_table
+from tests.bench.measurements import number
 from tests.documentation.chart import Group, Server, chart, rounded
 from tests.documentation.pages import ROOT
 
@@ -157,7 +158,7 @@ def _leads(folder: str, server: str, dtype: str) -> list[float]:
             rates.setdefault(measured["system"], {})[measured["round"]] = measured["throughput_per_s"]
     ours = rates[f"{_OURS}, {dtype}"]
     quotients = [
-        [ours[number] / rate for number, rate in by_round.items()]
+        [ours[turn] / rate for turn, rate in by_round.items()]
         for system, by_round in rates.items()
         if system.startswith(server) and system.endswith(dtype)
     ]
@@ -319,7 +320,7 @@ def _outcome(folder: str, target: Mapping[str, Any] | None) -> str:
     if not target:
         return ""
     median, unit = target["measured"]["median"], target["unit"].strip()
-    figure, limit = _as_on_the_page(median), _as_on_the_page(target["limit"])
+    figure, limit = number(median), number(target["limit"])
     if figure == limit and not target["is_met"]:
         figure = f"{median:.4g}"
     shown = figure if target["is_met"] else f"**{figure}**"
@@ -338,15 +339,10 @@ def _smaller_lead(folder: str, target: Mapping[str, Any]) -> str:
         server: statistics.median(_leads(folder, server, found[1])) for server in _servers(folder, found[1]) - {_OURS}
     }
     server = min(leads, key=lambda name: leads[name])
-    figure = _as_on_the_page(leads[server])
-    if figure == _as_on_the_page(target["measured"]["median"]):
+    figure = number(leads[server])
+    if figure == number(target["measured"]["median"]):
         return ""
     return f" ({figure if leads[server] >= target['limit'] else f'**{figure}**'}: {_name(server)})"
-
-
-def _as_on_the_page(figure: float) -> str:
-    """Three digits, but no more than two decimals."""
-    return f"{figure:.{0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2}f}"
 
 
 _PARTS = {

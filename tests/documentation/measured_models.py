@@ -229,7 +229,7 @@ _TAIL = """
   positions, it is the body of jina-embeddings-v3-hf (jina-colbert-v2). The compiler refuses adapters
   (jina-embeddings-v3).
 - **GLiNER** scores spans (`markerV0`) or tokens (`token_level`). The compiler refuses models with an encoder for labels
-  (`gliner-bi-*`), with a decoder, of relations, and with `represent_spans`, and names them.
+  (`gliner-bi-*`), with a decoder, of relations, with `represent_spans`, and GLiNER2, and names them.
 - **Snowflake's arctic-embed**: -xs, -s and -m are BERT, -m-long is Nomic BERT, -m-v2.0 is GTE, and -l and -l-v2.0 are
   BERT and XLM-R.
 - **SPLADE** is any masked language model with `SpladePooling`, also as the document side of a `Router` whose queries

@@ -29,8 +29,8 @@ from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.tasks_pb2 import SentenceEmbeddingInput, TaskInput
 from neuronpipe.client import Client
 from neuronpipe.measure.waterfall import Trace, WaterfallRow, read_trace, sample
-from tests.documentation.dark import with_dark_colours
 from tests.documentation.pages import ROOT
+from tests.documentation.plots import with_dark_colours
 from tests.documentation.recordings import MAX_REQUEST_MS, TooSlowError, record_pages, request_times_ms
 from tests.documentation.terminal import PICTURE, terminal
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.documentation import figures
 from tests.documentation.chart import Group, Server, chart
-from tests.documentation.dark import with_dark_colours
 from tests.documentation.pages import ROOT, all_pages, fences
 from tests.documentation.pictures import TIMES
+from tests.documentation.plots import with_dark_colours
 from tests.documentation.printed import OutputDiffersError, align, is_same
 from tests.documentation.recordings import (
     LOADED,

@@ -1,7 +1,5 @@
 """The same pipeline behind the same five methods, in this process or behind a gateway."""
 
-import json
-import shutil
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -19,7 +17,6 @@ from neuronpipe.api.v1.inference_pb2 import (
     InferStreamResponse,
 )
 from neuronpipe.api.v1.models_pb2 import GetModelRequest, ListModelsRequest, Model
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.repository import read_repository
 from neuronpipe.core.calls import Call
 from neuronpipe.core.metrics import Telemetry
@@ -28,6 +25,7 @@ from neuronpipe.gateway.assembly import running_pipeline
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.serve.settings import AllSettings
 from neuronpipe.serve.stages import running_stages
+from tests.models.versions import changing_manifest, copy_bundle
 from tests.servers.door import Door
 from tests.suite.constants import constants
 
@@ -133,12 +131,7 @@ def make_slow(repository: Path, folder: Path) -> Path:
 
     The model has one bucket, so that its start takes three batches.
     """
-    shutil.copytree(repository / "classifier", folder / "classifier")
-    manifest = folder / "classifier" / "1" / MANIFEST_FILE
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0] |= {
-        "properties": {"device_time_s": str(DEVICE_TIME_S)},
-        "buckets": [{"batch": 32, "tokens": 32}],
-    }
-    manifest.write_text(json.dumps(content))
+    copy_bundle(repository, "classifier", folder, {"device_time_s": str(DEVICE_TIME_S)})
+    with changing_manifest(folder / "classifier" / "1") as content:
+        content["artifacts"][0]["buckets"] = [{"batch": 32, "tokens": 32}]
     return folder

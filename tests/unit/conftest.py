@@ -7,6 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.suite.fixed_clock import FixedClock
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
 
 @pytest.fixture
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:

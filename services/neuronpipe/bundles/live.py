@@ -234,7 +234,7 @@ class LiveModels:
     def _notify(self) -> None:
         problems = {key: version.problem for key, version in self.versions.items() if version.problem}
         for table in self._tables:
-            table.tell_problems(problems)
+            table.tell(problems=problems)
         self.changes.notify()
 
 

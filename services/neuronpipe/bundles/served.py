@@ -5,7 +5,7 @@ import enum
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.core.changes import Changes
@@ -106,7 +106,7 @@ class ServedModels(Generic[ResourceT]):
         self.needs = ModelNeeds()
         self.changes = Changes()  # the table, or the announced models
         self._opening: set[ModelKey] = set()
-        # The facts about the models that the table lacks, as the methods tell_… set them. Replaced on every change.
+        # The facts about the models that the table lacks, as `tell` sets them. Replaced on every change.
         self._told = ProcessModels()
 
     @property
@@ -136,22 +136,13 @@ class ServedModels(Generic[ResourceT]):
         """Returns the problem of a version that should be served and is not; empty if there is none."""
         return self._told.problems.get(key, "")
 
-    def tell_problems(self, problems: Mapping[ModelKey, str]) -> None:
-        """Sets the problems of declared versions that are not served."""
-        self._tell(replace(self._told, problems=problems))
-
-    def tell_unloaded(self, unloaded: Mapping[ModelKey, bool]) -> None:
-        """Sets the models that are not in memory, and whether each is being loaded."""
-        self._tell(replace(self._told, unloaded=unloaded))
-
     def is_loading(self, key: ModelKey) -> bool | None:
         """Returns whether a model that is not in memory is being loaded; None for a model in memory."""
         return self._told.unloaded.get(key)
 
-    def tell_prepared(self, prepared: Mapping[ModelKey, Preparation]) -> None:
-        self._tell(replace(self._told, prepared=prepared))
-
-    def _tell(self, told: ProcessModels) -> None:
+    def tell(self, **facts: Any) -> None:
+        """Sets `problems`, `unloaded` or `prepared` of `announced`."""
+        told = replace(self._told, **facts)
         if told != self._told:
             self._told = told
             self.changes.notify()

@@ -21,25 +21,13 @@ _CUT_OFF = "the client was closed during the call"
 
 
 def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, ResultT]],
-) -> "Callable[Concatenate[Client, P], ResultT]":
-    """Returns a method of Client that waits for the method of its AsyncClient."""
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ResultT]],
+) -> "Callable[Concatenate[Client | Job, P], ResultT]":
+    """Returns a method that waits for the method of the asynchronous client or job."""
 
     @wraps(method)
-    def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
-        return client._wait(method(client._client, *arguments, **options))
-
-    return call
-
-
-def _blocking_of_job(
-    method: Callable[Concatenate[AsyncJob, P], Coroutine[Any, Any, ResultT]],
-) -> "Callable[Concatenate[Job, P], ResultT]":
-    """Returns a method of Job that waits for the method of its AsyncJob."""
-
-    @wraps(method)
-    def call(job: "Job", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
-        return job._client._wait(method(job._job, *arguments, **options))
+    def call(owner: "Client | Job", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        return owner._wait(method(owner._asynchronous, *arguments, **options))
 
     return call
 
@@ -49,13 +37,13 @@ class Job:
 
     def __init__(self, job: AsyncJob, client: "Client") -> None:
         self.name = job.name
-        self._job = job
-        self._client = client
+        self._asynchronous = job
+        self._wait = client._wait
 
-    wait = _blocking_of_job(AsyncJob.wait)
-    status = _blocking_of_job(AsyncJob.status)
-    cancel = _blocking_of_job(AsyncJob.cancel)
-    delete = _blocking_of_job(AsyncJob.delete)
+    wait = _blocking(AsyncJob.wait)
+    status = _blocking(AsyncJob.status)
+    cancel = _blocking(AsyncJob.cancel)
+    delete = _blocking(AsyncJob.delete)
 
 
 def _streaming(
@@ -65,7 +53,7 @@ def _streaming(
 
     @wraps(method)
     def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> Generator[ResultT, None, None]:
-        yield from client._answers(method(client._client, *arguments, **options))
+        yield from client._answers(method(client._asynchronous, *arguments, **options))
 
     return call
 
@@ -77,7 +65,7 @@ def _job_of(
 
     @wraps(method)
     def call(client: "Client", /, *arguments: P.args, **options: P.kwargs) -> "Job":
-        return Job(client._wait(method(client._client, *arguments, **options)), client)
+        return Job(client._wait(method(client._asynchronous, *arguments, **options)), client)
 
     return call
 
@@ -139,7 +127,7 @@ class Client(TaskMethods):
 
     def job(self, name: str) -> "Job":
         """See AsyncClient.job."""
-        return Job(self._client.job(name), self)
+        return Job(self._asynchronous.job(name), self)
 
     def close(self) -> None:
         """Ends all calls, closes the connections and ends the thread. May be called several times, from any thread."""
@@ -175,12 +163,12 @@ class Client(TaskMethods):
         try:
             self._loop = asyncio.get_running_loop()
             self._closing = asyncio.Event()
-            self._client = make()
+            self._asynchronous = make()
         except BaseException as fault:
             is_made.set_exception(fault)
             return
         is_made.set_result(None)
-        async with self._client:
+        async with self._asynchronous:
             await self._closing.wait()
             calls = asyncio.all_tasks() - {asyncio.current_task()}
             for call in calls:

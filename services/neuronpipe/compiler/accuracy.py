@@ -220,7 +220,8 @@ def check_padding(module: SourceModule, batches: Sequence[SampleBatch], referenc
             if difference > _PADDING_DIFFERENCE * float(np.abs(expected[name]).max()):
                 raise SetupError(
                     f"{module.config.name_or_path}: the outputs of {module.architecture} for a text change by "
-                    f"{difference:.2e} beside a longer one, because it reads padding as text, which is not supported"
+                    f"{difference:.2e} beside a longer one, because it reads padding as text, which is not supported; "
+                    "compile a model that masks padding, such as BERT"
                 )
 
 

@@ -39,6 +39,8 @@ _HEADS: Mapping[str, tuple[str, ...]] = {
     ARCHITECTURE: ("zero_shot_token_classification",),
     "ForQuestionAnswering": ("question_answering",),
     "ForMaskedLM": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
+    # ELECTRA's head tells replaced tokens from others, which no task does.
+    "ElectraForPreTraining": ("feature_extraction", "sentence_embedding"),
     "ForPreTraining": ("fill_mask", "feature_extraction", "sentence_embedding", "sparse_embedding"),
     "ForImageClassification": ("image_classification",),
     "ForCausalLM": ("text_generation", "feature_extraction", "sentence_embedding", "rerank"),
@@ -73,10 +75,16 @@ _REFUSED = {
     "led": "its encoder attends in windows, by lengths that a graph for all texts lacks; compile BART or PEGASUS",
     "nystromformer": "its attention averages segments of a batch, so its outputs depend on the batch, because it reads "
     "padding as text; compile a model with full attention, such as BERT",
+    "canine": "its tokenizer reads characters and has no form as tokenizer.json, and its layers join neighbouring "
+    "characters; compile a model of tokens for several languages, such as XLM-R",
+    "extractor": "it is a GLiNER2, whose extraction by a schema of labels, classes and counts no task has; compile a "
+    "GLiNER of the package gliner for zero-shot-token-classification",
     "altclip": "of models of images and texts, CLIP and SigLIP are; compile a model of these",
     "funnel": "its layers pool neighbouring tokens, by lengths that a graph for texts of all lengths lacks",
 }
 
+# Names of the first input of models that hear.
+_SOUNDS = ("input_values", "input_features")
 _SHOWN_LABELS = 8
 
 
@@ -250,6 +258,10 @@ def read_configuration(folder: Path) -> Configuration:
     model_folder = transformer_folder(folder)
     content = read_object(model_folder / "config.json")
     kind = content.get("model_type")
+    architecture = str((content.get("architectures") or [""])[0])
+    has_graph = graph_file(folder) is not None
+    if not has_graph and (reason := _REFUSED.get(str(kind))):
+        raise SetupError(f"{folder}: {architecture or kind} is not supported: {reason}")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         remote = "; it has code of its own (auto_map), which is not run" if content.get("auto_map") else ""
         remote += f"; {port}" if (port := port_of(content)) else ""
@@ -257,14 +269,13 @@ def read_configuration(folder: Path) -> Configuration:
             f"{folder}: config.json has the model type {kind!r}, which transformers {transformers.__version__} does "
             f"not know{remote}"
         )
-    has_graph = graph_file(folder) is not None
     if not has_graph:
         check_configuration(folder, content)
     with refusing(f"{folder}: transformers {transformers.__version__} cannot read its config.json"):
         config = transformers.AutoConfig.from_pretrained(model_folder, trust_remote_code=False)
-    architecture = str((content.get("architectures") or [""])[0])
-    if not has_graph and (reason := _REFUSED.get(kind)):
-        raise SetupError(f"{folder}: {architecture or kind} is not supported: {reason}")
+    if (first_input := getattr(getattr(transformers, architecture, None), "main_input_name", "")) in _SOUNDS:
+        problem = f"{architecture} takes sounds ({first_input}), and tasks have texts and images"
+        raise SetupError(f"{folder}: {problem}; compile a model of these")
     _refuse_encoder_decoders(folder, config, architecture)
     return Configuration(
         folder=folder,

@@ -41,6 +41,16 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     ),
     **dict.fromkeys(("labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config"), (None, "")),
 }
+_LABELS_ENCODER = "its labels have an encoder and a tokenizer of their own, and a bundle has one of each"
+_RELATIONS = "it finds relations of entities, which zero-shot-token-classification does not return"
+# A part of a field or of its value → the reason why it is not supported.
+_REASONS = {
+    "bi_encoder": _LABELS_ENCODER,
+    "labels_encoder": _LABELS_ENCODER,
+    "decoder": "it writes labels of its own, which zero-shot-token-classification does not return",
+    "relex": _RELATIONS,
+    "relations_layer": _RELATIONS,
+}
 _SAMPLE_LABELS = ("person", "organization", "place of an event")
 
 
@@ -60,8 +70,9 @@ def _encoder_configuration(folder: Path, content: Mapping[str, Any]) -> dict[str
     for name, values in _SUPPORTED.items():
         if (value := content.get(name)) not in values:
             shown = ", ".join(repr(supported) for supported in values if supported not in (None, "", False)) or "none"
+            because = next((f" ({reason})" for part, reason in _REASONS.items() if part in f"{name} {value}"), "")
             raise SetupError(
-                f"{folder}: {_CONFIG_FILE} has {name} {value!r}, which is not supported; supported: {shown}"
+                f"{folder}: {_CONFIG_FILE} has {name} {value!r}, which is not supported{because}; supported: {shown}"
             )
     encoder = content.get("encoder_config")
     if not isinstance(encoder, dict) or not (folder / "tokenizer_config.json").is_file():

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from neuronpipe.compiler.architectures import EmptyBatches, added_to_scores, fixing_positions
 from neuronpipe.compiler.modules import PIXELS, SampleBatch, SourceModule
-from neuronpipe.compiler.saved_files import refusing
+from neuronpipe.compiler.saved_files import reason_of, refusing
 from neuronpipe.compiler.tokenizers import SourceTokenizer
 from neuronpipe.core.errors import InvalidInput, SetupError
 from neuronpipe.core.files import reporting_os_errors
@@ -71,7 +71,8 @@ class SourceImageProcessor:
 def load_image_processor(folder: Path) -> SourceImageProcessor:
     """Reads the processor on Pillow and NumPy. Raises SetupError, which names an unsupported operation."""
     backend = {"use_fast": False} if transformers.__version__.startswith("4.") else {"backend": "pil"}
-    with refusing(f"{folder}: transformers {transformers.__version__} cannot load its image processor"):
+    problem = f"{folder}: transformers {transformers.__version__} cannot load its image processor"
+    with refusing(problem, why=_why_not_loaded):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, **backend)
     options = {name: value for name, value in processor.to_dict().items() if value is not None}
     name = type(processor).__name__
@@ -98,6 +99,15 @@ def load_image_processor(folder: Path) -> SourceImageProcessor:
     if not _difference(processor, transparent, processor_parts.run(whiten(transparent))) <= _TOLERANCE:
         raise SetupError(f"{folder}: its {name} makes another colour than white of what is transparent; not supported")
     return SourceImageProcessor(processor_parts.spec.model_copy(update={"whitens": True}), processor_parts.normalize)
+
+
+def _why_not_loaded(error: Exception) -> str:
+    if isinstance(error, ImportError):  # such as DINOv3's
+        return (
+            "it needs torchvision, which rounds pixels differently; name a processor on Pillow with the same steps, "
+            "such as ViTImageProcessor, as image_processor_type in preprocessor_config.json"
+        )
+    return reason_of(error)
 
 
 def sample_pixels(spec: ImageSpec, seed: int) -> NDArray[np.uint8]:

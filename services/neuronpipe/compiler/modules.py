@@ -257,7 +257,7 @@ def source_module(
     architecture = model.architecture if isinstance(model, OnnxModel) else type(model).__name__
     if MASK not in accepted:
         problem = f"{architecture} takes no {MASK}, so it reads the padding of a batch as text, which is not supported"
-        raise SetupError(f"{model.config.name_or_path}: {problem}")
+        raise SetupError(f"{model.config.name_or_path}: {problem}; compile a model that masks padding, such as BERT")
     most = min((limit for limit in limits if limit is not None), default=NO_LIMIT_TOKENS)
     if most < _FEWEST_TOKENS:
         raise SetupError(

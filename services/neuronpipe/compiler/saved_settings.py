@@ -158,7 +158,6 @@ _IMAGE_TEXT_TRANSFORMER = {
     "module_output_name": one_of("sentence_embedding"),
     "transformer_task": _EMBEDS,
 }
-MODULES = _table("modules")
 # Fields of each module's config.json. Other modules are refused.
 MODULE = {name.removeprefix("module "): _table(name) for name in _TABLES if name.startswith("module ")}
 # Fields of preprocessor_config.json. The processor's pixels of sample images are compared with its options.

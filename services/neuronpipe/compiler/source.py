@@ -29,6 +29,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _LFS = b"version https://git-lfs"
 _SHOWN = 4
+# Modules of sentence-transformers that read texts with a config.json of their own.
+_WITHOUT_TRANSFORMER = ("BoW", "WordEmbeddings")
 
 
 def check_files(folder: Path) -> None:
@@ -361,8 +363,9 @@ def _check(folder: Path, is_adapter: bool) -> None:
     refuse_adapter(folder)
     if foreign_form(folder):
         return
-    if not (transformer_folder(folder) / "config.json").is_file():
-        kind, foreign = next((kind for kind, _ in read_modules(folder)), "Transformer"), foreign_files(folder)
+    kind = next((kind for kind, _ in read_modules(folder)), "Transformer")
+    if kind in _WITHOUT_TRANSFORMER or not (transformer_folder(folder) / "config.json").is_file():
+        foreign = foreign_files(folder)
         begins = f"; modules.json begins with {kind}, and supported are models that begin with a Transformer"
         others = (begins if kind != "Transformer" else "") + (f"; {foreign}" if foreign else "")
         raise SetupError(f"{folder}: no model: it has no config.json{others}")

@@ -181,7 +181,8 @@ def load_tokenizer(folder: Path, *, of_prompts: bool = False) -> SourceTokenizer
         tokenizer = converted_marian(tokenizer)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise SetupError(
-            f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json"
+            f"{folder}: {type(tokenizer).__name__} is written in Python only and has no form as tokenizer.json; "
+            "compile a model with a WordPiece, BPE or Unigram tokenizer"
         )
     # From a folder without tokenizer files, transformers 5 makes a tokenizer with special tokens only.
     learned = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)

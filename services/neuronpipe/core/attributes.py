@@ -1,13 +1,13 @@
 """Makes attributes of spans and metrics from the values that the stages return."""
 
-from neuronpipe.api.v1.inference_pb2 import CacheOutcome, Priority
+from neuronpipe.api.v1.inference_pb2 import CacheOutcome
+from neuronpipe.core.calls import BULK
 from neuronpipe.core.items import EncodedInput, Prediction
 from neuronpipe.core.names import Attributes
 from neuronpipe.core.tracing import AttributeValue
 
 _PREFIX = "CACHE_OUTCOME_"
 _CACHE_WORDS = {number: name.removeprefix(_PREFIX).lower() for name, number in CacheOutcome.items()} | {0: "none"}
-_BULK = Priority.PRIORITY_BULK
 
 
 def attributes_of(value: object) -> dict[str, AttributeValue]:
@@ -34,4 +34,4 @@ def cache_word(outcome: int) -> str:
 
 
 def priority_word(priority: int) -> str:
-    return "bulk" if priority == _BULK else "interactive"
+    return "bulk" if priority == BULK else "interactive"

@@ -9,8 +9,8 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeEr
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.tracing import SpanContext
 
-# Looking it up in the enumeration takes microseconds.
-_BULK = Priority.PRIORITY_BULK
+# A constant, like others of this kind, because a look-up in an enumeration takes microseconds.
+BULK = Priority.PRIORITY_BULK
 
 
 class Call(NamedTuple):
@@ -32,7 +32,7 @@ class Call(NamedTuple):
     @property
     def is_bulk(self) -> bool:
         """Whether the request has bulk priority, so that interactive work goes first."""
-        return self.priority == _BULK
+        return self.priority == BULK
 
     @property
     def remaining_s(self) -> float | None:

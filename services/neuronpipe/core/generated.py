@@ -3,16 +3,10 @@
 Steps are tuples, as items are: several are made for each token.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from neuronpipe.api.v1.stages_pb2 import GenerationFigures
-
-ValueT = TypeVar("ValueT")
-
-# A task that is woken for each step takes 3 µs for it (2026-11-29, CPython 3.11, 2 virtual cores).
-_LATER_S = 0.02
 
 
 class TokenLogprobs(NamedTuple):
@@ -46,59 +40,14 @@ class TokenSink(Protocol):
         """Adds the tokens of a step, on the event loop."""
 
 
-class TokenStream:
-    """The tokens of one text between the stage that generates them and the task that reads them."""
+class Released(NamedTuple):
+    """Text that cannot change any more, the number of its tokens, and the stop string that ended it, or none."""
 
-    __slots__ = ("_alarm", "_has_news", "_is_urgent", "_waiting")
+    text: str
+    tokens: int
+    stop_string: str = ""
 
-    def __init__(self, *, is_urgent: bool = True) -> None:
-        """`is_urgent`: the reader gets each step at once, else only the first step, and the others a little later."""
-        self._waiting: list[NewTokens] = []
-        self._has_news = asyncio.Event()
-        self._is_urgent = is_urgent
-        self._alarm: asyncio.TimerHandle | None = None
-
-    def put(self, tokens: NewTokens) -> None:
-        self._waiting.append(tokens)
-        if self._is_urgent:
-            self._has_news.set()
-        elif not self._alarm:
-            self._has_news.set()
-            self._alarm = asyncio.get_running_loop().call_later(_LATER_S, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        if self._waiting:
-            self._has_news.set()
-
-    async def read(self, generating: Awaitable[ValueT]) -> AsyncGenerator[NewTokens | ValueT, None]:
-        """Runs the generation of the text, and yields the tokens as they come and in the end the item's value. The
-        error of the generation is raised after the tokens. Closing this generator cancels the generation. A slow reader
-        gets the tokens of all steps that wait together.
-        """
-        task = asyncio.ensure_future(generating)
-        task.add_done_callback(lambda _: self._has_news.set())
-        try:
-            while not task.done() or self._waiting:
-                await self._has_news.wait()
-                self._has_news.clear()
-                if self._waiting:
-                    waiting, self._waiting = self._waiting, []
-                    yield waiting[0] if len(waiting) == 1 else _joined(waiting)
-            yield await task
-        finally:
-            if self._alarm:
-                self._alarm.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # or asyncio logs that it was not looked at
-            del task  # an error keeps this frame
-
-
-def _joined(steps: Sequence[NewTokens]) -> NewTokens:
-    last = next((step for step in reversed(steps) if step.token_ids), steps[-1])
-    token_ids = [token_id for step in steps for token_id in step.token_ids]
-    logprobs = [logprob for step in steps for logprob in step.logprobs]
-    return NewTokens(token_ids, last.figures, logprobs, steps[-1].is_waiting)
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string ended the text."""
+        return bool(self.stop_string)

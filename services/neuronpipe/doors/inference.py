@@ -264,13 +264,18 @@ def _renamed(error: InvalidInput, fields: FieldNames, index: int | None) -> Inva
     field = fields.get(error.field) or " and ".join(_name(part, fields) for part in parts)
     problem, rest = "", error.problem
     for mention in error.mentions:
-        word = mention.rpartition(".")[2]
-        protocol_name = fields.get(mention) or fields.get(word, word)
-        if mention == "truncation":
-            word, protocol_name = CUT, f"set {protocol_name} to cut" if mention in fields else "send less"
-        before, separator, rest = rest.partition(word)
-        problem += before + (separator and protocol_name)
+        word, protocol_words = _mention(mention, fields)
+        before, found, rest = rest.partition(word)
+        problem += before + (protocol_words if found else "")
     return InvalidInput(field, problem + rest)
+
+
+def _mention(path: str, fields: FieldNames) -> tuple[str, str]:
+    """Returns the words with which a problem mentions a field, and a protocol's words for the same."""
+    if path == "truncation":
+        return CUT, f"set {fields[path]} to cut" if path in fields else "send less"
+    word = path.rpartition(".")[2]
+    return word, fields.get(path) or fields.get(word, word)
 
 
 def _name(path: str, fields: FieldNames) -> str:

@@ -13,7 +13,7 @@ from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
 from neuronpipe.core.items import ModelKey
 from neuronpipe.core.model import base_name
-from neuronpipe.gateway.load_shedding import Load, ModelLoad, RequestLoad, TenantLoad
+from neuronpipe.gateway.loads import Load, ModelLoad, RequestLoad, TenantLoad
 from neuronpipe.gateway.tenant_turns import Turn
 from neuronpipe.gateway.tenants.tenants import Tenants
 
@@ -167,7 +167,7 @@ class AdmissionControl:
 
     def check_room(self, remaining_s: float | None, tenant: str = "") -> None:
         """Refuses requests before they are read, when their models are not known yet. A request is refused if each
-        model that its tenant called recently would refuse it.
+        model that its tenant called recently would refuse it. A limit of requests must be here and in `admit`.
 
         `remaining_s`: the time until the request's deadline; None for none. Raises Overloaded if no place is free, or
         none will be free by the deadline, and DeadlineExceeded if an answer would be late in any case.
@@ -236,13 +236,7 @@ class AdmissionControl:
         self._make_room(admission, 1, admission.tokens)
         if in_its_place and not in_its_place.is_shed:
             self._shed(in_its_place, f"a tenant that has less of model {model!r} (the gateway's model_concurrency)")
-        self._load.enter(admission.tokens)
-        load.enter(admission, weight)
-        self.last_s = admission.began_s
-        if call.is_bulk:
-            self._bulk[admission] = None
-        if self.tenants:
-            self.tenants.enter(admission)
+        self._put_in(admission, weight)
         return admission
 
     def leave(self, admission: Admission, *, is_answered: bool) -> None:
@@ -254,7 +248,7 @@ class AdmissionControl:
 
     def correct(self, admission: Admission, tokens: int, new_tokens: int) -> None:
         """Replaces the estimates by a request's real tokens. Raises Overloaded where there is no room for the rest."""
-        estimated = admission.tokens - admission.new_tokens
+        estimated = admission.input_tokens
         if admission.is_estimate:
             admission.tenant_load.learn_tokens(admission.input_bytes, tokens)
         else:
@@ -265,10 +259,7 @@ class AdmissionControl:
                 if self.tenants:
                     self.tenants.check(admission.call.caller.tenant, tokens + new_tokens, admission)
                 self._make_room(admission, 0, more)
-            self._load.tokens += more
-            admission.model.load.tokens += more
-            if self.tenants:
-                self.tenants.correct(admission, more)
+            self._grow(admission, more)
         if turn := admission.own_turn:
             turn.model_turns.resize(turn, tokens - estimated)
         admission.tokens, admission.new_tokens = tokens + new_tokens, new_tokens
@@ -363,6 +354,22 @@ class AdmissionControl:
         request.shed_for = room_for
         self._take_out(request, is_answered=False)
         request.shed()
+
+    def _put_in(self, admission: Admission, weight: float) -> None:
+        """Counts a request in the three accounts: all requests, its model, and its tenant."""
+        self._load.enter(admission.tokens)
+        admission.model.enter(admission, weight)
+        self.last_s = admission.began_s
+        if admission.call.is_bulk:
+            self._bulk[admission] = None
+        if self.tenants:
+            self.tenants.enter(admission)
+
+    def _grow(self, request: RequestLoad, more_tokens: int) -> None:
+        self._load.tokens += more_tokens
+        request.model.load.tokens += more_tokens
+        if self.tenants:
+            self.tenants.correct(request, more_tokens)
 
     def _take_out(self, request: RequestLoad, *, is_answered: bool) -> None:
         self._bulk.pop(request, None)

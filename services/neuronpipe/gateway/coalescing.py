@@ -11,14 +11,14 @@ endpoints died (`_MAX_LOSSES`). The coalescer knows no transport.
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from neuronpipe.core import metrics
 from neuronpipe.core.changes import Changes
 from neuronpipe.core.errors import NeuronpipeError, Unavailable
 from neuronpipe.core.generated import NewTokens, TokenSink
-from neuronpipe.core.items import ExecuteItem, ModelKey, StageItem, streamed
+from neuronpipe.core.items import ModelKey, StageItem
 from neuronpipe.core.names import Events
 from neuronpipe.core.streams import Preparation, Stream
 from neuronpipe.core.tracing import SpanEvent, current_span
@@ -59,10 +59,6 @@ class Coalescer:
         # The digests of the gateway's bundles.
         self.digests: Mapping[ModelKey, str] = {}
         self.changes = Changes()  # the endpoints' models
-
-    def generate(self, item: ExecuteItem) -> AsyncGenerator[Any, None]:
-        """Yields the tokens of one text as they come, and in the end the item's value. Raises the errors of `send`."""
-        return streamed(self.send, item)
 
     async def send(self, item: StageItem, stream: TokenSink | None = None) -> Any:
         """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,

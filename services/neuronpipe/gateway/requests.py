@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from neuronpipe.api.v1.inference_pb2 import CacheControl, GenerateStart, StageTimings, Usage
@@ -27,8 +26,7 @@ class InferenceRequest(NamedTuple):
     encoded: EncodedInput | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedPart:
+class GeneratedPart(NamedTuple):
     """The next part of a text, with at least one token. `sequence`: the number of the text in its request, from 0."""
 
     text: str

@@ -12,11 +12,10 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.streams import Stream
 from neuronpipe.gateway.stage_queue import QueuedItem
+from neuronpipe.platform.process.running_time import RunningTime
 
 # An endpoint answers within a millisecond (stages.proto). Without an answer in this time it is stuck.
 _STUCK_AFTER_S = 10.0
-# The number of checks of an endpoint within that time. A timer for each message would cost more than sending it.
-_LOOKS = 10
 # A retired endpoint finishes its items. If it is silent for this time, it is gone: its items go elsewhere.
 _RETIRED_LIMIT_S = 60.0
 # The limit for abandoned ids in one message, so that they alone never fill it.
@@ -176,15 +175,10 @@ class StageEndpoint:
             self._sent_s = None
 
     async def _watch(self) -> None:
-        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read.
-
-        Looks are counted instead of time: after a standstill of this process, the answer still waits to be read.
-        """
-        sent_s, looks = self._sent_s, 0
-        while looks < _LOOKS:
-            await asyncio.sleep(_STUCK_AFTER_S / _LOOKS)
-            looks = looks + 1 if sent_s is not None and self._sent_s == sent_s else 0
-            sent_s = self._sent_s
+        """Raises TimeoutError once the endpoint is stuck. Sending blocks where the endpoint does not read."""
+        loop, unanswered = asyncio.get_running_loop(), RunningTime(_STUCK_AFTER_S)
+        while unanswered.look(self._sent_s, loop.time()) < _STUCK_AFTER_S:  # noqa: ASYNC110 (nothing tells of a hang)
+            await asyncio.sleep(unanswered.look_s)
         raise TimeoutError
 
     async def _receive(self) -> None:

@@ -72,7 +72,8 @@ _HasModel: TypeAlias = Callable[[ModelKey], bool]
 class StageQueue:
     """The queue of one stage.
 
-    Suspects are taken one by one, then interactive items before bulk items. The oldest item of all models goes first.
+    A message gets one suspect at most, then interactive items, then bulk items. Among the lines of a priority, the line
+    whose first item is the oldest goes first. Returned items are at the front of their line.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class StageQueue:
 
     def has_any(self, has_model: _HasModel, *, takes_suspects: bool) -> bool:
         """Returns whether an item waits for an endpoint with these models."""
-        return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._oldest_suspect(has_model))
+        return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._first_suspect(has_model))
 
     def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
         """Takes items for one message to an endpoint with these models.
@@ -127,14 +128,14 @@ class StageQueue:
         The items cost at least the share, or fill the message, if there are that many.
         """
         taken: list[QueuedItem] = []
-        if takes_suspects and (suspect := self._oldest_suspect(has_model)):
+        if takes_suspects and (suspect := self._first_suspect(has_model)):
             self.remove(suspect)
             taken.append(suspect)
         cost_tokens = sum(queued.cost_tokens for queued in taken)
         size_bytes = sum(queued.size_bytes for queued in taken)
         for lines in (self._interactive, self._bulk):
             while len(taken) < _MAX_ITEMS and size_bytes < _MAX_BYTES and cost_tokens < share_tokens:
-                model = _oldest(lines, has_model)
+                model = _next_model(lines, has_model)
                 if model is None:
                     break
                 _, queued = lines[model].popitem(last=False)
@@ -153,7 +154,7 @@ class StageQueue:
         if not self.cost_tokens[model]:
             del self.cost_tokens[model]
 
-    def _oldest_suspect(self, has_model: _HasModel) -> QueuedItem | None:
+    def _first_suspect(self, has_model: _HasModel) -> QueuedItem | None:
         suspects = self._suspects.values()
         return next((item for item in suspects if has_model(item.item.model) and not item.future.done()), None)
 
@@ -161,8 +162,8 @@ class StageQueue:
         return (self._bulk if queued.is_bulk else self._interactive)[queued.item.model]
 
 
-def _oldest(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
-    """Returns the model with the oldest item among the models of the endpoint."""
+def _next_model(lines: dict[ModelKey, _Line], has_model: _HasModel) -> ModelKey | None:
+    """Returns the endpoint's model whose line goes first."""
     if len(lines) == 1:  # the usual case
         (model,) = lines
         return model if has_model(model) else None

@@ -4,8 +4,8 @@ A window limits the tokens of a model that run at once to about what the model c
 wait for their tenant's turn. The tenant that ran the least for its weight in the last seconds is next. A tenant below
 its share also runs beside the others, so that it does not wait for what they have borrowed.
 
-Turns only order requests; tenants.py and load_shedding.py refuse or end them, and the executor's tenant_shares.py
-divides rows and blocks. docs/overload.md ("Where a request waits") has the whole.
+Turns only order requests; admission.py refuses or ends them, and the executor's tenant_shares.py divides rows and
+blocks. docs/overload.md ("Where a request waits") has the whole.
 """
 
 import asyncio

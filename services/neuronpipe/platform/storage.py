@@ -2,6 +2,8 @@
 
 A folder in a bucket of S3 also has conditional reads and writes. Credentials and endpoints of S3 come from AWS's
 variables (AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL, …), or from the machine, the container or the pod.
+
+An ObjectUri has no field for its scheme: without a bucket it is a file, and otherwise S3. A third scheme begins there.
 """
 
 import errno
@@ -200,6 +202,12 @@ def list_objects(folder: ObjectUri) -> list[ObjectUri]:
         # obstore's prefixes are whole folders.
         keys = [listed["path"] for chunk in open_bucket(folder.bucket).list(prefix or None) for listed in chunk]
     return [ObjectUri(folder.bucket, key) for key in sorted(keys) if key.startswith(folder.path)]
+
+
+def etag_of(uri: ObjectUri) -> str:
+    """Returns the ETag of an object, which changes with its content. Raises StorageError."""
+    with bucket_failures():
+        return open_bucket(uri.bucket).head(uri.path)["e_tag"] or ""
 
 
 def fetch(uri: ObjectUri, file: BinaryIO) -> None:

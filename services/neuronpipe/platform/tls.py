@@ -22,7 +22,7 @@ from neuronpipe.platform.watched import Watched, watching
 
 TlsSide: TypeAlias = Literal["server", "client"]
 
-# More turns than a handshake in memory takes.
+# The limit of a handshake in memory, which takes fewer turns.
 _HANDSHAKE_TURNS = 10
 
 

@@ -13,7 +13,7 @@ ValueT = TypeVar("ValueT")
 
 LOOK_EVERY_S = 1.0
 
-# Differs between two contents of the files; None for a file that does not exist.
+# The state of each file, which differs between two contents; None for a file that does not exist.
 _State: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
 
@@ -30,10 +30,15 @@ class Watched(Generic[ValueT]):
         self._read = read
         # The reason why the current files are not used; empty while they are used.
         self.problem = ""
-        self._state = self._current_state()
+        self._state = self._looked_at = self._current_state()
         while (value := self._read_settled(self._state)) is None:
             self._state = self._current_state()
         self.value = value
+
+    def have_settled(self) -> bool:
+        """Returns whether the files are as they were at the last call: no writer is in the middle of a file."""
+        before, self._looked_at = self._looked_at, self._current_state()
+        return before == self._looked_at
 
     def look(self) -> None:
         """Reloads the files if they have changed. For one thread at a time."""
@@ -71,14 +76,18 @@ class Watched(Generic[ValueT]):
 
 @contextmanager
 def watching(*watched: Watched[Any], every_s: float = LOOK_EVERY_S) -> Iterator[None]:
-    """Checks files for changes in a thread while the block runs."""
+    """Checks files for changes in a thread while the block runs.
+
+    A change counts when the files have stayed the same for `every_s`: half a file of keys is valid, and lacks keys.
+    """
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(every_s):
             for files in watched:
                 try:
-                    files.look()
+                    if files.have_settled():
+                        files.look()
                 except Exception as fault:
                     log_fault("watched files cannot be looked at", fault)
 

@@ -17,10 +17,11 @@ from neuronpipe.core.logs import log, log_warning
 from neuronpipe.core.status import from_status
 from neuronpipe.core.streams import Outcome, ProcessModels, StageResponse
 from neuronpipe.platform.process.background import run_beside, wait_for_event
+from neuronpipe.platform.process.in_flight import LARGE_BYTES
 from neuronpipe.platform.tls import LoadedTls, WatchedTls
 from neuronpipe.rpc.codecs import read_announcement, write_models
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
-from neuronpipe.rpc.items import LARGE_BYTES, StageRpc
+from neuronpipe.rpc.items import StageRpc
 from neuronpipe.rpc.transport import CallEnd
 
 # The time between two resolutions of a target, so that new processes get work.

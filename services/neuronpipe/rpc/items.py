@@ -22,7 +22,7 @@ from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER, Attributes
 from neuronpipe.core.status import to_status
 from neuronpipe.core.streams import AnnouncedModels
 from neuronpipe.core.tracing import Span, enter_span, status_name
-from neuronpipe.platform.process.in_flight import InFlight
+from neuronpipe.platform.process.in_flight import LARGE_BYTES, InFlight
 from neuronpipe.rpc.codecs import Codec, ExecuteCodec, PostprocessCodec, TokenizeCodec, read_models, write_announcement
 from neuronpipe.rpc.rpcs import Rpc
 
@@ -41,8 +41,6 @@ _MAX_RESPONSE_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 16 << 20
 # The size of an outcome without its value.
 _OUTCOME_BYTES = 128
-# From this size on, tensors are serialized in a thread, because this takes half a millisecond or more.
-LARGE_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class Fronts:
         self._opened.set()
 
     def report(self, is_well: bool) -> None:
-        """Makes the health of all front processes tell whether the executor's process is well."""
+        """Tells all front processes whether the executor's process is well. Their health shows it."""
         for front in self._fronts:
             front.report(is_well)
 

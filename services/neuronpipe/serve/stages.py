@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels
-from neuronpipe.core.items import Execute, Generate, Postprocess, Stages, Tokenize
+from neuronpipe.core.items import Detokenize, Execute, Postprocess, Stages, Tokenize
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.names import EXECUTOR, POSTPROCESSOR, TOKENIZER
 from neuronpipe.gateway.coalescing import Coalescer
@@ -43,41 +43,39 @@ async def running_stages(
 
     A stage in another process is not even imported, so that its libraries need not be installed.
     """
-    far = settings.gateway.far_targets
+    targets = settings.gateway.far_targets
     near: list[ServedModels[Any]] = []
-    far_stages: Mapping[str, Coalescer] = {}
+    far: Mapping[str, Coalescer] = {}
     tokenize: Tokenize
     execute: Execute
-    generate: Generate
     postprocess: Postprocess
+    detokenize: Detokenize | None = None
     async with AsyncExitStack() as stack:
-        if EXECUTOR not in far:
+        enter = stack.enter_async_context
+        if targets:
+            far = await enter(running_far_stages(targets, telemetry.meters, report, tls, held_items))
+        if stage := far.get(EXECUTOR):
+            execute = stage.send
+        else:
             from neuronpipe.stages.neuron_executor.stage import running_executor
 
-            running = running_executor([], settings.executor, telemetry, bundles, partial(report, ""))
-            executor = await stack.enter_async_context(running)
-            execute, generate = executor.execute, executor.generate
+            executor = await enter(running_executor([], settings.executor, telemetry, bundles, partial(report, "")))
+            execute = executor.execute
             near.append(executor.models)
-        if TOKENIZER not in far:
+        if stage := far.get(TOKENIZER):
+            tokenize = stage.send
+        else:
             from neuronpipe.stages.tokenizer.stage import running_tokenizer
 
-            running_texts = running_tokenizer([], settings.tokenizer, telemetry, settings.redis)
-            tokenizer = await stack.enter_async_context(running_texts)
+            tokenizer = await enter(running_tokenizer([], settings.tokenizer, telemetry, settings.redis))
             tokenize = tokenizer.tokenize
             near.append(tokenizer.models)
-        if POSTPROCESSOR not in far:
+        if stage := far.get(POSTPROCESSOR):
+            postprocess = stage.send
+        else:
             from neuronpipe.stages.postprocessor.stage import running_postprocessor
 
-            postprocessor = await stack.enter_async_context(running_postprocessor([]))
-            postprocess = postprocessor.postprocess
+            postprocessor = await enter(running_postprocessor([]))
+            postprocess, detokenize = postprocessor.postprocess, postprocessor.detokenize_at_once
             near.append(postprocessor.models)
-        if far:
-            running_far = running_far_stages(far, telemetry.meters, report, tls, held_items)
-            far_stages = await stack.enter_async_context(running_far)
-        if stage := far_stages.get(TOKENIZER):
-            tokenize = stage.send
-        if stage := far_stages.get(EXECUTOR):
-            execute, generate = stage.send, stage.generate
-        if stage := far_stages.get(POSTPROCESSOR):
-            postprocess = stage.send
-        yield RunningStages(Stages(tokenize, execute, postprocess, generate), near, far_stages)
+        yield RunningStages(Stages(tokenize, execute, postprocess, detokenize), near, far)

@@ -28,7 +28,6 @@ _MAX_REPEATED_TOKENS = 65_536
 PROMPT_TOKENS = "prompt_tokens"
 
 _TRUNCATIONS = frozenset(Truncation.values())
-# A lookup in the enumeration takes a microsecond.
 _ERROR = Truncation.TRUNCATION_ERROR
 _LEFT = Truncation.TRUNCATION_LEFT
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
-from typing import NamedTuple
+
+from neuronpipe.core.generated import Released
 
 # Number of tokens before a part that its text may depend on, as a space between words does.
 WINDOW_TOKENS = 8
@@ -45,19 +46,6 @@ class Detokenizer:
             return fixed_bytes
         text_before = self.text_of(before) if before else ""
         return self.text_of([*before, token_id])[len(text_before) :].encode()
-
-
-class Released(NamedTuple):
-    """Text that cannot change any more, the number of its tokens, and the stop string that ended it, or none."""
-
-    text: str
-    tokens: int
-    stop_string: str = ""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string ended the text."""
-        return bool(self.stop_string)
 
 
 def release(

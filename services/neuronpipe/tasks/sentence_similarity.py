@@ -30,9 +30,12 @@ def encode(input: SentenceSimilarityInput, tokenizer: TextTokenizer, model: Mode
 def decode(
     input: SentenceSimilarityInput, model: ModelSpec, annotations: ArraySets, outputs: ArraySets
 ) -> SentenceSimilarityResult:
-    """Returns the cosines from the vector of each sequence."""
-    vectors = normalized(np.stack([vector_of(output)[: input.dimensions or None] for output in outputs]))
-    return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).tolist())
+    """Returns the cosines from the vector of each sequence.
+
+    Cosines are computed in float64 and rounded to float32, so that the cosine of equal vectors is 1, and none is above.
+    """
+    vectors = normalized(np.stack([vector_of(output)[: input.dimensions or None] for output in outputs], dtype=float))
+    return SentenceSimilarityResult(scores=(vectors[1:] @ vectors[0]).astype(np.float32).tolist())
 
 
 traits = traits_of("source", "truncation", "texts")

@@ -24,7 +24,7 @@ from neuronpipe.api.v1.tasks_pb2 import (
     Truncation,
 )
 from neuronpipe.core.errors import CUT, InvalidInput
-from neuronpipe.core.generated import TokenLogprobs
+from neuronpipe.core.generated import Released, TokenLogprobs
 from neuronpipe.core.generation_options import OPTIONS
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.parsing import check_depth
@@ -194,8 +194,7 @@ def decode(
     token_ids, finish_reason = _read_part(outputs[0], model)
     is_last = finish_reason != _MORE
     window = annotations[0]["window"].tolist()
-    if input.options.HasField("skip_special_tokens") and not input.options.skip_special_tokens:
-        detokenizer = detokenizer.with_special or detokenizer
+    detokenizer = _detokenizer_by(input.options, detokenizer)
     released = release(detokenizer, window, token_ids, input.options.stop_strings, is_last=is_last)
     result = TextGenerationResult()
     text = result.sequences.add(
@@ -215,6 +214,19 @@ def decode(
         text.prompt_logprobs.append(_with_text(TokenLogprob(token_id=first), detokenizer, []))
         text.prompt_logprobs.extend(_logprobs(outputs[0], others, [first], detokenizer, "prompt_"))
     return result
+
+
+def released_text(
+    options: GenerationOptions, window: Sequence[int], token_ids: Sequence[int], detokenizer: Detokenizer
+) -> Released:
+    """Converts tokens to text as `decode` does, for a text that continues and needs nothing else."""
+    return release(_detokenizer_by(options, detokenizer), window, token_ids, options.stop_strings, is_last=False)
+
+
+def _detokenizer_by(options: GenerationOptions, detokenizer: Detokenizer) -> Detokenizer:
+    if options.HasField("skip_special_tokens") and not options.skip_special_tokens:
+        return detokenizer.with_special or detokenizer
+    return detokenizer
 
 
 def _read_part(arrays: Arrays, model: ModelSpec) -> "tuple[list[int], FinishReason.ValueType]":

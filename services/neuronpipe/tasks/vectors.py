@@ -92,7 +92,7 @@ def vector_of(outputs: Arrays) -> Array:
 
 
 def normalized(vectors: Array) -> Array:
-    """Scales vectors, float32 [any, dimensions], to length 1."""
+    """Scales vectors, float32 or float64 [any, dimensions], to length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: Array = vectors / np.maximum(lengths, np.float32(SMALLEST_NORM))
     return scaled

@@ -16,7 +16,7 @@ from demo.processes import ServiceProcess
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.client import AsyncClient
 from tests.bench.cache.texts import texts
-from tests.bench.load import Answer, LoadProcess, send_all
+from tests.bench.load import Answer, LoadProcess, percentile_ms, send_all
 from tests.bench.measurements import Measurement
 from tests.bench.systems import ALL, FOUR, NO_CACHE, find_repository, make_request, serving_all, serving_four
 from tests.servers.redis import RedisServer
@@ -75,7 +75,11 @@ def measure_hang(rounds: int, seconds: float) -> Iterator[Figures]:
     for round in range(rounds):
         off = asyncio.run(_without_cache(repository, seconds))
         with RedisServer() as redis:
-            yield {"round": round, "off_p99_ms": _p99_ms(off), **asyncio.run(_hang(repository, seconds, redis))}
+            yield {
+                "round": round,
+                "off_p99_ms": percentile_ms(off, 99),
+                **asyncio.run(_hang(repository, seconds, redis)),
+            }
 
 
 def _requests(rate: float) -> list[bytes]:
@@ -128,8 +132,8 @@ async def _hang(repository: Path, seconds: float, redis: RedisServer) -> Figures
     begins_s, ends_s = stopped_s - 0.1, stopped_s + 0.5
     during = [answer.latency_s for answer in answers if begins_s <= answer.due_s < ends_s]
     return {
-        "before_p99_ms": _p99_ms([answer for answer in answers if answer.due_s < begins_s]),
-        "after_p99_ms": _p99_ms([answer for answer in answers if answer.due_s >= ends_s]),
+        "before_p99_ms": percentile_ms([answer for answer in answers if answer.due_s < begins_s], 99),
+        "after_p99_ms": percentile_ms([answer for answer in answers if answer.due_s >= ends_s], 99),
         "worst_ms": max(during) * 1e3,
         "opened_after_ms": (opened_at - stopped_at) * 1e3,
     }
@@ -137,7 +141,3 @@ async def _hang(repository: Path, seconds: float, redis: RedisServer) -> Figures
 
 def _endless() -> Iterator[InferRequest]:
     return (InferRequest.FromString(make_request(text)) for text in texts(_TOKENS, seed=random.randrange(1 << 30)))
-
-
-def _p99_ms(answers: Sequence[Answer]) -> float:
-    return sorted(answer.latency_s for answer in answers)[int(0.99 * len(answers))] * 1e3

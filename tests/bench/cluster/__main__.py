@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.cluster.check import compared
 from tests.bench.cluster.scenarios import DEVICE, FIXED, LARGE, RULES, SCENARIOS, Run, Scenario, run
-from tests.documentation.dark import with_dark_colours, with_title
+from tests.documentation.plots import new_plot, save_plot
 
 _RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks"
 _MARKS = re.compile(
@@ -65,11 +65,7 @@ def _plot_title(scenario: Scenario) -> str:
 
 
 def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
-    import matplotlib as mpl
-    from matplotlib import pyplot
-
-    mpl.rcParams |= {"svg.hashsalt": "neuronpipe", "svg.fonttype": "none", "font.size": 9}
-    figure, axes = pyplot.subplots(figsize=(8, 3))
+    figure, axes = new_plot()
     for rule, found in runs.items():
         if rule != FIXED:
             minutes, sizes = zip(*((at_s / 60, size) for at_s, size in found.sizes), strict=True)
@@ -78,11 +74,7 @@ def _plot(scenario: Scenario, runs: Mapping[str, Run]) -> None:
     needed = [scenario.rate_at(minute * 60) / DEVICE.requests_per_s for minute in times]
     axes.fill_between(times, needed, color="0.85", label="load, in executors that compute all the time")
     axes.set(xlabel="minutes", ylabel="executors", title=f"{scenario.name}: {scenario.text}")
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-    file = _RESULTS / _plot_name(scenario)
-    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
-    file.write_text(with_dark_colours(with_title(file.read_text(), _plot_title(scenario))))
-    pyplot.close(figure)
+    save_plot(figure, axes, _RESULTS / _plot_name(scenario), _plot_title(scenario))
 
 
 def _check() -> None:

@@ -6,13 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from demo.processes import ServiceProcess
-from neuronpipe.compiler import CompileRequest, compile_bundle
 from neuronpipe.measure.load.request import LoadRequest
 from neuronpipe.measure.load.run import run_load
 from tests.bench.cluster.executors import Device
 from tests.bench.cluster.scenarios import FIXED, Scenario, run
-from tests.bench.systems import NO_CACHE, copy_bundle
+from tests.bench.systems import NO_CACHE
+from tests.models.compiling import compile_model
 from tests.models.repository import classifier
+from tests.models.versions import copy_bundle
 
 _SECONDS = 10.0
 # 100 requests a second for each executor: little CPU time, so that four of them fit on this machine.
@@ -26,8 +27,7 @@ def compared(
     """executors, share of their capacity, p50 and p99 in seconds of the model, and of the real ones."""
     with tempfile.TemporaryDirectory(prefix="cluster-") as name:
         folder = Path(name)
-        source, task = str(classifier(folder / "source")), "text_classification"
-        compile_bundle(CompileRequest(source, task, folder / "made", "classifier", backend="fake"), lambda line: None)
+        compile_model(classifier(folder / "source"), folder / "made", name="classifier", backend="fake")
         properties = {"device_time_s": str(_DEVICE.overhead_s)}
         repository = copy_bundle(folder / "made", "classifier", folder / "repository", properties)
         for count in counts:

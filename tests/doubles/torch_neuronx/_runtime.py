@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,7 @@ class Core:
                     raise
         finally:
             self.waiting -= 1
-        arrays = (
-            outputs.values()
-            if isinstance(outputs, dict)
-            else [outputs]
-            if isinstance(outputs, torch.Tensor)
-            else outputs
-        )
-        return [array.detach().clone() for array in arrays]
+        return [array.detach().clone() for array in tensors_of(outputs)]
 
     def _fail(self) -> None:
         status = self._status or fault(f"core-{self.index}")
@@ -239,3 +233,10 @@ def patch_load() -> None:
         return placed(module)
 
     torch.jit.load = load
+
+
+def tensors_of(outputs: Any) -> Iterable[torch.Tensor]:
+    """Returns the outputs of a program, which are a tensor, several tensors, or tensors by name."""
+    if isinstance(outputs, dict):
+        return outputs.values()
+    return [outputs] if isinstance(outputs, torch.Tensor) else outputs

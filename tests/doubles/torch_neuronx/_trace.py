@@ -162,14 +162,7 @@ def _wrapped(compiled: Compiled, inputs: tuple[torch.Tensor, ...], aliases: dict
     class _Tracing(_model.Model):
         def execute(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             outputs = self.module.neuron_program(*tensors)
-            arrays = (
-                outputs.values()
-                if isinstance(outputs, dict)
-                else [outputs]
-                if isinstance(outputs, torch.Tensor)
-                else outputs
-            )
-            states = aliases.values()
+            arrays, states = _runtime.tensors_of(outputs), aliases.values()
             return [array.detach().clone() for index, array in enumerate(arrays) if index not in states]
 
     _model._models[-1] = _Tracing(compiled, {})

@@ -5,24 +5,24 @@ and a second after the load ends, the process is idle.
 """
 
 import asyncio
-import json
+import itertools
 import os
-import shutil
 import statistics
-import time
-import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from demo.processes import ServiceProcess
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
-from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError, Overloaded
+from neuronpipe.core.errors import DeadlineExceeded, Overloaded
+from neuronpipe.measure.load.generator import OK, OUTCOMES
+from tests.bench.load import KeptAnswers, send_all
+from tests.callers.metrics import series_of
 from tests.callers.requests import classify
+from tests.models.versions import copy_bundle
 from tests.suite.constants import constants
 
 pytestmark = [pytest.mark.local_only, pytest.mark.alone]
@@ -40,13 +40,8 @@ _WORK = {"neuronpipe_request_in_flight", "neuronpipe_request_tokens_in_flight", 
 @pytest.fixture
 def busy_process(fake_repository: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
     """A model that does a hundred sequences a second, behind short queues."""
-    shutil.copytree(fake_repository / "classifier", tmp_path / "classifier")
-    manifest = tmp_path / "classifier" / "1" / MANIFEST_FILE
-    content = json.loads(manifest.read_text())
-    content["artifacts"][0]["properties"] = {"device_time_s": str(_BATCH_S)}
-    manifest.write_text(json.dumps(content))
     options = {
-        "repository": tmp_path,
+        "repository": copy_bundle(fake_repository, "classifier", tmp_path, {"device_time_s": str(_BATCH_S)}),
         "max-batch-size": _BATCH_SIZE,
         "max-requests-in-flight": 24,
         "metrics-listen": "127.0.0.1:0",
@@ -56,33 +51,17 @@ def busy_process(fake_repository: Path, tmp_path: Path) -> Iterator[ServiceProce
         yield process.wait_until_ready()
 
 
-async def _load(client: AsyncClient, rate: float, load_s: float) -> list[float | NeuronpipeError]:
-    """Sends requests at their times whatever becomes of them; what each took, in seconds, or failed with."""
-
-    async def call() -> float | NeuronpipeError:
-        began_s = time.monotonic()
-        try:
-            await client.infer(classify("overload"), timeout_s=_TIMEOUT_S)
-        except NeuronpipeError as error:
-            return error
-        return time.monotonic() - began_s
-
-    began_s = time.monotonic()
-    callers = []
-    for number in range(int(load_s * rate)):
-        await asyncio.sleep(max(0, began_s + number / rate - time.monotonic()))
-        callers.append(asyncio.create_task(call()))
-    return await asyncio.gather(*callers)
+async def _load(client: AsyncClient, rate_per_s: float, seconds: float) -> KeptAnswers:
+    """What became of requests that were sent at their times."""
+    call, requests = partial(client.infer, timeout_s=_TIMEOUT_S), itertools.repeat(classify("overload"))
+    return await send_all(call, requests, rate_per_s=rate_per_s, seconds=seconds)
 
 
 def _work_left(process: ServiceProcess) -> dict[str, float]:
     """The gauges of work that are not zero."""
-    url = f"http://{process.wait_for('metrics')['address']}/metrics"
-    with urllib.request.urlopen(url) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    gauges = [sample for family in families for sample in family.samples if sample.name in _WORK]
-    assert {sample.name for sample in gauges} == _WORK
-    return {sample.name: sample.value for sample in gauges if sample.value}
+    gauges = {name: value for name, value in series_of(process).items() if name.partition("{")[0] in _WORK}
+    assert {name.partition("{")[0] for name in gauges} == _WORK
+    return {name: value for name, value in gauges.items() if value}
 
 
 @pytest.mark.parametrize("factor", [2, 8])
@@ -94,21 +73,20 @@ async def test_load_beyond_capacity_is_refused_and_leaves_nothing_behind(
         await _load(client, rate, 1)  # fills what is filled once
         before_bytes = memory().rss
 
-        outcomes = await _load(client, rate, _LOAD_S)
+        found = await _load(client, rate, _LOAD_S)
 
         # The last ones have just been answered or refused: a single request finds the system idle.
         await client.infer(classify("afterwards"), timeout_s=60)
         assert memory().rss <= before_bytes + _MAX_GROWTH_BYTES
     assert await asyncio.to_thread(_work_left, busy_process) == {}
 
-    failures = [outcome for outcome in outcomes if isinstance(outcome, NeuronpipeError)]
-    assert [failure for failure in failures if not isinstance(failure, Overloaded | DeadlineExceeded)] == []
-    assert any(isinstance(outcome, Overloaded) for outcome in outcomes)
+    outcomes = {OUTCOMES[outcome] for outcome in found.rows()["outcome"]}
+    assert {OK, Overloaded.reason} <= outcomes <= {OK, Overloaded.reason, DeadlineExceeded.reason}
 
-    latencies_s = [outcome for outcome in outcomes if isinstance(outcome, float)]
+    latencies_s = [answer.latency_s for answer in sorted(found.answers, key=lambda answer: answer.due_s)]
     # A share of 1 / factor can be answered. A machine that is busy itself may do less; a system that collapses does
     # next to nothing.
-    assert len(latencies_s) >= len(outcomes) / factor / 4
+    assert len(latencies_s) >= (len(latencies_s) + found.errors) / factor / 4
     half = len(latencies_s) // 2
     first_s, second_s = statistics.median(latencies_s[:half]), statistics.median(latencies_s[half:])
     # Were the queues without limit, the second half would wait for as long as the load lasts.

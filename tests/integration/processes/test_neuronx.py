@@ -1,7 +1,6 @@
 """Models compiled for Neuron, served by four processes on two simulated cores of the contract double."""
 
 import asyncio
-import json
 import os
 import shutil
 from collections import Counter
@@ -12,7 +11,6 @@ import pytest
 
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferResponse
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import InvalidInput, Unavailable
 from neuronpipe.stages.neuron_executor.runtimes.neuron import DOUBLES_VARIABLE
@@ -21,6 +19,7 @@ from tests.callers.requests import answer, classify, embed
 from tests.models.compiling import compile_model
 from tests.models.decoders import save_decoder
 from tests.models.repository import NEURONX_MODELS, for_neuron, link_models, make_repository
+from tests.models.versions import changing_manifest
 from tests.suite.waiting import until
 from tests.systems.pipelines import local_system
 from tests.unit.stages.neuron_executor.fake_monitor import write_monitor
@@ -261,10 +260,8 @@ def test_a_bundle_of_the_double_is_refused_by_the_sdk(one_model: Path, machine: 
 
 
 def test_a_bundle_whose_inputs_are_in_another_order_is_refused(one_model: Path, machine: dict[str, str]) -> None:
-    path = one_model / "classifier" / "1" / MANIFEST_FILE
-    content = json.loads(path.read_text())
-    content["model"]["inputs"] = ["input_ids", "token_type_ids", "attention_mask"]
-    path.write_text(json.dumps(content))
+    with changing_manifest(one_model / "classifier" / "1") as content:
+        content["model"]["inputs"] = ["input_ids", "token_type_ids", "attention_mask"]
     assert "was compiled for other inputs than the model's" in _refusal(one_model, machine, "--cores", "2")
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 
 from demo.processes import four_processes
 from neuronpipe.api.v1.models_pb2 import VersionState
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.client import AsyncClient
 from tests.callers.requests import classify
+from tests.models.versions import changing_manifest
 from tests.suite.waiting import happens
 
 pytestmark = [pytest.mark.local_only, pytest.mark.sampled]
@@ -37,11 +36,10 @@ def many(fake_repository: Path, tmp_path: Path) -> Path:
         shutil.copytree(fake_repository / "classifier" / "1", folder)
         (folder / _FILE).parent.mkdir(parents=True, exist_ok=True)
         (folder / _FILE).write_bytes(bytes(_BYTES))
-        content = json.loads((folder / MANIFEST_FILE).read_text())
-        content["model"]["name"] = _name(number)
-        content["artifacts"][0]["files"] = [_FILE]
-        content["files"][_FILE] = hashlib.sha256(bytes(_BYTES)).hexdigest()
-        (folder / MANIFEST_FILE).write_text(json.dumps(content))
+        with changing_manifest(folder) as content:
+            content["model"]["name"] = _name(number)
+            content["artifacts"][0]["files"] = [_FILE]
+            content["files"][_FILE] = hashlib.sha256(bytes(_BYTES)).hexdigest()
     return tmp_path / "many"
 
 

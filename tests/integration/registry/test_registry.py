@@ -20,14 +20,13 @@ from tokenizers import Tokenizer
 from demo.processes import ServiceProcess, four_processes
 from neuronpipe.api.v1.inference_pb2 import InferRequest
 from neuronpipe.api.v1.models_pb2 import VersionState
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
 from neuronpipe.platform.telemetry.prometheus import scrape
 from tests.callers.requests import classify
-from tests.models.versions import copy_classifier
+from tests.models.versions import changing_manifest, copy_classifier
 from tests.suite.commands import output, run
 from tests.suite.waiting import happens
 from tests.systems.guarded_gateway import registry_callers
@@ -112,17 +111,16 @@ def _registry(repository: Path, verb: str, *arguments: str) -> str:
 
 def make_worse(repository: Path, how: str) -> None:
     """Changes version 2 before anybody has approved it."""
-    path = repository / "classifier" / "2" / MANIFEST_FILE
-    content = json.loads(path.read_text())
-    if how == "slower":
-        content["artifacts"][0]["properties"] = {"device_time_s": "1"}
-    elif how == "other answers":
-        content["model"]["labels"].reverse()
-    else:  # fails for the texts of Load, and not in warming up
-        tokenizer = Tokenizer.from_file(str(path.parent / "tokenizer.json"))
-        word = tokenizer.encode("caller", add_special_tokens=False).ids[0]
-        content["artifacts"][0]["properties"] = {"failing_token_id": str(word)}
-    path.write_text(json.dumps(content))
+    folder = repository / "classifier" / "2"
+    with changing_manifest(folder) as content:
+        if how == "slower":
+            content["artifacts"][0]["properties"] = {"device_time_s": "1"}
+        elif how == "other answers":
+            content["model"]["labels"].reverse()
+        else:  # fails for the texts of Load, and not in warming up
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            word = tokenizer.encode("caller", add_special_tokens=False).ids[0]
+            content["artifacts"][0]["properties"] = {"failing_token_id": str(word)}
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ import pytest
 
 from demo.processes import ServiceProcess
 from neuronpipe.bundles.folder_repository import FolderRepository
-from neuronpipe.bundles.manifest import MANIFEST_FILE
 from neuronpipe.bundles.registry import REGISTRY_FILE, Signed
 from neuronpipe.client import AsyncClient
 from neuronpipe.core.errors import NeuronpipeError
 from tests.callers.requests import classify
+from tests.models.versions import changing_manifest
 from tests.servers.ports import free_port
 from tests.suite.waiting import happens
 from tests.systems.versions import Load, make_stable, one_process_of, serves_only, under_load
@@ -69,10 +69,9 @@ def restartable(versions: Path) -> Iterator[_System]:
     """Version 2 has a file that executors read and one that tokenizers read; 1 is stable."""
     folder = versions / "classifier" / "2"
     (folder / "weights").write_bytes(b"weights")
-    content = json.loads((folder / MANIFEST_FILE).read_text())
-    content["files"]["weights"] = sha256(b"weights").hexdigest()
-    content["artifacts"][0]["files"] = ["weights"]
-    (folder / MANIFEST_FILE).write_text(json.dumps(content))
+    with changing_manifest(folder) as content:
+        content["files"]["weights"] = sha256(b"weights").hexdigest()
+        content["artifacts"][0]["files"] = ["weights"]
     (versions / REGISTRY_FILE).unlink()
     make_stable(versions, 1)
     made = _System(versions)

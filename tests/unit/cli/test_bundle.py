@@ -9,6 +9,7 @@ import pytest
 from neuronpipe import cli
 from neuronpipe.bundles.manifest import Source
 from tests.unit.bundles.written import write_bundle
+from tests.unit.cli.running import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +25,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _run(capsys: pytest.CaptureFixture[str], command: str) -> tuple[int, str]:
     """The exit code, and what is said."""
     capsys.readouterr()
-    code = 0
-    try:
-        cli.main(command.split())
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    return code, "".join(capsys.readouterr())
+    code, *said = run_command(capsys, *command.split())
+    return code, "".join(said)
 
 
 def test_bundles_are_signed_and_verified_by_their_folders(capsys: pytest.CaptureFixture[str]) -> None:

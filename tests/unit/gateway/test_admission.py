@@ -14,19 +14,13 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.gateway.admission import Admission, AdmissionControl
 from neuronpipe.gateway.tenants.tenants import Rights, Tenants
-
-
-class _Clock:
-    """time.monotonic() under the test's control: a busy machine would make answers late."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+from tests.suite.fixed_clock import FixedClock
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    return _Clock(monkeypatch)
+def told_time(clock: FixedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine would make answers late."""
+    monkeypatch.setattr(time, "monotonic", clock)
 
 
 def _call(is_bulk: bool = False) -> Call:
@@ -188,7 +182,7 @@ def test_a_shed_request_counts_no_more_when_it_leaves(crowd_of: CrowdOf) -> None
         crowd.enter("c")
 
 
-def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock, crowd_of: CrowdOf) -> None:
+def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: FixedClock, crowd_of: CrowdOf) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=100, max_tokens=10))
     # 20 tokens drain within the window of two seconds: 10 a second, counted as they leave.
     for number in range(4):
@@ -200,7 +194,7 @@ def test_the_advice_is_how_long_what_is_too_much_takes_to_drain(clock: _Clock, c
     assert refused.value.retry_after_s == pytest.approx(0.7)
 
 
-def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock, crowd_of: CrowdOf) -> None:
+def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: FixedClock, crowd_of: CrowdOf) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=1, max_tokens=100))
     crowd.enter("a")
     crowd.leave("a")
@@ -215,7 +209,7 @@ def test_the_advice_grows_as_nothing_drains_and_has_an_end(clock: _Clock, crowd_
     assert waits_s == [pytest.approx(2), pytest.approx(2 * 2.718281828), pytest.approx(10)]
 
 
-def test_the_advice_is_never_to_come_back_at_once(clock: _Clock, crowd_of: CrowdOf) -> None:
+def test_the_advice_is_never_to_come_back_at_once(clock: FixedClock, crowd_of: CrowdOf) -> None:
     crowd = crowd_of(AdmissionControl(max_requests=1, max_tokens=1_000_000))
     for number in range(1000):
         crowd.enter(f"{number}")
@@ -301,7 +295,7 @@ def test_few_requests_inside_are_no_overload(crowd_of: CrowdOf) -> None:
     control.check_room(0.001)
 
 
-def test_an_overload_is_over_when_for_a_second_none_was_late_or_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
+def test_an_overload_is_over_when_for_a_second_none_was_late_or_refused(crowd_of: CrowdOf, clock: FixedClock) -> None:
     control, crowd = _crowded(crowd_of)
     crowd.admissions["10"].note_late()
     for _ in range(3):
@@ -328,7 +322,7 @@ def test_a_full_gate_refuses_before_a_request_is_read_but_where_bulk_work_can_ma
     control.check_room(None)
 
 
-def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: _Clock, crowd_of: CrowdOf) -> None:
+def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: FixedClock, crowd_of: CrowdOf) -> None:
     control = AdmissionControl(1, 100)
     crowd_of(control).enter("a")
     depths = []
@@ -339,13 +333,18 @@ def test_a_refusal_that_many_callers_get_keeps_none_of_those_before(clock: _Cloc
     assert depths == depths[:1] * 3
 
 
-def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: _Clock) -> None:
+def _answering_in_a_tenth_of_a_second(crowd_of: CrowdOf, clock: FixedClock) -> tuple[AdmissionControl, _Crowd]:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
         crowd.enter("a")
         clock.now_s += 0.1
         crowd.leave("a")
+    return control, crowd
+
+
+def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: CrowdOf, clock: FixedClock) -> None:
+    control, crowd = _answering_in_a_tenth_of_a_second(crowd_of, clock)
     control.check_room(0.02)
     crowd.enter("late").note_late()
     problem = r"would pass before the result is ready: answers of model 'm' take about 0\.099 s now"
@@ -354,7 +353,7 @@ def test_after_a_late_request_those_with_too_little_time_are_refused(crowd_of: C
     control.check_room(0.1)
 
 
-def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of: CrowdOf, clock: _Clock) -> None:
+def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of: CrowdOf, clock: FixedClock) -> None:
     control = AdmissionControl(100, 1000)
     crowd = crowd_of(control)
     for _ in range(100):
@@ -366,13 +365,8 @@ def test_the_time_in_which_requests_were_held_is_not_expected_of_others(crowd_of
     control.check_room(0.1)
 
 
-def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_of: CrowdOf, clock: _Clock) -> None:
-    control = AdmissionControl(100, 1000)
-    crowd = crowd_of(control)
-    for _ in range(100):
-        crowd.enter("a")
-        clock.now_s += 0.1
-        crowd.leave("a")
+def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_of: CrowdOf, clock: FixedClock) -> None:
+    control, _ = _answering_in_a_tenth_of_a_second(crowd_of, clock)
     with control.admit(Call(deadline_s=clock.now_s + 60), 4, model="m", shed=lambda: None) as held:
         held.held = HeldTime(59_990_000_000)  # an answer takes 0.1 s
         held.note_late()
@@ -386,7 +380,7 @@ def test_a_hopeless_request_that_is_no_longer_held_says_nothing_of_others(crowd_
 class _Tenants:
     """A control of tenants who all have the same rights, and whose requests are answered or late as the test says."""
 
-    def __init__(self, clock: _Clock, max_requests: int = 100, **model_limits: int) -> None:
+    def __init__(self, clock: FixedClock, max_requests: int = 100, **model_limits: int) -> None:
         self._clock = clock
         self.shed: list[str] = []
         tenants = Tenants(lambda name: Rights(), (max_requests, 1000), 0.02, Meters(), lambda: clock.now_s)
@@ -409,7 +403,7 @@ class _Tenants:
 
 
 @pytest.mark.parametrize("model", ["m", "generator"])
-def test_long_answers_and_late_requests_of_one_tenant_refuse_no_other(clock: _Clock, model: str) -> None:
+def test_long_answers_and_late_requests_of_one_tenant_refuse_no_other(clock: FixedClock, model: str) -> None:
     system = _Tenants(clock)
     system.answer("victim", 0.02)
     system.answer("mallory", 6.0, model)
@@ -420,7 +414,7 @@ def test_long_answers_and_late_requests_of_one_tenant_refuse_no_other(clock: _Cl
         system.control.check_room(0.3, "a new tenant")
 
 
-def test_a_deadline_that_was_hopeless_when_it_came_is_no_overload(clock: _Clock) -> None:
+def test_a_deadline_that_was_hopeless_when_it_came_is_no_overload(clock: FixedClock) -> None:
     system = _Tenants(clock)
     system.answer("a", 1.0)
     system.late("a", 0.02)
@@ -430,7 +424,7 @@ def test_a_deadline_that_was_hopeless_when_it_came_is_no_overload(clock: _Clock)
         system.control.check_room(0.4, "a")
 
 
-def test_a_tenant_whose_requests_were_refused_is_let_in_again(clock: _Clock) -> None:
+def test_a_tenant_whose_requests_were_refused_is_let_in_again(clock: FixedClock) -> None:
     system = _Tenants(clock)
     system.answer("a", 6.0)
     system.late("a", 5.0)
@@ -442,7 +436,7 @@ def test_a_tenant_whose_requests_were_refused_is_let_in_again(clock: _Clock) -> 
     system.control.check_room(0.3, "a")
 
 
-def test_a_call_is_refused_before_it_is_read_only_if_each_model_of_its_tenant_refuses_it(clock: _Clock) -> None:
+def test_a_call_is_refused_before_it_is_read_only_if_each_model_of_its_tenant_refuses_it(clock: FixedClock) -> None:
     system = _Tenants(clock)
     system.answer("a", 1.0, "slow")
     system.late("a", 0.9, "slow")
@@ -454,7 +448,7 @@ def test_a_call_is_refused_before_it_is_read_only_if_each_model_of_its_tenant_re
         system.enter("a", "slow", 0.3)
 
 
-def test_a_flood_of_one_tenant_is_an_overload_for_that_tenant_only(clock: _Clock) -> None:
+def test_a_flood_of_one_tenant_is_an_overload_for_that_tenant_only(clock: FixedClock) -> None:
     system = _Tenants(clock)
     system.answer("victim", 0.02, times=10)
     for _ in range(50):
@@ -465,7 +459,7 @@ def test_a_flood_of_one_tenant_is_an_overload_for_that_tenant_only(clock: _Clock
     system.control.check_room(0.3, "victim")
 
 
-def test_a_refusal_does_not_tell_a_tenant_what_others_have_in_flight(clock: _Clock) -> None:
+def test_a_refusal_does_not_tell_a_tenant_what_others_have_in_flight(clock: FixedClock) -> None:
     system = _Tenants(clock, max_requests=2)
     system.enter("a")
     system.enter("b")
@@ -474,7 +468,7 @@ def test_a_refusal_does_not_tell_a_tenant_what_others_have_in_flight(clock: _Clo
     assert refused.value.message == "too many requests in flight, the limit is 2 (the gateway's max_requests_in_flight)"
 
 
-def test_a_full_model_takes_the_request_of_a_tenant_that_has_less_of_it(clock: _Clock) -> None:
+def test_a_full_model_takes_the_request_of_a_tenant_that_has_less_of_it(clock: FixedClock) -> None:
     system = _Tenants(clock, small=3)
     for tenant in ("mallory", "mallory", "mallory"):
         system.enter(tenant, "small")
@@ -487,7 +481,7 @@ def test_a_full_model_takes_the_request_of_a_tenant_that_has_less_of_it(clock: _
         system.enter("victim", "small")
 
 
-def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
+def test_a_model_forgets_tenants_that_are_idle(clock: FixedClock) -> None:
     system = _Tenants(clock)
     inside = system.enter("busy")
     for number in range(5000):
@@ -497,7 +491,7 @@ def test_a_model_forgets_tenants_that_are_idle(clock: _Clock) -> None:
     assert inside.model.tenant_load("tenant 4999")
 
 
-def test_one_tenants_dense_texts_do_not_make_anothers_look_long(clock: _Clock) -> None:
+def test_one_tenants_dense_texts_do_not_make_anothers_look_long(clock: FixedClock) -> None:
     system = _Tenants(clock)
     for _ in range(200):
         with system.enter("mallory") as admission:

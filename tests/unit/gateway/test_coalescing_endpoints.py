@@ -19,6 +19,7 @@ from neuronpipe.core.names import Events
 from neuronpipe.core.packed import NO_TENSORS
 from neuronpipe.core.tracing import Span, SpanContext, enter_span
 from neuronpipe.gateway.coalescing import Coalescer
+from tests.suite.loop_clock import LoopClock
 from tests.suite.waiting import cancelled, settled
 from tests.unit.gateway.coalescer import BULK, LIMIT_S, MODEL, UNREACHABLE, System, Wire, item, value, values
 
@@ -139,14 +140,14 @@ async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(s
     assert await values([task]) == [value("a")]
 
 
-async def test_a_text_comes_token_by_token_and_a_closed_generator_abandons_it(system: System, wire: Wire) -> None:
-    text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
-    events = system.coalescer.generate(text)
-    first = asyncio.create_task(anext(events))
+async def test_a_text_comes_token_by_token_and_a_caller_who_leaves_abandons_it(system: System, wire: Wire) -> None:
+    text, told = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions()), list[NewTokens]()
+    stream: Any = SimpleNamespace(put=told.append)
+    sending = asyncio.create_task(system.coalescer.send(text, stream))
     await settled()
     await wire.say((wire.id_of("a"), NewTokens([7], GenerationFigures())))
-    assert (await first).token_ids == [7]
-    await events.aclose()
+    assert [tokens.token_ids for tokens in told] == [[7]]
+    await cancelled(sending)
     await settled()
     assert wire.messages[-1].abandoned == [wire.id_of("a")]
 
@@ -378,6 +379,20 @@ async def test_no_endpoint_is_stuck_because_the_gateway_stood_still(
     (asked,) = await system.ask("a")
     time.sleep(0.5)  # as if the process were stopped: timers are due before the answer is read
     await asyncio.sleep(0.05)
+    assert not wire.serving.done()
+    await wire.answer("a")
+    assert await values([asked]) == [value("a")]
+
+
+async def test_a_standstill_of_the_gateway_late_in_the_wait_for_an_answer_is_no_time_of_the_endpoint(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neuronpipe.gateway.stage_endpoint._STUCK_AFTER_S", 100)
+    clock = LoopClock(monkeypatch)
+    wire = await system.connect()
+    (asked,) = await system.ask("a")
+    await clock.run(105)  # the first look comes within 10 s
+    await clock.jump(1000)
     assert not wire.serving.done()
     await wire.answer("a")
     assert await values([asked]) == [value("a")]

@@ -54,7 +54,7 @@ from neuronpipe.doors.native import NativeDoor
 from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.coalescing import Coalescer
 from neuronpipe.gateway.held_items import HeldItems
-from neuronpipe.gateway.load_shedding import ModelLoad
+from neuronpipe.gateway.loads import ModelLoad
 from neuronpipe.gateway.pipeline import Pipeline
 from neuronpipe.gateway.settings import PipelineSettings
 from tests.servers.door import Door, door_of, models_of

@@ -120,7 +120,7 @@ async def test_a_version_says_how_far_all_processes_together_have_prepared_it(ga
     for ready in 40, 10:
         wire = await gateway.system.connect(_M1)
         await wire.prepares({_M1: Preparation(138, ready, 3, 1000)})
-    gateway.near.tell_prepared({_M1: Preparation(1, 1, 0, 0)})
+    gateway.near.tell(prepared={_M1: Preparation(1, 1, 0, 0)})
     [model] = gateway.catalog.list_models().models
     assert (model.shapes, model.shapes_ready, model.lone_graphs, model.lone_graph_bytes) == (277, 51, 6, 2000)
 

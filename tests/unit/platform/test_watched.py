@@ -142,6 +142,33 @@ def test_a_problem_is_logged_once_and_its_end_too(tmp_path: Path, caplog: pytest
     assert found == [("WARNING", {"problem": "is bad"}), ("INFO", {"files": [str(file)]})]
 
 
+def test_half_a_file_is_not_used_while_its_writer_goes_on(tmp_path: Path) -> None:
+    """As the first lines of a file of keys, which are valid, while the rest of the file arrives."""
+    file = tmp_path / "file"
+    file.write_text("old")
+    whole = "all of it"
+    written = iter([whole[:length] for length in range(1, len(whole) + 1)])
+    values, has_read_whole = {"old"}, threading.Event()
+
+    class BesideWriter(Watched[str]):
+        def have_settled(self) -> bool:
+            if text := next(written, ""):
+                file.write_text(text)
+            return super().have_settled()
+
+    def read() -> str:
+        text = file.read_text()
+        values.add(text)
+        if text == whole:
+            has_read_whole.set()
+        return text
+
+    watched = BesideWriter([file], read)
+    with watching(watched, every_s=0.001):
+        assert has_read_whole.wait(20)
+    assert values == {"old", whole}
+
+
 def test_a_thread_that_outlives_a_fault_looks_at_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "file"
     file.write_text("a")

@@ -50,6 +50,14 @@ def test_a_score_is_the_cosine_of_the_angle_whatever_the_lengths() -> None:
     assert found == pytest.approx(expected)
 
 
+def test_the_cosine_of_equal_vectors_is_exactly_1() -> None:
+    generator = np.random.default_rng(seed=0)
+    for dimensions in (4, 384):
+        for _ in range(100):
+            vector = generator.standard_normal(dimensions).tolist()
+            assert _scores(vector, vector, [3 * value for value in vector]) == [1, 1]
+
+
 def test_only_the_first_dimensions_are_compared_where_the_caller_says_so() -> None:
     assert _scores([1, 0, 9, 9], [2, 0, -9, 9], dimensions=2) == pytest.approx([1])
 

@@ -46,7 +46,7 @@ class StoredJob:
 
     - `end`: the form of `end_of`; empty until the job ends.
     - `request`: the serialized SubmitInferenceRequest; empty after the job has ended.
-    - `invocation`: instead of `request`, an Invocation of SageMaker's clients as JSON.
+    - `invocation`: for the other kind of job, instead of `request`: an Invocation of SageMaker's clients as JSON.
     - `trace`: the traceparent of the submitter.
     - `limit_s`: for the work on an input.
     """

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
@@ -53,20 +54,24 @@ class Runner:
         """Runs a job, and returns its result. Raises NeuronpipeError if it fails as a whole, and Unavailable if an
         object cannot be read now.
         """
-        if job.invocation:
+        if job.invocation:  # the two kinds of jobs
             return await self._invoker.run(job, progress, trace)
         submitted = SubmitInferenceRequest.FromString(job.request)
         requests: Iterator[_Given] = iter(submitted.requests)
         count = len(submitted.requests)
         with ExitStack() as opened:
+            file: BinaryIO | None = None
             if submitted.input_uri:
                 file = opened.enter_context(await self._objects.open(submitted.input_uri))
+                modified_ns = _modified_ns(file)
                 count = await asyncio.to_thread(self._count_lines, file, submitted)
                 requests = _lines(file)
             outcomes = opened.enter_context(closing(_Outcomes(submitted.output_uri, count, self._max_result_bytes)))
             while next_inputs := await asyncio.to_thread(lambda: list(_next_of(requests, outcomes.inputs_at_once))):
                 new_outcomes = await self._infer(job, outcomes.count, next_inputs, progress, trace)
                 await asyncio.to_thread(outcomes.add, new_outcomes)
+            if file and _modified_ns(file) != modified_ns:
+                raise Unavailable("input_uri: the object has changed while the job read it")
             if outcomes.file:
                 await self._objects.write(submitted.output_uri, outcomes.file, progress)
             return outcomes.result
@@ -104,6 +109,11 @@ class Runner:
             raise InvalidInput("input_uri", f"{problem}; use several jobs, or a batch transform")
         file.seek(0)
         return count
+
+
+def _modified_ns(file: BinaryIO) -> int:
+    """Returns the time of the last write to a file; 0 for the worker's own copy of an object."""
+    return 0 if isinstance(file, tempfile.SpooledTemporaryFile) else os.fstat(file.fileno()).st_mtime_ns
 
 
 def _all_lines(file: BinaryIO) -> Iterator[bytes]:

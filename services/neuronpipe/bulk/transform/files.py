@@ -22,7 +22,15 @@ from typing import BinaryIO, TypeAlias, cast
 
 from neuronpipe.bulk.transform.formats import COMPRESSIONS, ENDINGS
 from neuronpipe.core.errors import SetupError
-from neuronpipe.platform.storage import BucketFolder, ObjectUri, StorageError, fetch, is_in_bucket, list_objects
+from neuronpipe.platform.storage import (
+    BucketFolder,
+    ObjectUri,
+    StorageError,
+    etag_of,
+    fetch,
+    is_in_bucket,
+    list_objects,
+)
 
 _READ_BYTES = 1 << 20
 _ENDINGS = tuple(
@@ -118,6 +126,16 @@ def naming(file: str) -> Iterator[None]:
         if error.errno is None:
             raise SetupError(f"{file}: is damaged: {error}") from error
         raise _unreadable(file, error) from error
+
+
+def mark_of(file: str) -> str:
+    """Returns a text that changes with a file: its size and time, or the ETag of an object. Raises OSError,
+    StorageError and SetupError.
+    """
+    if is_in_bucket(file):
+        return etag_of(object_uri(file))
+    status = Path(file).stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def digest(file: str) -> str:

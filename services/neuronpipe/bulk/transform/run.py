@@ -8,7 +8,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import digest, find_inputs, local_copy, naming, open_folder, open_input, write_file
+from neuronpipe.bulk.transform.files import (
+    digest,
+    find_inputs,
+    local_copy,
+    mark_of,
+    naming,
+    open_folder,
+    open_input,
+    write_file,
+)
 from neuronpipe.bulk.transform.formats import Column, ColumnKind, Format, find_format, format_of
 from neuronpipe.bulk.transform.request import Engine, ModelFacts, TransformRequest
 from neuronpipe.bulk.transform.rows import OpenAiRows, RowTask, TaskRows
@@ -61,6 +70,8 @@ def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Trans
     columns: dict[str, None] = {}
     kinds: dict[str, ColumnKind] = {}
     for file in files:
+        with naming(file):
+            mark = mark_of(file)
         with naming(file), local_copy(file) as copy:
             with open_input(copy) as opened:
                 scan = format.scan(opened, shard_rows)
@@ -70,7 +81,7 @@ def scan_input(files: Sequence[str], format_name: str, shard_rows: int) -> Trans
         columns |= dict.fromkeys(scan.columns)
         for place in scan.starts:
             rows = min(shard_rows, scan.rows - place.row)
-            shards.append(Shard(len(shards), file, place, rows, scan.columns))
+            shards.append(Shard(len(shards), file, mark, place, rows, scan.columns))
         input_files.append(InputFile(file, sha256, scan.rows))
     return TransformInput(name, input_files, shards, list(columns), kinds)
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from neuronpipe.api.v1.tasks_pb2 import TaskInput
-from neuronpipe.bulk.transform.files import Folder, naming, open_folder, open_input, unwritable, write_file
+from neuronpipe.bulk.transform.files import Folder, mark_of, naming, open_folder, open_input, unwritable, write_file
 from neuronpipe.bulk.transform.formats import InputRow, Place, find_format
 from neuronpipe.bulk.transform.request import Engine, InputAnswer, InputOutcome
 from neuronpipe.bulk.transform.rows import RowTask, is_failed
@@ -92,10 +92,11 @@ def _line(shard: DoneShard) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Neighbouring rows of one file, which become one file of results."""
+    """Neighbouring rows of one file, which become one file of results. `mark`: the file's mark before the scan."""
 
     number: int
     file: str
+    mark: str
     place: Place
     rows: int
     columns: Sequence[str]
@@ -281,6 +282,8 @@ def _read_windows(shards: Iterable[Shard], work: ShardWork, window_rows: int) ->
                     if len(window) < count:
                         raise SetupError("has changed since the run began: it has fewer rows")
                     is_last = first + window_rows >= shard.rows
+                    if is_last and mark_of(shard.file) != shard.mark:
+                        raise SetupError("has changed since the run began")
                     inputs = [_inputs(work.task, row) for row in window]
                     yield _Window(shard, shard.place.row + first, window, inputs, is_last)
             at = shard.file, shard.place.row + shard.rows

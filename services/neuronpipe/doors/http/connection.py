@@ -1,4 +1,4 @@
-"""The connections of the HTTP door, which have their requests answered in turn, and the limits of their callers."""
+"""The connections of the HTTP door, which answer requests in their order and keep callers within limits."""
 
 import asyncio
 import time
@@ -14,18 +14,15 @@ from neuronpipe.core.names import Metrics
 from neuronpipe.core.tracing import new_request_id
 from neuronpipe.doors.http.request_parser import BAD_HEAD, BadRequest, RequestParser, RequestPhase
 from neuronpipe.doors.http.wire import REQUEST_ID_HEADER, STATUS_LINES, Application, Exchange, RequestHead
-from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.in_flight import InFlight
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.paced_input import LoopTurns, PacedInput
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.platform.process.settings import ProcessSettings
 from neuronpipe.platform.tls import ServerTls
 
-# Time for which a connection whose request was refused takes the rest of the request, in service and while the process
-# stops.
+# Seconds for which a connection takes the rest of a refused request: in service, and while the process stops.
 _LINGER_S, _LAST_LINGER_S = 5.0, 1.0
-# Size of the pieces of the input that the parser gets, and the largest size within a body.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 _CUT = "The connection ended within the request."
 
 
@@ -73,7 +70,7 @@ class HttpServer:
     def answer(self, exchange: Exchange) -> None:
         """Starts a task that answers a request.
 
-        The task has an empty context, because the connection's context may be the context of the previous request.
+        The task has an empty context, because the present context may be the context of the previous request.
         """
         task = asyncio.get_running_loop().create_task(exchange.run(self._app), context=Context())
         self._tasks.add(task)
@@ -105,21 +102,22 @@ class HttpServer:
 
 
 class _Awaited(Enum):
-    """The next act of a caller that a limit in time ends."""
+    """The act of a caller for which a time limit runs."""
 
-    NOTHING = "the caller has time"
+    NOTHING = "no act: no limit runs"
     HEAD = "the rest of a head"
     REQUEST = "a request, on an idle connection"
 
 
 class HttpConnection(asyncio.Protocol):
-    """Has the requests of a caller parsed, and answered in turn.
+    """A connection of a caller. It parses requests, and answers one at a time.
 
     A connection ends when its next head does not arrive within the limits, when its caller does not read, and when it
-    is idle or old. Bytes behind requests that wait for their answers are not parsed.
+    is idle or old. Bytes behind a request that waits for its answer are not parsed.
 
-    Before a connection closes, it takes the rest of its request: a connection that is closed with unread bytes is
-    reset, and the caller can lose its answer (RFC 9112, section 9.6). nginx does the same (`lingering_close`).
+    Before a connection closes, it lingers: it takes the rest of its request. The operating system resets a connection
+    that is closed with unread bytes, and the caller can lose its answer (RFC 9112, section 9.6). nginx does the same
+    (`lingering_close`).
     """
 
     transport: asyncio.Transport
@@ -131,21 +129,20 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.is_writable = asyncio.Event()
         self.is_writable.set()
-        self._held = b""  # bytes that wait to be parsed
         self._parser = RequestParser(self, self._limits.max_header_bytes)
-        self.pipeline = deque[Exchange]()  # the parsed requests that wait
-        # The request that is answered now, and the request that was parsed last, until its answer is complete.
+        self.pipeline = deque[Exchange]()  # parsed requests that wait for their turn
+        # The request that is being answered, and the newest request until its answer is complete.
         self._running: Exchange | None = None
         self._latest: Exchange | None = None
         self._awaited = _Awaited.NOTHING
-        self._is_paused = False  # whether the transport reads nothing
         self._claim: Claim | None = None  # for bytes that the caller does not read
-        # Lingering: the answers are sent, and the connection takes the rest of a request until `_ending`.
+        # While it lingers, the connection takes the rest of a request, until `_ending`.
         self._is_lingering, self._linger_s = False, _LINGER_S
         self._ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
+        self._input = PacedInput(self._server.turns, transport)
         self._made_s = self._loop.time()
         self.peer = f"{transport.get_extra_info('peername')}"
         self._server.connections.add(self)
@@ -161,17 +158,18 @@ class HttpConnection(asyncio.Protocol):
         self._parser.close()
         self.pipeline.clear()
         self.is_writable.set()
-        self._held = b""
+        self._input.waiting = b""
         self._await_nothing()
         self._end_unread()
         if self._ending:
             self._ending.cancel()
 
     def eof_received(self) -> None:
-        """Ends the connection, because the caller has left. Bytes that were written are sent within the limits.
+        """Ends the connection, because the caller has left. The transport still sends its bytes, within the limits.
 
-        A caller that ends only its side (shutdown) looks like a caller that has closed the connection, whose work must
-        end. Uvicorn, Hypercorn, nginx as a proxy and the contexts of Go's net/http also take both for leaving.
+        A caller that has ended only its side (shutdown) looks like a caller that has closed the connection. Work for a
+        closed connection must end, so both count as leaving. Uvicorn, Hypercorn, nginx as a proxy and the contexts of
+        Go's net/http do the same.
         """
         latest = self._latest
         is_cut = (
@@ -201,45 +199,38 @@ class HttpConnection(asyncio.Protocol):
             self._claim = None
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        self._take_held()
+        self._input.waiting += data
+        self.parse_input()
 
-    def _take_held(self) -> None:
-        held, begin, size, began_s = self._held, 0, _PIECE_BYTES, time.monotonic()
-        turns, parser = self._server.turns, self._parser
-        requests_before = parser.requests
-        while begin < len(held) and not (self.pipeline or self.is_closing):
-            requests = parser.requests
-            if not turns.continue_turn(requests - requests_before, began_s):
-                turns.wait(self._take_held)
-                break
-            is_in_head = self._parse(held[begin : begin + size])
-            begin += size
-            size = _PIECE_BYTES if is_in_head or parser.requests > requests else min(2 * size, _MAX_PIECE_BYTES)
-        turns.take(parser.requests - requests_before, began_s)
-        self._held = b"" if self.is_closing else held[begin:]
-        if self._held:
-            self._await_nothing()  # the rest of the head has come: the caller is not late
+    def parse_input(self) -> None:
+        self._input.parse_by(self)
+        if self.is_closing:
+            self._input.waiting = b""
+        elif self._input.waiting:
+            self._await_nothing()  # bytes of the caller wait, so the caller is not late
         self.regulate_reading()
         self._await_request()
 
-    def _parse(self, piece: bytes) -> bool:
-        """Parses a piece of the input. Returns whether the rest of a head is missing."""
+    def can_parse(self) -> bool:
+        return not (self.pipeline or self.is_closing)
+
+    def parse(self, piece: bytes) -> bool:
+        """Parses a piece of the input. Pieces stay small within a head."""
         parser = self._parser
         try:
             parser.feed(piece)
         except BadRequest as bad:
             self._refuse_bad(bad)
-            return False
+            return True
         is_in_head = parser.phase is RequestPhase.HEAD
         if is_in_head and self._awaited is not _Awaited.HEAD and not self.is_closing:
             self._await_head()
-        return is_in_head
+        return not is_in_head
 
     def _refuse_bad(self, bad: BadRequest) -> None:
         if bad.limit:
             self._server.count(bad.limit)
-        if self._latest and not self._latest.more_body:  # the requests before are answered
+        if self._latest and not self._latest.more_body:  # earlier requests are still answered
             self._latest.keeps_alive = False
             self._parser.close()
             self._await_nothing()
@@ -248,6 +239,7 @@ class HttpConnection(asyncio.Protocol):
 
     def begin_request(self) -> None:
         """Takes the first byte of a request from the parser."""
+        self._input.calls += 1
         if self._awaited is _Awaited.REQUEST:
             self._await_nothing()
 
@@ -273,7 +265,7 @@ class HttpConnection(asyncio.Protocol):
             self._latest.end_body()
 
     def date(self) -> bytes:
-        """Returns the field with the current time."""
+        """Returns the header line `date:`."""
         return self._server.date()
 
     def end_answer(self, exchange: Exchange) -> None:
@@ -285,8 +277,8 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         elif not self.is_closing:
             self._answer_next()
-            if self._held and not self.pipeline:
-                self._server.turns.wait(self._take_held)
+            if self._input.waiting and not self.pipeline:
+                self._server.turns.wait(self.parse_input)
             self.regulate_reading()
             self._await_request()
 
@@ -298,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
             self._write_refusal("" if exchange.head.method == "HEAD" else "Internal Server Error", 500)
 
     def shutdown(self) -> None:
-        """Ends the connection after its present answer. A caller that is still sending has a moment to finish."""
+        """Ends the connection after its present answer. A caller that still sends gets `_LAST_LINGER_S` to finish."""
         self._linger_s = _LAST_LINGER_S
         if self.is_closing:
             self._end_later(_LAST_LINGER_S, self._end_transport)
@@ -321,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._latest
         if exchange:
             if self.pipeline or exchange.has_begun or not exchange.more_body:
-                self.transport.abort()  # the caller would take a refusal for the answer to that request
+                self.transport.abort()  # a refusal would look like the answer to that request
                 return
             exchange.leave()
         self._parser.close()
@@ -335,7 +327,7 @@ class HttpConnection(asyncio.Protocol):
         self._close()
 
     def _close(self) -> None:
-        if self.is_closing or (self._parser.phase is RequestPhase.DONE and not self._held):
+        if self.is_closing or (self._parser.phase is RequestPhase.DONE and not self._input.waiting):
             self._end_transport()
             return
         self._is_lingering = True
@@ -345,7 +337,7 @@ class HttpConnection(asyncio.Protocol):
         self._end_later(self._linger_s, self._end_transport)
 
     def _end_transport(self) -> None:
-        if self.transport.get_write_buffer_size():  # a caller that reads nothing would keep the connection for ever
+        if self.transport.get_write_buffer_size():  # otherwise a caller that reads nothing keeps the connection
             self._end_later(self._limits.max_send_s, self.transport.abort)
         self.transport.close()
 
@@ -355,25 +347,19 @@ class HttpConnection(asyncio.Protocol):
         self._ending = self._loop.call_later(delay_s, end)
 
     def regulate_reading(self) -> None:
-        """Reads while no bytes, requests or large part of a body wait."""
-        is_full = self._latest and self._latest.is_full
-        is_paused = bool(self._held or self.pipeline or is_full) and not self._is_lingering
-        if is_paused != self._is_paused and not self.transport.is_closing():
-            self._is_paused = is_paused
-            if is_paused:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+        """Stops reading while bytes, requests or a large part of a body wait, and then reads again."""
+        is_full = self._input.waiting or self.pipeline or (self._latest and self._latest.is_full)
+        self._input.regulate(is_full=bool(is_full) and not self._is_lingering)
 
     def _await_head(self) -> None:
-        """Begins the limit of a head that has not arrived."""
+        """Starts the time limit for a head that has not arrived."""
         self._awaited = _Awaited.HEAD
         self._server.deadlines.add(self, time.monotonic() + self._limits.max_handshake_s, self._end_late_head)
 
     def _await_request(self) -> None:
-        """Begins the limit of an idle connection, if the connection waits for a request."""
+        """Starts the time limit for an idle connection, if the connection waits for a request."""
         limit_s = self._limits.max_connection_idle_s
-        is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._held or self.is_closing)
+        is_idle = self._awaited is _Awaited.NOTHING and not (self._running or self._input.waiting or self.is_closing)
         if limit_s and is_idle:
             self._awaited = _Awaited.REQUEST
             self._server.deadlines.add(self, time.monotonic() + limit_s, self._leave_idle)
@@ -384,7 +370,7 @@ class HttpConnection(asyncio.Protocol):
             self._server.deadlines.remove(self)
 
     def _leave_idle(self) -> None:
-        if self.transport.get_write_buffer_size():  # closing would wait until the caller has read its answer
+        if self.transport.get_write_buffer_size():  # `_close` would wait until the caller has read its answer
             self._abort("max_connection_idle_s")
         elif not self.is_closing:
             self._server.count("max_connection_idle_s")

@@ -50,13 +50,13 @@ def _problem_of(parser: httptools.HttpRequestParser, error: httptools.HttpParser
 
 
 class RequestParser:
-    """Parses the requests of a caller. `requests`: the number of requests that have begun.
+    """Parses the requests of a caller.
 
     A head, and the trailers, may have `max_header_bytes`: their fields, and the pieces after the first piece.
     """
 
     def __init__(self, taker: RequestTaker, max_header_bytes: int) -> None:
-        self.phase, self.requests = RequestPhase.DONE, 0
+        self.phase = RequestPhase.DONE
         self._taker: RequestTaker | None = taker
         self._max_header_bytes = max_header_bytes
         # Size of the head or the trailers without the piece in which they begin; size of the fields of both.
@@ -113,7 +113,6 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         self.phase = RequestPhase.HEAD
-        self.requests += 1
         self._head_bytes, self._field_bytes = -self._piece_bytes, 0
         self._url, self._fields = b"", []
         if self._taker:

@@ -1,6 +1,6 @@
 """The tenants of a gateway: their requests in flight, their rights, and their token buckets.
 
-The fairness of tenants also is in load_shedding.py (shares of a model), tenant_turns.py (order) and `Places`.
+The fairness of tenants also is in loads.py (shares of a model), tenant_turns.py (order) and `Places`.
 docs/overload.md ("Where a request waits") has the whole.
 """
 
@@ -22,7 +22,7 @@ from neuronpipe.core.items import ModelKey
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.model import Frozen, ModelTable, problems_of
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.load_shedding import Load, RequestLoad, newest_of_largest
+from neuronpipe.gateway.loads import Load, RequestLoad, newest_of_largest
 from neuronpipe.gateway.tenant_turns import REQUEST_TOKENS, TenantTurns, Turn
 
 _MINUTE_S = 60.0
@@ -312,7 +312,7 @@ class Tenants:
     async def turn(self, request: RequestLoad, model: ModelKey) -> AsyncIterator[Turn]:
         """Waits for the turn of the request, which runs in the block; see TenantTurns."""
         turns = self._turns.get(model) or self._turns.setdefault(model, TenantTurns(self._window_s, self._clock))
-        tenant, tokens = request.call.caller.tenant, REQUEST_TOKENS + request.tokens - request.new_tokens
+        tenant, tokens = request.call.caller.tenant, REQUEST_TOKENS + request.input_tokens
         turn = Turn(turns, tenant, self.rights_of(tenant).weight, tokens, is_bulk=request.call.is_bulk)
         began_s = self._clock()
         if tenant != self._last:

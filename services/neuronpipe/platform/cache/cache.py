@@ -64,7 +64,6 @@ class MemoryCache(Generic[ValueT]):
             self.size_bytes -= self._values.popitem(last=False)[1][1]
 
 
-# A look-up in the enumeration takes microseconds.
 _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
     CacheOutcome.CACHE_OUTCOME_HIT_REDIS,
@@ -73,9 +72,9 @@ _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
 )
 
 CacheKind = Literal["tokens", "pixels", "results"]
-# With the policy `auto`, Redis is asked for an input of at least this size. A text of 2 KiB takes 0.64 ms to tokenize,
-# and a look-up 0.31 ms (docs/benchmarks/cache.md).
-_MIN_ASKED_BYTES: dict[CacheKind, int] = {"tokens": 2 << 10, "pixels": 0, "results": 0}
+# With the policy `auto`, Redis is asked for an input of at least this size; 0 for other kinds. A text of 2 KiB takes
+# 0.64 ms to tokenize, and a look-up 0.31 ms (docs/benchmarks/cache.md).
+_MIN_ASKED_BYTES: dict[CacheKind, int] = {"tokens": 2 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Cache(Generic[ValueT]):
         self._memory: MemoryCache[ValueT] = MemoryCache(memory_bytes, codec.size_bytes)
         self._computing: dict[tuple[bytes, bool], asyncio.Future[_Outcome[ValueT]]] = {}
         self._lookups = _lookups(redis, codec) if redis.redis_url and policy != "never" else None
-        self._min_asked_bytes = _MIN_ASKED_BYTES[kind] if policy == "auto" else 0
+        self._min_asked_bytes = _MIN_ASKED_BYTES.get(kind, 0) if policy == "auto" else 0
 
     def report(self, meters: Meters) -> None:
         """Adds the memory in use and the state of Redis to the metrics."""

@@ -6,11 +6,10 @@ Calls that may hang run in threads of their own.
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,11 +17,6 @@ from neuronpipe.platform.process.group_queue import GroupQueue
 
 ResultT = TypeVar("ResultT")
 ParametersT = ParamSpec("ParametersT")
-
-# Limits of one turn of the event loop: the time for reading, the new calls of all connections, and the new calls of one
-# connection while others wait. An answer takes half a dozen turns, so turns must be short.
-_TURN_S = 0.005
-_CALLS_A_TURN, _CALLS_OF_CONNECTION = 32, 8
 
 
 @asynccontextmanager
@@ -71,11 +65,11 @@ async def run_together(
             tasks.append(asyncio.create_task(coroutine))
         return await asyncio.gather(*tasks)
     finally:
-        await _end(tasks)
+        await end_tasks(tasks)
         del tasks, coroutine  # an error's traceback keeps this frame
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels the tasks that still run, and waits for them."""
     running = [task for task in tasks if not task.done() and task.cancel()]
     if running:
@@ -163,61 +157,3 @@ class Places:
             yield
         finally:
             self.leave()
-
-
-class LoopTurns:
-    """Distributes each turn of the event loop over connections.
-
-    Data that exceeds a turn's limits waits for the next turn: a caller with thousands of calls or frames would
-    otherwise hold up all others. After a turn whose time was used up, the waiting connections rest for the same time,
-    in which threads compute.
-    """
-
-    def __init__(self) -> None:
-        self._left, self._left_s = 0, 0.0
-        self._is_open = self._is_resting = False
-        self._waiting: dict[Callable[[], None], None] = {}
-
-    def continue_turn(self, calls: int, began_s: float) -> bool:
-        """Continues reading a connection in this turn, if the turn has room: returns whether it has.
-
-        Reading began at `began_s`, and `calls` new calls came this turn. Begins a turn if none has begun, and a rest if
-        the turn's time is used up.
-        """
-        self._open()
-        if time.monotonic() - began_s < self._left_s:
-            return calls < self._left and (calls < _CALLS_OF_CONNECTION or not self._waiting)
-        if not self._is_resting:
-            self._is_resting = True
-            asyncio.get_running_loop().call_later(_TURN_S, self._end_rest, context=Context())
-        return False
-
-    def take(self, calls: int, began_s: float) -> None:
-        """Counts the time since `began_s`, in which a connection was read, and its `calls` new calls."""
-        self._left -= calls
-        self._left_s -= time.monotonic() - began_s
-
-    def wait(self, resume: Callable[[], None]) -> None:
-        """Calls `resume` in a later turn."""
-        self._waiting[resume] = None
-        self._open()
-
-    def _open(self) -> None:
-        if not self._is_open:
-            self._is_open, self._left, self._left_s = True, _CALLS_A_TURN, _TURN_S
-            # An empty context, not the context of the call whose end has made room.
-            asyncio.get_running_loop().call_soon(self._end, context=Context())
-
-    def _end(self) -> None:
-        """Begins a turn for waiting connections, which leave a half of it to connections that receive data now."""
-        self._is_open = False
-        for resume in [] if self._is_resting else list(self._waiting):
-            self._open()
-            if self._left <= _CALLS_A_TURN // 2 or self._left_s <= _TURN_S / 2:
-                return
-            del self._waiting[resume]
-            resume()
-
-    def _end_rest(self) -> None:
-        self._is_resting = False
-        self._open()

@@ -37,7 +37,7 @@ class Guard(Protocol):
 class Door(Protocol):
     """Accepts calls of one protocol at one address. `port`: known after it listens.
 
-    A door starts until its own method `open` gives it its rpcs or routes, each with its handler.
+    A door is starting until its own method `open` gives it its rpcs or routes, each with its handler.
     """
 
     port: int

@@ -27,7 +27,8 @@ from neuronpipe.platform.process.receiving_budget import Claim, ReceivingBudget
 MAX_CALLS = 4096
 # Maximum number of calls that wait for their callers in one kind of wait. Other calls find room.
 _MAX_WAITS = MAX_CALLS // 2
-# Larger messages are turned into objects in a thread, one after the other.
+# Larger messages are turned into objects in a thread, one after the other. Tensors of this size are serialized in a
+# thread, because this takes half a millisecond or more.
 LARGE_BYTES = 256 << 10
 # Up to this size, compressed data is first decompressed without a thread, in case the result is small.
 _SMALL_BYTES = 16 << 10
@@ -193,8 +194,8 @@ class InFlight:
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """Returns the error of a call that waited for its caller: too long (`late`: the message), or beside too many
-        others.
+        """Returns the error of a call whose wait for its caller was ended: at the time limit, with the message `late`,
+        or because too many calls waited.
         """
         if is_late:
             return DeadlineExceeded(late)

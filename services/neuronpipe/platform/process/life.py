@@ -30,12 +30,12 @@ from neuronpipe.platform.process.settings import ProcessSettings
 _UNLOAD_LIMIT_S = 10.0
 # The longest grace period after a part of the service has crashed: enough to answer all calls with an error.
 _CRASH_GRACE_S = 2.0
-# The interval of asking again while new calls come: callers that have connected since are also asked to leave. Each
-# time, a balancer sends some of them to another server.
+# The interval at which a draining process asks all callers to leave, while new calls come. Callers may have connected
+# since, and a balancer sends some of them to another server each time.
 _ASK_AGAIN_S = 1.0
 # The longest time in which callers learn that they are to leave: round trips of networks are shorter.
 _HAND_OVER_LIMIT_S = 1.0
-# The longest time in which new calls are still answered that the process stops, before connections are closed.
+# The longest time in which the process still refuses new calls as "stopping". Then it closes the connections.
 _LATE_CALLS_LIMIT_S = 1.0
 
 # Opens each door of a process with its handlers. Raises SetupError.

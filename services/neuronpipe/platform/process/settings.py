@@ -92,8 +92,8 @@ class ServerTlsSettings(Settings):
         return files if files.certificate else None
 
     def client_files(self, option: str, client_tls: TlsFiles, authorities: str) -> TlsFiles | None:
-        """Returns the files of connections to other services, None without TLS: `client_tls`, or this service's
-        certificate where `option` names none. Raises SetupError.
+        """Returns the files of connections to other services; None without TLS. Without a certificate in `client_tls`,
+        the service shows its own. Raises SetupError, which names `option`.
         """
         if client_tls.ca:
             return client_tls if client_tls.certificate else TlsFiles(self.tls_certificate, self.tls_key, client_tls.ca)

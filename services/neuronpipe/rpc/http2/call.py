@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from ngh2 import NGH2Error
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import DeadlineExceeded, NeuronpipeError
 from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES, Claim
-from neuronpipe.rpc.http2.stream import REFUSED_STREAM, Carrier, Deflated, MessageStream
+from neuronpipe.rpc.http2.stream import REFUSED_STREAM, Deflated, MessageStream
 from neuronpipe.rpc.transport import CallEnd, Metadata, Method, ServerOptions, end_of
 
 _HEAD = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -29,7 +29,7 @@ _NOT_GRPC_BODY = b"this port speaks gRPC: POST with the content-type application
 _RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"grpc-accept-encoding", b"grpc-message-type"))
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
-# Size that each value of a field of binary metadata counts in addition to its bytes (RFC 9113, 6.5.2).
+# Bytes that a value of binary metadata counts in addition to its own (RFC 9113, 6.5.2).
 _VALUE_BYTES = 32
 # Printable characters except the percent sign stay as they are (PROTOCOL-HTTP2.md, Status-Message).
 _MESSAGE_CHARACTERS = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -41,7 +41,7 @@ class NotGrpc(Exception):
     """An HTTP request that is not gRPC."""
 
 
-class CallCarrier(Carrier, Protocol):
+class CallCarrier(Protocol):
     """The interface of a connection for its calls; see the connection in server.py."""
 
     options: ServerOptions
@@ -58,7 +58,7 @@ class CallCarrier(Carrier, Protocol):
 class Http2Call(MessageStream):
     """The ServerCall (rpc/transport.py) over HTTP/2. `refusal`: the end of the call, if its head decided it."""
 
-    connection: CallCarrier
+    connection: CallCarrier = field(kw_only=True)
     metadata: Metadata = ()
     metadata_bytes: int = 0
     deadline_s: float | None = None
@@ -210,7 +210,7 @@ class Http2Call(MessageStream):
             if message is not None and not (self.is_closed or self.has_sent_end):
                 self._queue(message)
                 if not self.has_room():
-                    self.connection.has_written(self)
+                    self.outbox.note_written(self)
                     await self.wait_for_room()
             self._end(_OK)
             self.connection.flush_if_alone()
@@ -247,7 +247,7 @@ class Http2Call(MessageStream):
             self._queue(message)
         except NGH2Error:  # the stream has just ended
             raise asyncio.CancelledError from None
-        self.connection.has_written(self)
+        self.outbox.note_written(self)
         if not self.has_room():
             await self.wait_for_room()
 
@@ -255,7 +255,7 @@ class Http2Call(MessageStream):
         """Queues a message. Before the first message it queues the head of the answer. Raises NGH2Error."""
         if not self.has_sent_head:
             self.has_sent_head = True
-            self.connection.engine.send_response(self.number, _HEAD)
+            self.outbox.engine.send_response(self.number, _HEAD)
         self.put(message)
 
     def finish(self, end: CallEnd) -> None:
@@ -275,9 +275,9 @@ class Http2Call(MessageStream):
         self._end_sending()
         try:
             if self.has_sent_head:
-                self.connection.engine.send_trailers(self.number, trailers)
+                self.outbox.engine.send_trailers(self.number, trailers)
             else:
-                self.connection.engine.send_response(self.number, (*_HEAD, *trailers), end_stream=True)
+                self.outbox.engine.send_response(self.number, (*_HEAD, *trailers), end_stream=True)
         except NGH2Error:  # the stream has just ended
             return
         self.connection.has_ended(self)
@@ -297,16 +297,14 @@ class Http2Call(MessageStream):
     def refuse_stream(self) -> None:
         """Resets the stream by REFUSED_STREAM: the call was not processed, and clients repeat it by themselves."""
         self._end_sending()
-        with contextlib.suppress(NGH2Error):
-            self.connection.engine.reset_stream(self.number, REFUSED_STREAM)
-        self.connection.flush_soon()
+        self.outbox.reset(self.number, REFUSED_STREAM)
 
     def answer_http(self) -> None:
         """Tells an HTTP client that this port speaks gRPC."""
         self._end_sending()
         with contextlib.suppress(NGH2Error):
-            self.connection.engine.send_response(self.number, _NOT_GRPC)
-            self.connection.engine.send_data(self.number, _NOT_GRPC_BODY, end_stream=True)
+            self.outbox.engine.send_response(self.number, _NOT_GRPC)
+            self.outbox.engine.send_data(self.number, _NOT_GRPC_BODY, end_stream=True)
         self.connection.has_ended(self)
 
     def _end_sending(self) -> None:
@@ -327,12 +325,12 @@ class Http2Call(MessageStream):
             self._forget()
         if self.task and not self.task.done():
             self.task.cancel()
-        # A cancelled task keeps its frames, and the frames keep this call. Task, call, connection and buffers
-        # would wait for the garbage collector.
+        # The frames of a cancelled task refer to this call. Together with connection and buffers, both would wait for
+        # the garbage collector.
         self.task = None
 
     def _forget(self) -> None:
-        """Ends every wait for the caller."""
+        """Ends all waits for the caller."""
         if self.deadline_s is not None or self.refusal:
             self.connection.deadlines.remove(self)
         self.end_arrival()

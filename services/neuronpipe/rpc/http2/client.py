@@ -1,10 +1,9 @@
 """The client's side of gRPC over HTTP/2: calls with streams of messages, over one connection to one address."""
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -23,7 +22,7 @@ from neuronpipe.rpc.transport import CallEnd
 _KEEPALIVE_S = 20.0
 _PING_LIMIT_S = 5.0
 _CONNECT_LIMIT_S = 20.0
-# Pauses between two attempts to connect: the first pause, which doubles up to the second.
+# Pause after the first failed attempt to connect. It doubles with each attempt, up to the second number.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 _NO_HTTP2 = "the server does not speak HTTP/2"
 # The gRPC status of a call that got an HTTP answer (gRPC, doc/http-grpc-status-mapping.md).
@@ -38,7 +37,7 @@ class ClientCall(MessageStream):
     the loss of the connection ended the call.
     """
 
-    connection: "_ClientConnection"
+    connection: "_ClientConnection" = field(kw_only=True)
     status: CallEnd | None = None
     has_grpc_status: bool = False
 
@@ -73,16 +72,14 @@ class ClientCall(MessageStream):
         if self.is_closed or self.is_ended:
             raise self.status or CallEnd(UNAVAILABLE, "the connection has ended")
         self.put(message)
-        self.connection.has_written(self)
+        self.outbox.note_written(self)
         if not self.has_room():
             await self.wait_for_room()
 
     def cancel(self) -> None:
         if not self.is_closed:
             self.is_closed = self.ignores_data = True
-            with contextlib.suppress(NGH2Error):
-                self.connection.engine.reset_stream(self.number, CANCEL)
-            self.connection.flush_soon()
+            self.outbox.reset(self.number, CANCEL)
 
 
 class _ClientConnection(Http2Connection[ClientCall]):
@@ -93,7 +90,8 @@ class _ClientConnection(Http2Connection[ClientCall]):
         super().__init__(Keepalive(_KEEPALIVE_S, _PING_LIMIT_S))
         # Done with the server's first SETTINGS: a server that accepts connections and never answers gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # unread, asyncio logs it
+        # Otherwise asyncio logs an exception that no call retrieves.
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
 
     def open_call(self, path: str, authority: str, scheme: str) -> ClientCall:
         """Opens a call. Raises NGH2Error if the connection takes no more calls."""
@@ -107,8 +105,8 @@ class _ClientConnection(Http2Connection[ClientCall]):
             (b"grpc-accept-encoding", b"identity,gzip,deflate"),
         ]
         number = self.engine.send_request(head)
-        call = self.streams[number] = ClientCall(self, number, (1 << 32) - 1)
-        self.flush_soon()
+        call = self.streams[number] = ClientCall(self.outbox, number, (1 << 32) - 1, connection=self)
+        self.outbox.flush_soon()
         return call
 
     def _take_head(self, event: ResponseReceived | TrailersReceived) -> None:
@@ -153,7 +151,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
 
 @dataclass(eq=False)
 class Http2Channel:
-    """A connection to one address, made when the first call needs it, and again after it was lost.
+    """A connection to one address. The first call makes it, and the next call after it was lost makes another.
 
     - `address`: unix:PATH, ipv4:HOST:PORT or ipv6:[HOST]:PORT.
     - `server_name`: HOST or HOST:PORT, the name that the server's certificate must contain.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from neuronpipe.platform.process.listener import CLOSE_LIMIT_S
 
-# After our last byte, the peer gets this time to read it and to end its side. Without it, bytes that the peer still
-# sends would make the operating system reset the connection, and the peer would lose the bytes that it has not read.
+# After our last byte, the peer gets this time to read it and to end its side. Without this time, bytes that the peer
+# still sends would make the operating system reset the connection, and the peer would lose its unread bytes.
 _LINGER_S = 1.0
 # The time that a peer gets for its close_notify.
 TLS_CLOSE_S = 0.5
@@ -41,7 +41,8 @@ class Closing:
 def _is_sent(transport: asyncio.Transport) -> bool:
     """Returns whether the peer's system has all bytes.
 
-    No transport tells which bytes wait below TLS, but then the operating system also has unsent bytes.
+    A transport does not count the bytes that wait below TLS. But while such bytes wait, the operating system also has
+    unsent bytes.
     """
     if transport.get_write_buffer_size():
         return False

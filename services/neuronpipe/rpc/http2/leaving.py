@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 # Callers begin calls when they get answers, and gRPC without retries fails calls that begin while the notice arrives.
-# So answers wait from HOLD_S before the notice until HOLD_S, or a longer round trip, after the acknowledgement. They
-# wait at most MAX_HOLD_S after the notice.
+# So the server holds answers from HOLD_S before the notice until HOLD_S after its acknowledgement, or longer if the
+# round trip was longer. It holds them for at most MAX_HOLD_S after the notice.
 HOLD_S, MAX_HOLD_S = 0.02, 0.1
-# A peer that does not acknowledge the notice within this time gets no more. The streams that it opened are answered.
+# If a peer does not acknowledge the notice within this time, the server takes no more streams. It answers open streams.
 _NOTICE_LIMIT_S = 5.0
-# After the acknowledgement, and after each stream that comes then, the connection waits for this time, or for this
-# number of round trips of the notice if that is longer. A caller's library may acknowledge the notice before its calls
-# know it: Node.js opens streams for some milliseconds more, or for as long as its process gets no processor, and its
-# gRPC client repeats a refused call once only.
+# After the acknowledgement, and after each later stream, the server waits for more streams: for this time, or for this
+# number of round trips if they take longer. A caller's library may acknowledge the notice before its calls know it.
+# Node.js opens streams for some milliseconds more, or longer while its process gets no processor, and its gRPC client
+# repeats a refused call only once.
 _DRAIN_S, _DRAIN_ROUND_TRIPS = 0.2, 4
-# A new connection is asked to leave after its first call, or after this time: gRPC fails the calls for which it made a
-# connection that is asked to leave before they begin.
+# The server asks a new connection to leave after its first call, or after this time. gRPC fails the calls for which it
+# made a connection if the notice comes before they begin.
 _FIRST_CALL_S = 0.25
 
 
@@ -24,7 +24,7 @@ class Phase(IntEnum):
     """The phases of a connection, in their order."""
 
     OPEN = 0
-    # The notice follows within HOLD_S.
+    # The server gives the notice within HOLD_S.
     NOTICE_DUE = 1
     # The caller got a GOAWAY that leaves it all its streams, and a ping.
     NOTICE_GIVEN = 2
@@ -59,7 +59,7 @@ class Leaving:
         return self.phase is Phase.OPEN and self.next_s < math.inf
 
     def ask(self, made_s: float) -> None:
-        """Makes the notice due: at once, or for a connection without a first call some time after `made_s`."""
+        """Makes the notice due: at once, or `_FIRST_CALL_S` after `made_s` if no call has ended yet."""
         self.next_s = 0.0 if self.has_served else made_s + _FIRST_CALL_S
 
     def prepare_notice(self, now_s: float, *, can_hold: bool) -> None:
@@ -79,7 +79,7 @@ class Leaving:
         return max(HOLD_S, round_trip_s)
 
     def postpone(self, now_s: float) -> None:
-        """Waits for one more stream after the acknowledgement."""
+        """Waits for more streams after the acknowledgement."""
         self.next_s = min(now_s + self._drain_s, self._notice_s + _NOTICE_LIMIT_S)
 
     def go_away(self) -> None:

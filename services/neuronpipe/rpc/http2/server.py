@@ -3,21 +3,20 @@
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import Iterable
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, ClassVar
 
 from google.rpc.code_pb2 import UNIMPLEMENTED
-from ngh2 import NGH2Error, Role
+from ngh2 import Role
 from ngh2.events import PingAcknowledged, RequestReceived, SettingsAcknowledged, TrailersReceived
 
 from neuronpipe.core.deadlines import Deadlines
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.core.names import Metrics
-from neuronpipe.platform.process.background import LoopTurns
 from neuronpipe.platform.process.listener import Listener
+from neuronpipe.platform.process.paced_input import LoopTurns, PacedInput
 from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES
 from neuronpipe.rpc.http2.call import Http2Call, NotGrpc
 from neuronpipe.rpc.http2.connection import (
@@ -25,23 +24,20 @@ from neuronpipe.rpc.http2.connection import (
     LOST,
     NO_ERROR,
     OPEN,
-    PAID_FRAMES,
     Http2Connection,
     Keepalive,
     goaway,
 )
 from neuronpipe.rpc.http2.leaving import HOLD_S, MAX_HOLD_S, Leaving, Phase
-from neuronpipe.rpc.http2.stream import ENCODINGS, MessageStream
+from neuronpipe.rpc.http2.stream import ENCODINGS
 from neuronpipe.rpc.http2.unread import Unread, UnreadAnswers
 from neuronpipe.rpc.transport import CallEnd, ServerOptions, end_of
 
 _DRAIN_PING = b"drain\0\0\0"
 _KEEPALIVE_S, _PING_LIMIT_S = 30.0, 10.0
-# After a refusal for load, the server does not read the connection for this time, so that the refusals of many calls
-# share a turn of the event loop. At 16 times the load that a server can bear, turns cost more than refusals.
+# After a refusal for load, the server does not read the connection for this time, so that many refusals share a turn of
+# the event loop. At 16 times the capacity of a server, turns cost more than refusals.
 _REST_S = 0.002
-# The engine gets received bytes in pieces of this size, and in larger pieces while no call begins.
-_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 10, 16 << 10
 # The limits for which the server ends connections: settings, and "protocol" for bytes that are no HTTP/2.
 _LIMITS = (
     "max_connections",
@@ -54,7 +50,7 @@ _LIMITS = (
 
 
 class _ServerConnection(Http2Connection[Http2Call]):
-    """The connection of a caller. `leaving`: how far the server has come in ending it without losing a call."""
+    """The connection of a caller. `leaving`: the steps in which the server ends it without losing a call."""
 
     role = Role.SERVER
 
@@ -67,16 +63,13 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self.idle_since_s = 0.0
         self.leaving = Leaving()
         self._is_greeted = False
-        # Streams that were answered before the caller had sent all.
+        # Calls that were answered before the caller ended its side.
         self._answered_early: set[Http2Call] = set()
         self._unread = UnreadAnswers(str(id(self)), server.sends, server.options.in_flight.unread)
         self._is_resting = False
-        # Calls since the connection was made.
-        self._calls = 0
-        # Received bytes that wait for a turn.
-        self._held_data = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._input = PacedInput(self._server.turns, transport)
         self.peer = _peer(transport.get_extra_info("peername"))
         self.peer_names = _names(transport.get_extra_info("ssl_object"))
         self.idle_since_s = asyncio.get_running_loop().time()
@@ -101,49 +94,37 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._unread.note_read(None)
 
     def data_received(self, data: bytes) -> None:
-        turns, calls, begin, size, began_s = self._server.turns, 0, 0, _PIECE_BYTES, time.monotonic()
-        while begin < len(data) and not self._is_resting and turns.continue_turn(calls, began_s):
-            before = self._calls
-            super().data_received(data[begin : begin + size])
-            begin, new = begin + size, self._calls - before
-            if new:
-                calls, size = calls + new, _PIECE_BYTES
-            else:
-                size = min(2 * size, _MAX_PIECE_BYTES)
-        turns.take(calls, began_s)
-        if begin < len(data) and self.state is OPEN:
-            self._held_data = data[begin:]
-            self.transport.pause_reading()
-            if not self._is_resting:
-                turns.wait(self.resume_reading)
+        self._input.waiting += data
+        self.parse_input()
 
-    def resume_reading(self) -> None:
-        """Takes the bytes that waited for a turn, and reads from the connection again."""
-        if self._is_resting or self.state is not OPEN:
-            return
-        held_data, self._held_data = self._held_data, b""
-        self.data_received(held_data)
-        if not self._held_data and not self._is_resting and not self.transport.is_closing():
-            self.transport.resume_reading()
+    def parse_input(self) -> None:
+        self._input.parse_by(self)
+        if self.state is OPEN:
+            self._input.regulate(is_full=self._is_resting or bool(self._input.waiting))
+        else:
+            self._input.waiting = b""
+
+    def can_parse(self) -> bool:
+        return self.state is OPEN and not self._is_resting
 
     def rest(self) -> None:
-        """Stops reading for a moment, because a call was refused for load."""
+        """Stops reading for `_REST_S`, because a call was refused for load."""
         if self.state is OPEN and not self._is_resting:
             self._is_resting = True
-            self.transport.pause_reading()
+            self._input.regulate(is_full=True)
             self._server.rest(self)
 
     def end_rest(self) -> None:
         """Reads from the connection again."""
         self._is_resting = False
-        self.resume_reading()
+        self.parse_input()
 
     def _take_call(self, event: RequestReceived) -> None:
-        self._calls += 1
-        self.paid_frames += PAID_FRAMES
+        self._input.calls += 1
+        self.frames.pay()
         if self.leaving.phase is Phase.ACKNOWLEDGED:
             self.leaving.postpone(self.loop.time())
-        call = Http2Call(self, event.stream_id, self.options.settings.max_message_bytes)
+        call = Http2Call(self.outbox, event.stream_id, self.options.settings.max_message_bytes, connection=self)
         call.is_ended = event.end_stream
         self.streams[event.stream_id] = call
         try:
@@ -165,9 +146,10 @@ class _ServerConnection(Http2Connection[Http2Call]):
         self._is_greeted = True
 
     def _take_pong(self, event: PingAcknowledged) -> None:
+        self.take_idle_frame(event)
         if event.opaque_data == _DRAIN_PING and self.leaving.phase in (Phase.NOTICE_GIVEN, Phase.ACKNOWLEDGED):
             self.loop.call_later(self.leaving.acknowledge(self.loop.time()), self._release_answers)
-            self.look_at_time_soon()
+            self.look_at_time()
 
     takers: ClassVar = {
         **Http2Connection.takers,
@@ -178,7 +160,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
     }
 
     def _accept(self, call: Http2Call, path: str) -> None:
-        """Passes a call to its method, or refuses it by its head. Raises CallEnd."""
+        """Passes a call to its method. Raises CallEnd for a head that is refused."""
         if self._server.is_stopping:
             call.refuse_stream()
             return
@@ -224,17 +206,16 @@ class _ServerConnection(Http2Connection[Http2Call]):
         """Notes that a call has queued all bytes of its answer."""
         if not call.is_ended:
             self._answered_early.add(call)
-        self.paid_frames += PAID_FRAMES
-        self.has_written(call)
+        self.frames.pay()
+        self.outbox.note_written(call)
 
     def flush_if_alone(self) -> None:
-        """Sends at once if no other stream is open. Otherwise its bytes may join the same write."""
+        """Flushes at once if one stream is open. If more are open, their bytes may join the same write."""
         if len(self.streams) == 1:
             self.flush()
 
     def flush(self) -> None:
         if self.leaving.holds_answers:
-            self._is_flush_due = False
             return
         super().flush()
         if self.state is OPEN:
@@ -245,36 +226,32 @@ class _ServerConnection(Http2Connection[Http2Call]):
     def _make_room(self, error: NeuronpipeError) -> None:
         """Ends the stream with most unread bytes, or the connection if the operating system takes no bytes.
 
-        The bytes that are left are claimed again after the next flush.
+        The next flush claims memory for the bytes that remain.
         """
         self._unread.claim = None
         self._server.calls_ended.add()
         size_bytes = self.engine.queued_body_size
         stream = max(self.streams.values(), key=lambda stream: size_bytes(stream.number), default=None)
-        self._end_unread(None if self.is_paused else stream)
+        self._end_unread(None if self.outbox.is_paused else stream)
 
     def _end_unread(self, stream: Unread) -> None:
-        """Ends a stream whose answers the caller does not read, or the connection (None)."""
+        """Ends a stream whose bytes the caller does not read, or the connection (None)."""
         if stream is None:
             self.end("max_send_s")
-            return
-        with contextlib.suppress(NGH2Error):
-            self.engine.reset_stream(stream.number, ENHANCE_YOUR_CALM)  # gRPC callers see RESOURCE_EXHAUSTED
-        self.flush_soon()
+        else:
+            self.outbox.reset(stream.number, ENHANCE_YOUR_CALM)  # gRPC callers see RESOURCE_EXHAUSTED
 
-    def flushed(self, written: Iterable[MessageStream]) -> None:
+    def flushed(self) -> None:
         engine = self.engine
         if self._unread.waits or engine.queued_body_size():
-            self._unread.note_flush(engine, written, self._end_unread)
+            self._unread.note_flush(engine, self.outbox.written, self._end_unread)
         for call in list(self._answered_early):
             if not engine.queued_body_size(call.number):
-                # A RST_STREAM before the last byte was sent would take the answer back.
+                # An earlier RST_STREAM would discard the rest of the answer.
                 self._answered_early.discard(call)
-                with contextlib.suppress(NGH2Error):
-                    engine.reset_stream(call.number, NO_ERROR)
-                self.flush_soon()
+                self.outbox.reset(call.number, NO_ERROR)
 
-    def check_time(self, now_s: float) -> float | None:
+    def check_time(self, now_s: float) -> float:
         settings, leaving = self.options.settings, self.leaving
         limits_s = [super().check_time(now_s)]
 
@@ -296,19 +273,18 @@ class _ServerConnection(Http2Connection[Http2Call]):
             (self._give_notice if leaving.phase is Phase.OPEN else self.take_no_more)()
         if now_s >= leaving.ends_s:
             self.end("max_connection_age_grace_s")
-        if self.state is LOST:
-            return None
-        return min(limit_s for limit_s in (*limits_s, leaving.next_s, leaving.ends_s) if limit_s and limit_s > now_s)
+        limits_s += leaving.next_s, leaving.ends_s
+        return min((limit_s for limit_s in limits_s if limit_s > now_s), default=now_s)  # none left after `abort`
 
     def ask_to_leave(self) -> None:
         """Asks the caller to send new calls elsewhere. The server answers the calls that are on their way."""
         if self.leaving.phase is Phase.OPEN and self.state is OPEN:
             self.leaving.ask(self.made_s)
-            self.look_at_time_soon()
+            self.look_at_time()
 
     def _give_notice(self) -> None:
-        # Our own bytes within a frame of nghttp2, of which half is sent, would break it.
-        self.leaving.prepare_notice(self.loop.time(), can_hold=self.is_sent_whole)
+        # `_send_notice` must not write its own frames into a frame of nghttp2 that is half sent.
+        self.leaving.prepare_notice(self.loop.time(), can_hold=self.outbox.is_sent_whole)
         if self.leaving.holds_answers:
             self.loop.call_later(HOLD_S, self._send_notice)
         else:
@@ -337,7 +313,7 @@ class _ServerConnection(Http2Connection[Http2Call]):
         if self.leaving.phase < Phase.GOING_AWAY and self.state is OPEN:
             self.leaving.go_away()
             self.engine.send_goaway(NO_ERROR)
-            self.flush_soon()
+            self.outbox.flush_soon()
             self._server.note_leaving()
 
     def end(self, limit: str) -> None:
@@ -373,7 +349,7 @@ class Http2Server:
         self.calls_ended = in_flight.meters.counter(Metrics.CALLS_ENDED, "max_send_s")
         # All counters exist from the start: Prometheus sees no increase when a series begins with 1.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
-        # Exists once the server has stopped listening, and is set while all connections take no more streams.
+        # Exists once the server has stopped listening. Set once no connection takes more streams.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()
@@ -439,7 +415,7 @@ class Http2Server:
             connection.close()
 
     def note_leaving(self) -> None:
-        """Notes that another connection takes no more streams, or has ended."""
+        """Wakes `stop_listening` if no connection takes more streams, and `stop` if no connection is left."""
         are_going = (connection.leaving.phase is Phase.GOING_AWAY for connection in self.connections)
         if self.all_know and not self.listener.handshakes and all(are_going):
             self.all_know.set()

@@ -1,44 +1,31 @@
 """The stream of one call: received bytes become messages, and messages become sent bytes, both within bounds.
 
-A prefix of five bytes precedes each message: a flag, 1 for a compressed message, and the length (gRPC over HTTP2,
-https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
+Each message follows a prefix of five bytes: a flag, which is 1 for a compressed message, and the length (gRPC over
+HTTP2, https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
 """
 
 import asyncio
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from google.rpc.code_pb2 import INTERNAL, RESOURCE_EXHAUSTED
-from ngh2 import Connection as Engine
 
 from neuronpipe.core.parsing import Truncated, inflate
+from neuronpipe.rpc.http2.outbox import Outbox
 from neuronpipe.rpc.transport import CallEnd
 
 REFUSED_STREAM = 0x7  # RFC 9113, 7
-# Above this size of unread whole messages, no bytes are acknowledged. Each message counts more than its bytes.
+# While the unread whole messages of a stream are larger, its bytes are not acknowledged. A message counts its bytes and
+# the overhead.
 _MAX_UNREAD_BYTES = 1 << 18
 _MESSAGE_OVERHEAD_BYTES = 128
-# A writer waits while more bytes of its stream have not reached the operating system.
-_MAX_QUEUED_BYTES = 1 << 18
-# Pieces of a message that are shorter are gathered, because each separate piece takes more memory than its bytes.
+# Shorter pieces of a message are joined, up to the second size, because a separate piece takes more memory than its
+# bytes.
 _SMALL_PIECE_BYTES = 1 << 12
 _MAX_GATHERED_BYTES = 1 << 18
 _WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 ENCODINGS = (b"identity", *_WINDOW_BITS)
-
-
-class Carrier(Protocol):
-    """The interface of a connection for its streams; see Http2Connection."""
-
-    engine: Engine
-    is_paused: bool
-    waiting_writers: "set[MessageStream]"
-
-    def acknowledge(self, size_bytes: int, number: int) -> None: ...
-    def flush_soon(self) -> None: ...
-    def has_written(self, stream: "MessageStream") -> None: ...
 
 
 class Deflated(bytes):
@@ -51,12 +38,17 @@ class Deflated(bytes):
 class MessageStream:
     """The messages of one call in both directions.
 
-    `messages`: whole messages that wait to be read. `is_ended`: the peer sent all of its side. `has_sent_end`: we sent
-    all of ours. `is_closed`: both are over. `error`: the error that reads raise. `ignores_data`: bytes that still come
-    are dropped. `put_bytes`: bytes that were ever queued.
+    - `messages`: the whole messages that wait to be read, with `unread_bytes`.
+    - `is_ended`: the peer has ended its side.
+    - `has_sent_end`: we have ended our side.
+    - `is_closed`: both sides have ended.
+    - `error`: the error that reads raise.
+    - `ignores_data`: bytes that still come are dropped.
+    - `put_bytes`: number of bytes that were ever queued.
+    - `buffered_bytes`: size of the part of a message that has arrived.
     """
 
-    connection: Carrier
+    outbox: Outbox
     number: int
     max_message_bytes: int
     encoding: bytes | None = None
@@ -68,7 +60,8 @@ class MessageStream:
     error: Exception | None = None
     ignores_data: bool = False
     put_bytes: int = 0
-    # The message that is arriving: its bytes from `_offset` of the first piece, its size (-1 before its prefix).
+    # The message that arrives: its pieces, without `_offset` bytes of the first piece, and its size (-1 before its
+    # prefix).
     _chunks: deque[bytes | bytearray] = field(default_factory=deque)
     _offset: int = 0
     buffered_bytes: int = 0
@@ -76,7 +69,6 @@ class MessageStream:
     _is_deflated: bool = False
     _held_bytes: int = 0
     _reading: asyncio.Future[None] | None = None
-    _writing: asyncio.Future[None] | None = None
 
     def receive(self, data: bytes) -> None:
         """Takes bytes from the peer. Raises CallEnd if a message is too large, or breaks gRPC's format."""
@@ -97,8 +89,9 @@ class MessageStream:
             if self.unread_bytes > _MAX_UNREAD_BYTES:
                 self._held_bytes += size_bytes
             else:
-                self.connection.acknowledge(size_bytes, self.number)
-        self.wake_reader()
+                self.outbox.acknowledge(size_bytes, self.number)
+        if self._reading:
+            self.wake_reader()
 
     def _gather(self, data: bytes) -> None:
         if len(data) >= _SMALL_PIECE_BYTES:
@@ -130,7 +123,7 @@ class MessageStream:
             raise CallEnd(INTERNAL, "a message is compressed, and the call has no grpc-encoding")
 
     def _take(self, size_bytes: int) -> bytes:
-        """Takes the next `size_bytes` from the buffer, which holds at least as many."""
+        """Takes the next `size_bytes` from the pieces, which have at least this size."""
         self.buffered_bytes -= size_bytes
         parts: list[bytes | bytearray] = []
         while size_bytes:
@@ -149,7 +142,7 @@ class MessageStream:
         self.unread_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
 
     def ignore(self) -> None:
-        """Takes note of bytes that came after `drop_received`."""
+        """Runs when bytes come after `drop_received`."""
 
     def drop_received(self) -> None:
         """Forgets unread messages and bytes, and ignores bytes that still come."""
@@ -159,7 +152,8 @@ class MessageStream:
             self._chunks.clear()
             self._offset = self.buffered_bytes = self.unread_bytes = 0
             self._size_bytes = -1
-            self._release()
+            if self._held_bytes:
+                self._release()
 
     def wake_reader(self) -> None:
         """Wakes a waiting read if it can return."""
@@ -196,7 +190,7 @@ class MessageStream:
             raise CallEnd(INTERNAL, "the last message is incomplete")
 
     async def inflated(self, message: Deflated) -> bytes:
-        """Returns the message without compression. Raises CallEnd, also for a message that becomes too large."""
+        """Returns a message without its compression. Raises CallEnd, also if the message becomes too large."""
         if self.encoding not in _WINDOW_BITS:  # identity; unknown encodings were refused before
             raise CallEnd(INTERNAL, "a message is compressed, and grpc-encoding says that it is not")
         try:
@@ -212,14 +206,13 @@ class MessageStream:
         return await asyncio.to_thread(inflate, message, window_bits, self.max_message_bytes)
 
     def _release(self) -> None:
-        if held_bytes := self._held_bytes:
-            self._held_bytes = 0
-            self.connection.acknowledge(held_bytes, self.number)
-            self.connection.flush_soon()
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        self.outbox.acknowledge(held_bytes, self.number)
+        self.outbox.flush_soon()
 
     def put(self, message: bytes) -> None:
-        """Queues a message; call `connection.has_written` then. A large message is not copied behind its prefix."""
-        engine, head = self.connection.engine, b"\0" + len(message).to_bytes(4, "big")
+        """Queues a message, for `Outbox.note_written`. A large message is not copied: its prefix is queued apart."""
+        engine, head = self.outbox.engine, b"\0" + len(message).to_bytes(4, "big")
         self.put_bytes += len(message) + 5
         if len(message) < _SMALL_PIECE_BYTES:
             engine.send_data(self.number, head + message)
@@ -228,31 +221,22 @@ class MessageStream:
             engine.send_data(self.number, message)
 
     def has_room(self) -> bool:
-        """Returns whether all queued bytes can be sent now. A caller that does not read thereby holds up the writer."""
-        engine = self.connection.engine
-        queued_bytes = engine.queued_body_size(self.number)
-        return not self.connection.is_paused and queued_bytes <= min(
-            _MAX_QUEUED_BYTES, engine.stream_remote_window_size(self.number), engine.remote_window_size
-        )
+        """Returns whether all queued bytes can be sent now."""
+        return self.outbox.has_room(self.number)
 
     async def wait_for_room(self) -> None:
         """Returns once the next message may be queued, or once the stream is over."""
         while not (self.is_closed or self.has_room()):
-            self._writing = asyncio.get_running_loop().create_future()
-            self.connection.waiting_writers.add(self)
-            await self._writing
-
-    def wake_writer(self) -> None:
-        """Wakes a writer that waits for room."""
-        if (writing := self._writing) and not writing.done():
-            writing.set_result(None)
+            await self.outbox.wait_for_room(self.number)
 
     def close(self) -> None:
         """Ends the stream, and wakes its reader and its writer."""
         self.is_closed = self.is_ended = True
-        self._release()
-        self.wake_writer()
-        self.wake_reader()
+        if self._held_bytes:
+            self._release()
+        self.outbox.forget(self)
+        if self._reading:
+            self.wake_reader()
 
 
 def too_large(size_bytes: int, limit_bytes: int, least: str = "") -> CallEnd:

@@ -1,6 +1,7 @@
 """The answers that a caller does not read: the time and the memory that they may take.
 
-The functions that end a stream are arguments of methods: a reference to the connection would be a cycle.
+The functions that end a stream are arguments of methods. As attributes, they would refer back to the connection, in a
+cycle that waits for the garbage collector.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,17 +12,17 @@ from ngh2 import Connection as Engine
 from neuronpipe.core.errors import NeuronpipeError
 from neuronpipe.platform.process.caller_waits import CallerWaits
 from neuronpipe.platform.process.receiving_budget import UNCOUNTED_BYTES, Claim, ReceivingBudget
-from neuronpipe.rpc.http2.stream import MessageStream
+from neuronpipe.rpc.http2.outbox import Sender
 
-# A stream with bytes that the caller must read, or None for the connection, while the operating system takes no bytes.
-Unread: TypeAlias = MessageStream | None
+# A stream whose bytes the caller must read. None: the connection, while the operating system takes no bytes.
+Unread: TypeAlias = Sender | None
 
 
 class UnreadAnswers:
-    """The unread answers of a connection, whose name is `connection`.
+    """The unread answers of a connection. `connection`: its name in the budget.
 
-    - `waits`: for each stream the number of its wait, and the bytes that the caller must read until the wait is over.
-    - `claim`: the memory of the bytes; None while they do not count.
+    - `waits`: the number of each stream's wait, and the bytes that the caller must have read to end the wait.
+    - `claim`: the memory of the unread bytes in the budget; None while they do not count.
     """
 
     def __init__(self, connection: str, caller_waits: CallerWaits, budget: ReceivingBudget) -> None:
@@ -39,7 +40,7 @@ class UnreadAnswers:
         if wait := self.waits.pop(stream, None):
             self._caller_waits.remove(wait[0])
 
-    def note_flush(self, engine: Engine, written: Iterable[MessageStream], end: Callable[[Unread], None]) -> None:
+    def note_flush(self, engine: Engine, written: Iterable[Sender], end: Callable[[Unread], None]) -> None:
         """Waits for the caller to read the bytes that a flush of the streams `written` could not send."""
         if engine.queued_body_size():
             for stream in written:

@@ -20,7 +20,7 @@ _OF_COMPUTE = (Attributes.BACKEND, Attributes.CORE, Attributes.BATCH_SIZE, Attri
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One run of the model. Times are on time.monotonic_ns(), from the time at which the core was free for it."""
+    """One run of the model. Times are on time.monotonic_ns(). `started_ns`: the time when the core was free for it."""
 
     batch: Batch
     core: int
@@ -30,7 +30,7 @@ class BatchRun:
 
 
 class ModelObserver:
-    """Records the same figures of every kind of model: its batches, its start, and the items that it drops."""
+    """Records the figures that all kinds of models have: their batches, their start, and the items that they drop."""
 
     # The gauges that end with the model.
     gauges: ClassVar[tuple[Instrument, ...]] = ()

@@ -77,8 +77,8 @@ class BatchPolicy(Protocol):
 class DeadlineCheck:
     """Drops the sequences of one model that would be too late.
 
-    `lone_tokens`: see BatchPolicy. `full_tokens`: the number of tokens that the device computes for a batch with the
-    given sequence that need not grow, or that holds all waiting sequences.
+    `lone_tokens`: see BatchPolicy. `full_tokens`: returns the tokens that the device computes for a full batch with the
+    given sequence. A full batch need not grow, or contains all waiting sequences.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DeadlineCheck:
         self._forecast = forecast
         self._lone_tokens = lone_tokens
         self._full_tokens = full_tokens
-        # End of the time in which interactive and bulk sequences must be able to wait for a full batch.
+        # Until these times, interactive and bulk sequences are dropped if a full batch would be too late for them.
         self._late_until_s = [0.0, 0.0]
 
     def expire_if_late(self, sequence: QueuedSequence, wait_s: float) -> bool:

@@ -9,10 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from neuronpipe.platform.process.running_time import RunningTime
 from neuronpipe.stages.neuron_executor.backends.base import CoreLost
-
-# A timer that is later than this shows that the process stood still: no time that a batch had.
-_STANDSTILL_S = 0.25
 
 
 class CoresLost(Exception):
@@ -109,7 +107,6 @@ class CoreWatchdog:
         # The model and the time limit of each batch, by the task that waits for it, oldest first.
         self._batches: dict[asyncio.Task[Any], tuple[str, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
         # The task whose batch hangs.
         self._hung: asyncio.Task[Any] | None = None
 
@@ -140,16 +137,16 @@ class CoreWatchdog:
         return CoreLost("the core hangs", has_begun=task is self._hung)
 
     def _start(self) -> None:
+        """Begins the time of the oldest batch."""
         if self._batches:
-            loop, (_, limit_s) = asyncio.get_running_loop(), next(iter(self._batches.values()))
-            self._due_s = loop.time() + limit_s
-            self._timer = loop.call_later(limit_s, self._bark)
+            self._look(RunningTime(next(iter(self._batches.values()))[1]))
 
-    def _bark(self) -> None:
-        if asyncio.get_running_loop().time() > self._due_s + _STANDSTILL_S:
-            self._start()
+    def _look(self, batch_time: RunningTime) -> None:
+        loop, (task, (model_name, limit_s)) = asyncio.get_running_loop(), next(iter(self._batches.items()))
+        if batch_time.look(task, loop.time()) < limit_s:
+            self._timer = loop.call_later(batch_time.look_s, self._look, batch_time)
             return
-        self._hung, (model_name, limit_s) = next(iter(self._batches.items()))
+        self._hung = task
         self._give_up(model_name, CoreLost(f"a batch did not end within {limit_s:g} s"))
         for task in self._batches:
             task.cancel()

@@ -28,7 +28,7 @@ from neuronpipe.stages.neuron_executor.batch_observer import BatchObserver
 from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.impairment import Impairment
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderModel, DecoderRun
@@ -166,12 +166,12 @@ class Devices:
             report({key: prepared() for key, prepared in self._prepared.items()})
             await asyncio.sleep(_REPORT_EVERY_S)
 
-    def open_model(self, bundle: Bundle) -> AbstractAsyncContextManager[ExecutorModel | Generator]:
+    def open_model(self, bundle: Bundle) -> AbstractAsyncContextManager[ExecutorModel | TextGenerator]:
         """Loads a model; see `open_generator` and `open_batches`."""
         return self.open_generator(bundle) if TASKS[bundle.spec.task].generates else self.open_batches(bundle)
 
     @asynccontextmanager
-    async def open_generator(self, bundle: Bundle) -> AsyncIterator[Generator]:
+    async def open_generator(self, bundle: Bundle) -> AsyncIterator[TextGenerator]:
         """Loads a model that generates, and computes a first step. The model has its own thread and key-value cache."""
         began_ns = time.monotonic_ns()
         name = bundle.artifact(self._settings.backend).backend
@@ -179,7 +179,7 @@ class Devices:
         model = await self.impairment.call(loading, lambda: self._load_decoder(bundle))
         await self.impairment.call(loading, lambda: _run_first_steps(model, bundle.spec, step_tokens))
         observer = GenerationObserver(self._telemetry, bundle.spec, name)
-        generator = Generator(
+        generator = TextGenerator(
             model=model,
             spec=bundle.spec,
             telemetry=self._telemetry,

@@ -225,11 +225,8 @@ class ExecutorModel:
         if self.policy.deadlines.expire_if_late(oldest, wait_s):
             return None
         if oldest.lost_cores:
-            return self.batch_of_one(oldest)
+            return self.policy.batch_of([oldest])
         return self.policy.fill(oldest, wait_s, idle_cores, limit_s)
-
-    def batch_of_one(self, sequence: QueuedSequence) -> Batch:
-        return self.policy.batch_of([sequence])
 
     def begin_batch(self, batch: Batch) -> float:
         """Counts a running batch. Returns the number of seconds that it is expected to take."""

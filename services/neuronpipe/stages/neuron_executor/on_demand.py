@@ -24,11 +24,11 @@ from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import Devices
 from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.settings import EngineSettings
 from neuronpipe.tasks import TASKS
 
-LoadedModel = ExecutorModel | Generator
+LoadedModel = ExecutorModel | TextGenerator
 OpenModel = Callable[[Bundle], AbstractAsyncContextManager[LoadedModel]]
 
 
@@ -151,7 +151,7 @@ class OnDemandModel:
 
 
 class OnDemandModels:
-    """Loads and unloads models of devices. `work` must run. `tell_unloaded`: see ServedModels."""
+    """Loads and unloads models of devices. `work` must run. `tell_unloaded`: gets `unloaded` of ProcessModels."""
 
     def __init__(
         self,
@@ -320,9 +320,11 @@ def model_table(
     table: ServedModels[LoadedModel | OnDemandModel]
     if settings.models_on_demand:
         table = ServedModels(lambda bundle: on_demand.open(bundle))
-        on_demand = OnDemandModels(devices, memory, settings, telemetry.meters, table.tell_unloaded)
+        on_demand = OnDemandModels(
+            devices, memory, settings, telemetry.meters, lambda unloaded: table.tell(unloaded=unloaded)
+        )
         devices.start(on_demand.work())
     else:
         table = ServedModels(memory.checked(devices.open_model))
-    devices.start(devices.report_prepared(table.tell_prepared))
+    devices.start(devices.report_prepared(lambda prepared: table.tell(prepared=prepared)))
     return table

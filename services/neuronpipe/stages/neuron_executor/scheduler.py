@@ -149,7 +149,7 @@ class DeviceScheduler:
         while not self.cores.is_lost(core):
             if core not in self._reserved and self.cores.may_take(core) and (taken := self._take(core)):
                 if self._in_flight > 1 or taken[1].is_bulk:
-                    self._has_work.set()  # for cores that left the other sequences to this core
+                    self._has_work.set()  # other cores may take the sequences that this batch has left
                 return taken
             self._has_work.clear()
             await self._has_work.wait()
@@ -234,7 +234,7 @@ class DeviceScheduler:
             if self.cores.is_lost(core):
                 model.requeue(member)
             elif not member.expire_if_late(0):
-                await self._run_batch(core, model, model.batch_of_one(member))
+                await self._run_batch(core, model, model.policy.batch_of([member]))
 
     def _requeue(self, model: ExecutorModel, members: list[QueuedSequence], fault: CoreLost) -> None:
         """Returns the sequences of a lost core to the queue, except those that may be the reason for the loss."""

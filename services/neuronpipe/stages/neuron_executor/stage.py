@@ -1,7 +1,7 @@
 """The prediction stage: loads each bundle's model onto its back end, warms it up, and runs sequences."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from operator import attrgetter
@@ -9,8 +9,8 @@ from operator import attrgetter
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
 from neuronpipe.core.errors import SetupError
-from neuronpipe.core.generated import NewTokens, TokenSink
-from neuronpipe.core.items import ExecuteItem, Prediction, streamed
+from neuronpipe.core.generated import TokenSink
+from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.logs import log_warning
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -18,7 +18,7 @@ from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_apart
 from neuronpipe.stages.neuron_executor.devices import running_devices
 from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.memory import memory_shortage
 from neuronpipe.stages.neuron_executor.neuron_monitor import record_snapshot, running_monitor
 from neuronpipe.stages.neuron_executor.on_demand import LoadedModel, OnDemandModel, model_table
@@ -32,15 +32,11 @@ _START = attrgetter("started_ns")
 
 
 class NeuronExecutorStage:
-    """Runs sequences. The methods `execute` and `generate` are the stage functions. `running_executor` makes it."""
+    """Runs sequences. The method `execute` is the stage function. `running_executor` makes it."""
 
     def __init__(self, models: ServedModels[LoadedModel | OnDemandModel], telemetry: Telemetry) -> None:
         self.models = models
         self._tracer = telemetry.tracer
-
-    def generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
-        """Yields the tokens of one text as they come, and in the end the prediction."""
-        return streamed(self.execute, item)
 
     async def execute(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
         """Runs the sequences of one input. The tokens of a text are put into the stream as they come."""
@@ -55,7 +51,7 @@ class NeuronExecutorStage:
     async def _run(
         self, item: ExecuteItem, model: LoadedModel, spec: ModelSpec, arrived_ns: int, stream: TokenSink | None
     ) -> Prediction:
-        if isinstance(model, Generator):
+        if isinstance(model, TextGenerator):
             return await model.generate(item, stream)
         trace = self._tracer.joined(item.work.trace)
         try:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from neuronpipe.api.v1.tasks_pb2 import TaskResult
 from neuronpipe.bundles.repository import Bundle
 from neuronpipe.bundles.served import ServedModels, running_models
-from neuronpipe.core.items import PostprocessItem
+from neuronpipe.core.generated import Released
+from neuronpipe.core.items import DetokenizeItem, PostprocessItem
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import Packed, pack_body
 from neuronpipe.platform.process.background import run_apart
@@ -16,6 +17,7 @@ from neuronpipe.stages.postprocessor.detokenizer import load_detokenizer
 from neuronpipe.tasks import ANSWERED_TASKS, TASKS
 from neuronpipe.tasks.decoding_checks import check_decodable
 from neuronpipe.tasks.generated_text import Detokenizer
+from neuronpipe.tasks.text_generation import released_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,18 @@ class DecodingModel:
             _ = result.data
         return result
 
+    def detokenize(self, item: DetokenizeItem) -> Released:
+        """Makes text of new tokens as far as it cannot change any more."""
+        assert self.detokenizer  # noqa: S101 (the model generates)
+        return released_text(item.options, item.window, item.token_ids, self.detokenizer)
+
 
 class PostprocessorStage:
-    """Decodes outputs. `postprocess` is the stage function, and `postprocess_at_once` its form without a task."""
+    """Decodes outputs. `postprocess` is the stage function, and `postprocess_at_once` its form without a task.
+
+    `detokenize_at_once` is the form for new tokens of a text: a step has tokens of many texts, and messages for each
+    would take most of the time.
+    """
 
     def __init__(self, models: ServedModels[DecodingModel]) -> None:
         self.models = models
@@ -60,6 +71,13 @@ class PostprocessorStage:
         """Returns the result if the outputs are small and no others wait, otherwise None."""
         with self.models.table.at(item.model) as model:
             return model.lane.run_at_once(item.work_bytes, model.decode, item)
+
+    def detokenize_at_once(self, item: DetokenizeItem) -> Released | None:
+        """Returns the text of new tokens if they need no more than the text and no others wait, otherwise None."""
+        if item.options.HasField("top_logprobs"):
+            return None
+        with self.models.table.at(item.model) as model:
+            return model.lane.run_at_once(item.size_bytes, model.detokenize, item)
 
 
 @asynccontextmanager

@@ -151,7 +151,8 @@ class JsonTokenizer:
         if prompt and self._special.search(prompt):
             yield from (self.encode(text, prompt=prompt) for text in texts)
             return
-        # As much at once as a text may have before its growth is checked, so that memory has the limit of a text.
+        # Texts are encoded together up to the length at which the growth of a single text is checked, so that they take
+        # no more memory than a single text may.
         start = size = 0
         for end, text in enumerate(texts):
             length = len(prompt) + len(text)

@@ -276,6 +276,32 @@ async def test_a_file_that_cannot_be_read_at_first_is_left_to_the_next_attempt(f
         await _run(_Answers(), f"file://{file}", storage=_Away(reads=1))
 
 
+class _Writer(_Answers):
+    """A gateway beside which another program writes the file again, with other lines or fewer."""
+
+    def __init__(self, file: Path, content: bytes) -> None:
+        super().__init__()
+        self._file, self._content = file, content
+
+    async def outcome(self, request: InferRequest, *_: object) -> InferOutcome:
+        if self._content:
+            self._file.write_bytes(self._content)
+            self._content = b""
+        return await super().outcome(request)
+
+
+@pytest.mark.parametrize("content", [_ROW * 40, _ROW.replace(b'"x"', b'"y"') * 1_000], ids=["cut", "other"])
+async def test_a_file_that_changes_while_it_is_read_is_left_to_the_next_attempt(
+    content: bytes, file: Path, tmp_path: Path
+) -> None:
+    file.write_bytes(_ROW * 1_000)
+    gateway = _Writer(file, content)
+    with pytest.raises(Unavailable, match=r"^input_uri: the object has changed while the job read it$"):
+        await _run(gateway, f"file://{file}", f"file://{tmp_path}/out")
+    assert not (tmp_path / "out").exists()
+    assert (await _run(gateway, f"file://{file}", f"file://{tmp_path}/out")).succeeded == content.count(b"\n")
+
+
 @pytest.mark.parametrize("hangs", ["reads", "writes"])
 async def test_a_storage_that_hangs_delays_no_jobs_without_objects(hangs: str, file: Path, tmp_path: Path) -> None:
     file.write_bytes(_ROW)

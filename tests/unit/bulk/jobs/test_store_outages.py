@@ -14,9 +14,9 @@ import pytest
 
 from neuronpipe.api.v1.jobs_pb2 import JobResult
 from neuronpipe.bulk.jobs.job import JobProgress, NewJob, StoredJob, new_id
-from neuronpipe.bulk.jobs.server import JobWorker
 from neuronpipe.bulk.jobs.settings import JobSettings, WorkerSettings
 from neuronpipe.bulk.jobs.store import JobStore
+from neuronpipe.bulk.jobs.worker import JobWorker
 from neuronpipe.core.metrics import Telemetry
 from tests.servers.redis import RedisServer, proxy
 from tests.suite.waiting import cancelled, happens

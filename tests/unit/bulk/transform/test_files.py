@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neuronpipe.bulk.transform.files import Folder, find_inputs, open_folder, open_input, write_file
+from neuronpipe.bulk.transform.files import Folder, find_inputs, mark_of, open_folder, open_input, write_file
 from neuronpipe.bulk.transform.shards import DoneShard, ShardManifest
 from neuronpipe.core.errors import SetupError
 from tests.servers.s3 import running_s3
@@ -77,3 +77,18 @@ def test_rows_are_read_from_a_bucket(bucket: dict[str, bytes]) -> None:
         find_inputs(["s3://bucket/out/"])
     with pytest.raises(SetupError, match=r"s3://bucket/gone\.jsonl: is not there"):
         open_input("s3://bucket/gone.jsonl")
+
+
+def test_a_mark_changes_with_a_file(bucket: dict[str, bytes], tmp_path: Path) -> None:
+    def marks() -> tuple[str, str]:
+        return mark_of(str(tmp_path / "a.jsonl")), mark_of("s3://bucket/a.jsonl")
+
+    def write(content: bytes) -> None:
+        (tmp_path / "a.jsonl").write_bytes(content)
+        bucket["a.jsonl"] = content
+
+    write(b"{}\n")
+    before = marks()
+    assert marks() == before
+    write(b"[]\n\n")
+    assert not set(marks()) & set(before)

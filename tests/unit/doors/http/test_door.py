@@ -341,7 +341,8 @@ async def test_requests_behind_one_that_waits_stay_bytes_until_their_turn() -> N
         # A head in pieces, of which some wait here: its time to come does not run on.
         await happens(
             lambda: (
-                [bool(connection._held) and connection._awaited.name != "HEAD" for connection in connections] == [True]
+                [bool(connection._input.waiting) and connection._awaited.name != "HEAD" for connection in connections]
+                == [True]
             )
         )
         may_answer.set()
@@ -609,7 +610,7 @@ async def test_a_caller_that_never_sends_the_rest_holds_the_end_up_for_a_moment(
 
     async with _running([(_TAKE, take)]) as (door, _, port), _connected(port, sent) as (reader, _):
         connections: Any = _server(door).connections
-        await happens(lambda: any(connection._parser.requests for connection in connections))
+        await happens(lambda: any(connection._input.calls for connection in connections))
         await asyncio.sleep(0.05)
         _server(door).in_flight.refuse_arriving()
         began_s = time.monotonic()

@@ -1,7 +1,7 @@
 """The protocol's service over stages that a test wrote, called with messages of gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from neuronpipe.api.oip.v2.open_inference_pb2 import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, TaskInput, TaskResult
 from neuronpipe.core.errors import NeuronpipeError
-from neuronpipe.core.generated import NewTokens
+from neuronpipe.core.generated import TokenSink
 from neuronpipe.core.items import EncodedInput, ExecuteItem, PostprocessItem, Prediction, Stages, TokenizeItem
 from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
@@ -54,7 +54,7 @@ class Server:
         self.telemetry = Telemetry()
         settings = with_constants(PipelineSettings, **limits)
         models = models_of(specs, self.telemetry)
-        stages = Stages(self._tokenize, self._execute, self._postprocess, self._generate)
+        stages = Stages(self._tokenize, self._execute, self._postprocess)
         self.gateway = Gateway(Pipeline(models, stages, settings, self.telemetry), Catalog(models))
         self.service = TensorService(self.gateway, settings, self.telemetry.meters, lambda: self.is_ready)
         self.rpcs = OipDoor(self.service, settings.max_stream_in_flight).handlers()
@@ -79,7 +79,7 @@ class Server:
         sequences = TensorSets(arrays=[{"input_ids": np.ones(3, np.int32)}])
         return EncodedInput(sequences, TensorSets(arrays=window_arrays([1, 1, 1])), tokens=3)
 
-    async def _execute(self, item: ExecuteItem) -> Prediction:
+    async def _execute(self, item: ExecuteItem, sink: TokenSink | None = None) -> Prediction:
         self.executed.append(item)
         await asyncio.sleep(0)  # others come meanwhile
         spec = self._specs[item.model.name]
@@ -87,9 +87,6 @@ class Server:
         if item.options:
             outputs = list(part_arrays([7, 6], FinishReason.FINISH_REASON_LENGTH))
         return Prediction(TensorSets(arrays=outputs), queue_ns=11, compute_ns=22, batch_size=1)
-
-    async def _generate(self, item: ExecuteItem) -> AsyncGenerator[NewTokens | Prediction, None]:
-        yield await self._execute(item)
 
     async def _postprocess(self, item: PostprocessItem) -> Packed[TaskResult]:
         input = item.input.message

@@ -125,7 +125,7 @@ def simulate(
 ) -> dict[str, Outcome]:
     """The outcomes of tenants that send so many requests a second."""
     loop = JumpingLoop()
-    for module in ("admission", "load_shedding"):
+    for module in ("admission", "loads"):
         monkeypatch.setattr(f"neuronpipe.gateway.{module}.time", loop)
 
     async def run() -> dict[str, Outcome]:

@@ -11,17 +11,11 @@ import pytest
 from neuronpipe.platform.cache.lookups import Breaker, Lookups
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from neuronpipe.platform.cache.sealing import ValueCodec, seal
-
-
-class _Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.suite.fixed_clock import FixedClock
 
 
 def test_nothing_is_asked_before_a_probe_went_well_or_after_a_failure_until_a_pause_is_over() -> None:
-    clock = _Clock()
+    clock = FixedClock()
     breaker = Breaker(clock)
     seen = [(breaker.is_closed, breaker.pause_s)]
     for happens in breaker.close, breaker.open:
@@ -32,7 +26,7 @@ def test_nothing_is_asked_before_a_probe_went_well_or_after_a_failure_until_a_pa
 
 
 def test_pauses_grow_to_five_seconds_and_begin_anew_after_ten_that_went_well() -> None:
-    clock = _Clock()
+    clock = FixedClock()
     breaker = Breaker(clock)
     pauses = []
     for _ in range(8):
@@ -47,7 +41,7 @@ def test_pauses_grow_to_five_seconds_and_begin_anew_after_ten_that_went_well() -
 
 
 def test_probes_that_succeed_where_questions_fail_do_not_begin_the_pauses_anew() -> None:
-    clock = _Clock()
+    clock = FixedClock()
     breaker = Breaker(clock)
     pauses = []
     for _ in range(4):
@@ -60,7 +54,7 @@ def test_probes_that_succeed_where_questions_fail_do_not_begin_the_pauses_anew()
 
 
 def test_failures_of_what_was_under_way_do_not_make_the_pause_longer() -> None:
-    breaker = Breaker(_Clock())
+    breaker = Breaker(FixedClock())
     breaker.close()
     for _ in range(50):
         breaker.open()
@@ -68,7 +62,7 @@ def test_failures_of_what_was_under_way_do_not_make_the_pause_longer() -> None:
 
 
 def test_pauses_never_shrink_while_failures_go_on() -> None:
-    clock = _Clock()
+    clock = FixedClock()
     breaker = Breaker(clock)
     pauses = []
     for _ in range(20):

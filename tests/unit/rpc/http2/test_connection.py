@@ -14,9 +14,10 @@ from neuronpipe.platform.process import caller_waits
 from neuronpipe.platform.process import in_flight as in_flight_module
 from neuronpipe.platform.process.receiving_budget import Claim
 from neuronpipe.rpc.http2 import closing as closing_module
-from neuronpipe.rpc.http2 import connection as connection_module
+from neuronpipe.rpc.http2 import frame_budget
 from neuronpipe.rpc.http2.client import ClientCall, Http2Channel
-from neuronpipe.rpc.http2.connection import _Rate
+from neuronpipe.rpc.http2.connection import Keepalive
+from neuronpipe.rpc.http2.frame_budget import Rate
 from neuronpipe.rpc.http2.server import _ServerConnection
 from neuronpipe.rpc.transport import ServerCall
 from tests.interop import frames
@@ -54,6 +55,33 @@ def _open(number: int, head: bytes = _HEAD) -> bytes:
     return frames.frame(frames.HEADERS, frames.END_HEADERS, number, head)
 
 
+# --- silence ---
+
+
+def _checks(keepalive: Keepalive, *times: tuple[float, float]) -> list[float]:
+    """Returns the time until the next check, after checks at these times; each with the time of the last bytes."""
+    return [keepalive.check(now_s, received_s, lambda ping: None) - now_s for now_s, received_s in times]
+
+
+def test_a_peer_that_answers_no_ping_in_time_is_given_up() -> None:
+    looks = [(30 + look / 2, 10.0) for look in range(11)]
+    assert _checks(Keepalive(20, 5), (10, 10), *looks) == [20, *[0.5] * 10, 0]
+
+
+def test_a_standstill_between_ping_and_answer_is_no_time_of_the_peer() -> None:
+    keepalive = Keepalive(20, 5)
+    _checks(keepalive, *[(30 + look / 2, 10.0) for look in range(9)])
+    assert _checks(keepalive, (1000, 10), (1001, 1000.5)) == [0.5, 19.5]
+
+
+def test_a_silent_peer_is_pinged_once() -> None:
+    pings: list[bytes] = []
+    keepalive = Keepalive(20, 5)
+    for now_s, received_s in (10, 10), (30, 10), (31, 10), (900, 10), (901, 900), (920, 900):
+        keepalive.check(now_s, received_s, pings.append)
+    assert pings == [b"alive\0\0\0"] * 2
+
+
 # --- resets and frames that bring nothing ---
 
 
@@ -86,7 +114,7 @@ async def test_calls_that_reach_their_deadlines_at_both_sides_leave_the_connecti
 
 
 async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time() -> None:
-    rate = _Rate(3, 10)
+    rate = Rate(3, 10)
     for now_s in (0.0, 0.0, 0.0, 0.1, 0.2, 10.0, 10.0, 10.0):
         rate.count(now_s)
     with pytest.raises(DenialOfServiceError, match="3 frames, then 10 a second"):
@@ -94,7 +122,7 @@ async def test_a_rate_is_exceeded_by_a_flood_and_not_by_as_many_frames_in_time()
 
 
 async def test_pings_of_a_quiet_connection_never_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "_IDLE_FRAMES", (5, 1000))
+    monkeypatch.setattr(frame_budget, "_IDLE_FRAMES", (5, 1000))
     async with connected() as (_, caller):
         for _ in range(50):
             caller.engine.ping(b"12345678")

@@ -243,10 +243,10 @@ async def test_frames_that_take_a_turn_of_the_event_loop_leave_the_next_one_to_o
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"\0\0\xff\xff\xff"))
         caller.writer.write(frames.frame(frames.DATA, 0, number, b"a") * 100_000)
         async with asyncio.timeout(_LIMIT_S):
-            while not any(connection._held_data for connection in system.server.connections):
+            while not any(connection._input.waiting for connection in system.server.connections):
                 await asyncio.sleep(0)
         assert await quick.code(quick.call(b"a")) == "OK"
-        assert any(connection._held_data for connection in system.server.connections)
+        assert any(connection._input.waiting for connection in system.server.connections)
 
 
 async def test_a_call_that_is_answered_early_is_reset_without_an_error_after_its_status() -> None:
@@ -724,7 +724,7 @@ async def test_answers_for_which_the_windows_have_room_wait_for_a_caller_that_do
         caller = await _narrow_socket(system)
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
-        await happens(lambda: end.is_paused)
+        await happens(lambda: end.outbox.is_paused)
         await asyncio.sleep(0.2)  # in which nothing more may be made
         assert end.transport.get_write_buffer_size() + end.engine.queued_body_size() < 2 * _PART_BYTES
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -755,7 +755,7 @@ async def test_a_caller_that_takes_nothing_of_answers_of_many_bytes_loses_its_co
         await asyncio.to_thread(caller.sendall, _ASKED)
         end = await _narrow_end(system)
         answer.may_answer.set()
-        await happens(lambda: end.is_paused)
+        await happens(lambda: end.outbox.is_paused)
         for number in (3, 5):  # with the first one less than a connection's half of the budget
             assert not system.ended("max_send_s")
             call = frames.frame(frames.HEADERS, frames.END_HEADERS, number, _CALL_HEAD)

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
-from tests.unit.stages.neuron_executor.scheduling import FixedClock
+from tests.suite.fixed_clock import FixedClock
+from tests.unit.stages.neuron_executor.scheduling import tell_time
 
 Push = Callable[..., QueuedSequence]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FixedClock:
+def clock(clock: FixedClock, monkeypatch: pytest.MonkeyPatch) -> FixedClock:
     """The clock of the scheduler and of its parts."""
-    return FixedClock.installed(monkeypatch)
+    tell_time(monkeypatch, clock)
+    return clock
 
 
 @pytest.fixture

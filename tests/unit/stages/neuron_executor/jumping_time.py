@@ -3,10 +3,6 @@
 import asyncio
 import selectors
 
-import pytest
-
-from tests.unit.stages.neuron_executor.scheduling import TIMED_MODULES
-
 
 class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
@@ -24,14 +20,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
-
-    @classmethod
-    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "JumpingLoop":
-        """One whose time the scheduler and its parts see."""
-        loop = cls()
-        for module in TIMED_MODULES:
-            monkeypatch.setattr(module, loop)
-        return loop
 
     def time(self) -> float:
         return self._jumping.now_s

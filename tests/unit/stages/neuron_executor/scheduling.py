@@ -25,13 +25,10 @@ from neuronpipe.stages.neuron_executor.forecast import BatchTime, BatchTimes
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
+from tests.suite.fixed_clock import FixedClock
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
 
-TIMED_MODULES = [
-    f"neuronpipe.stages.neuron_executor.{module}.time"
-    for module in ("batching", "cores", "executor_model", "forecast", "scheduler", "sequence_queue")
-]
 SPEC = model_spec("question_answering")
 
 
@@ -64,25 +61,10 @@ class KnownTime(BatchTime):
         return overhead_s + token_s * tokens
 
 
-class FixedClock:
-    """The time that the scheduler and its parts see. It stands still until the test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    @classmethod
-    def installed(cls, monkeypatch: pytest.MonkeyPatch) -> "FixedClock":
-        """One that they see from now on."""
-        clock = cls()
-        for module in TIMED_MODULES:
-            monkeypatch.setattr(module, clock)
-        return clock
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return int(self.now_s * 1e9)
+def tell_time(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
+    """Makes a clock the one that the scheduler and its parts see."""
+    for module in ("batching", "cores", "executor_model", "forecast", "scheduler", "sequence_queue"):
+        monkeypatch.setattr(f"neuronpipe.stages.neuron_executor.{module}.time", clock)
 
 
 @dataclass

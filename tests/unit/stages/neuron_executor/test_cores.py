@@ -1,23 +1,7 @@
 """stages/neuron_executor/cores.py: who may take a batch, who is counted as idle, and what a batch's time is."""
 
-import pytest
-
 from neuronpipe.stages.neuron_executor.cores import Cores
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.now_s = 100
-
-    def monotonic_ns(self) -> int:
-        return self.now_s * 10**9
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
-    clock = _Clock()
-    monkeypatch.setattr("neuronpipe.stages.neuron_executor.cores.time", clock)
-    return clock
+from tests.suite.fixed_clock import FixedClock
 
 
 def test_a_core_that_works_takes_no_more_while_another_is_idle() -> None:
@@ -56,8 +40,8 @@ def test_a_core_takes_nothing_beside_a_batch_that_is_kept_apart() -> None:
     assert cores.may_take(0)
 
 
-def test_a_batchs_time_begins_when_the_core_is_free_for_it(clock: _Clock) -> None:
-    cores = Cores(1)
+def test_a_batchs_time_begins_when_the_core_is_free_for_it(clock: FixedClock) -> None:
+    cores, clock.now_s = Cores(1), 100
     cores.begin_batch(0, 3)  # at 100
     clock.now_s = 101
     cores.begin_batch(0, 3)  # handed over at 101, computed from 104 on
@@ -71,8 +55,8 @@ def test_a_batchs_time_begins_when_the_core_is_free_for_it(clock: _Clock) -> Non
     assert cores.end_batch(0) == (120 * 10**9, 123 * 10**9)
 
 
-def test_a_core_is_busy_for_as_long_as_its_batches_are_expected_to_take(clock: _Clock) -> None:
-    cores = Cores(1)
+def test_a_core_is_busy_for_as_long_as_its_batches_are_expected_to_take(clock: FixedClock) -> None:
+    cores, clock.now_s = Cores(1), 100
     assert cores.busy_s(0) == 0
     cores.begin_batch(0, 3)
     clock.now_s = 101

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,14 +27,18 @@ from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
 from neuronpipe.stages.settings import EngineSettings
 from tests.suite.constants import with_constants
+from tests.suite.loop_clock import LoopClock
 from tests.suite.waiting import happens
 from tests.unit.bundles.written import write_bundle
 from tests.unit.model_specs import model_spec
+from tests.unit.stages.neuron_executor import held_backend
 from tests.unit.stages.neuron_executor.held_backend import ENDLESS, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import LIMITS, SPEC, KnownTime, System, joined, running, sequence
 
 # Batches that hang are waited for so long; all others must end before, also beside other work.
 _LIMIT_S = 0.5
+# The limit where the test moves the clock: nobody waits for it.
+_CLOCK_LIMIT_S = 100
 
 
 class _HangingBackend(HeldBackend):
@@ -53,28 +57,18 @@ class _HangingBackend(HeldBackend):
 
 @asynccontextmanager
 async def _system(
-    cores: int, in_flight: int = 1, batch_time: BatchTime | None = None
+    cores: int, in_flight: int = 1, batch_time: BatchTime | None = None, limit_s: float = _LIMIT_S
 ) -> AsyncIterator[tuple[System, _HangingBackend]]:
-    device, backend = DeviceScheduler(cores, in_flight, batch_limit_s=_LIMIT_S), _HangingBackend(cores, in_flight)
+    device, backend = DeviceScheduler(cores, in_flight, batch_limit_s=limit_s), _HangingBackend(cores, in_flight)
     model = joined(device, backend, SPEC, LIMITS, batch_time or KnownTime(0, 0))
-    async with asyncio.timeout(20), running(device):
+    async with asyncio.timeout(40 * limit_s), running(device):
         yield System(model, backend), backend
 
 
 @pytest_asyncio.fixture
-async def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Awaitable[None]]:
-    """Moves the clock of the event loop, which stands still otherwise, and runs the timers that are due."""
-    loop = asyncio.get_running_loop()
-    now_s = loop.time()
-    monkeypatch.setattr(loop, "time", lambda: now_s)
-
-    async def pass_time(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    return pass_time
+async def clock(monkeypatch: pytest.MonkeyPatch) -> LoopClock:
+    monkeypatch.setattr(held_backend, "_PATIENCE_S", None)  # the test's own limit suffices
+    return LoopClock(monkeypatch)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -116,14 +110,13 @@ async def test_where_the_last_core_hangs_all_who_wait_are_told_and_the_process_e
     assert {type(outcome) for outcome in outcomes} == {Unavailable}
 
 
-async def test_a_batch_that_is_expected_to_take_longer_than_the_limit_is_waited_for(
-    pass_time: Callable[[float], Awaitable[None]],
-) -> None:
-    async with _system(1, batch_time=KnownTime(overhead_s=0.4 * _LIMIT_S, token_s=0)) as (system, backend):
+async def test_a_batch_that_is_expected_to_take_longer_than_the_limit_is_waited_for(clock: LoopClock) -> None:
+    batch_time = KnownTime(overhead_s=40, token_s=0)
+    async with _system(1, batch_time=batch_time, limit_s=_CLOCK_LIMIT_S) as (system, backend):
         backend._is_held = True
         caller = system.submit([11])
         await backend.begun()
-        await pass_time(3.9 * _LIMIT_S)  # ten times the expected time are not over
+        await clock.run(390)  # ten times the expected time are not over
         assert system.scheduler.cores_left == 1
         backend.let_run()
         assert len(await caller) == 1
@@ -141,17 +134,29 @@ async def test_a_standstill_of_the_process_is_no_time_of_a_batch() -> None:
         assert system.scheduler.cores_left == 1
 
 
-async def test_the_time_of_a_batch_made_ready_begins_with_the_end_of_the_one_before(
-    pass_time: Callable[[float], Awaitable[None]],
-) -> None:
-    async with _system(1, in_flight=2) as (system, backend):
+async def test_the_time_of_a_batch_before_a_standstill_counts(clock: LoopClock) -> None:
+    async with _system(2, limit_s=_CLOCK_LIMIT_S) as (system, backend):
+        backend._is_held = True
+        caller = system.submit([11])
+        await backend.begun()
+        await clock.run(95)
+        await clock.jump(1000)
+        assert system.scheduler.cores_left == 2
+        await clock.run(20)
+        assert system.scheduler.cores_left == 1
+        backend.let_run()
+        assert len(await caller) == 1
+
+
+async def test_the_time_of_a_batch_made_ready_begins_with_the_end_of_the_one_before(clock: LoopClock) -> None:
+    async with _system(1, in_flight=2, limit_s=_CLOCK_LIMIT_S) as (system, backend):
         backend._is_held = True
         first = system.submit([11])
         await backend.begun()
         second = system.submit([12])
         await backend.begun()
         for caller in first, second:
-            await pass_time(0.9 * _LIMIT_S)
+            await clock.run(90)
             backend.let_run(1)
             await caller
         assert system.scheduler.cores_left == 1

@@ -22,7 +22,7 @@ from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, S
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.conftest import Push
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
-from tests.unit.stages.neuron_executor.scheduling import running_model
+from tests.unit.stages.neuron_executor.scheduling import running_model, tell_time
 
 _SEED = 20261121
 
@@ -206,7 +206,8 @@ class _OneAtATime(FakeBackend):
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 @pytest.mark.parametrize("cores", [1, 4])
 def test_the_queue_takes_what_callers_are_told(monkeypatch: pytest.MonkeyPatch, cores: int, in_flight: int) -> None:
-    loop = JumpingLoop.installed(monkeypatch)
+    loop = JumpingLoop()
+    tell_time(monkeypatch, loop)
 
     async def simulate() -> tuple[float, float, float]:
         batch_time = BatchTime()

@@ -18,7 +18,7 @@ from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
-from tests.unit.stages.neuron_executor.scheduling import running_model
+from tests.unit.stages.neuron_executor.scheduling import running_model, tell_time
 
 _SEED = 20261121
 _SPEC = model_spec(max_tokens=64)
@@ -74,7 +74,8 @@ def test_as_much_is_answered_as_the_device_can_do_and_nearly_all_that_is_compute
     monkeypatch: pytest.MonkeyPatch, overhead_s: float, token_s: float, timeout_s: float, overload: float
 ) -> None:
     generator = random.Random(_SEED)
-    loop = JumpingLoop.installed(monkeypatch)
+    loop = JumpingLoop()
+    tell_time(monkeypatch, loop)
     # Full batches, of 32 sequences of 16 tokens.
     capacity = 32 / (overhead_s + token_s * 32 * 16)
     batch_time = BatchTime()

@@ -25,11 +25,11 @@ from neuronpipe.core.errors import (
 from neuronpipe.core.tensors import Array, Arrays
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
+from tests.suite.fixed_clock import FixedClock
 from tests.unit.stages.neuron_executor.held_backend import FAILING, NAN, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,
     SPEC,
-    FixedClock,
     KnownTime,
     batches_of,
     call,

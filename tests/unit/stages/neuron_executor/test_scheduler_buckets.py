@@ -6,10 +6,10 @@ import pytest
 
 from neuronpipe.core.errors import InternalError, InvalidInput
 from neuronpipe.stages.neuron_executor.batching import Limits
+from tests.suite.fixed_clock import FixedClock
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import FAILING
 from tests.unit.stages.neuron_executor.scheduling import (
-    FixedClock,
     KnownTime,
     batches_of,
     call,
@@ -104,9 +104,8 @@ async def test_the_bucket_that_a_caller_is_told_of_is_the_one_that_ran() -> None
 
 @pytest.mark.parametrize("limits_", [limits(1, 1), limits()], ids=["small limits", "large limits"])
 async def test_what_cannot_wait_for_a_full_bucket_is_told_by_the_bucket_and_not_by_the_limits(
-    monkeypatch: pytest.MonkeyPatch, limits_: Limits
+    clock: FixedClock, limits_: Limits
 ) -> None:
-    clock = FixedClock.installed(monkeypatch)
     # 1x4 takes 20 s, 4x4 thirty-two. 30 s are left for the second.
     calls = call([1], deadline_s=clock.now_s + 41), call([2], deadline_s=clock.now_s + 55), call([3], [4], [5])
     options: dict[str, Any] = {"buckets": ("1x4", "4x4"), "batch_time": KnownTime(**_TIME), "limits": limits_}

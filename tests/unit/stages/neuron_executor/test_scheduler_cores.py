@@ -16,12 +16,12 @@ from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence
+from tests.suite.fixed_clock import FixedClock
 from tests.suite.waiting import happens
 from tests.unit.stages.neuron_executor.held_backend import FAILING, KILLING, HeldBackend
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,
     SPEC,
-    FixedClock,
     KnownTime,
     System,
     held_scheduler,

@@ -34,8 +34,9 @@ from neuronpipe.stages.neuron_executor.executor_model import ExecutorModel
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
+from tests.suite.fixed_clock import FixedClock
 from tests.unit.model_specs import model_spec
-from tests.unit.stages.neuron_executor.scheduling import FixedClock, running_model
+from tests.unit.stages.neuron_executor.scheduling import running_model
 
 _Ids: TypeAlias = tuple[int, ...]
 
@@ -262,10 +263,10 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(("shapes", "in_flight"), _CASES.values(), ids=_CASES)
 async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothing_behind(
-    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, clock: FixedClock
 ) -> None:
     rounds = max(5, int(os.environ.get("NEURONPIPE_FUZZ_SEQUENCES") or 100_000) // len(_CASES) // _SEQUENCES)
-    clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
+    generator, ends = random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
     loop, unheard = asyncio.get_running_loop(), list[object]()
     loop.set_exception_handler(lambda _, context: unheard.append(context))
@@ -302,9 +303,9 @@ async def test_every_request_ends_once_with_what_it_has_earned_and_leaves_nothin
 
 @pytest.mark.parametrize(("shapes", "in_flight"), _CASES.values(), ids=_CASES)
 async def test_with_the_last_core_every_request_ends(
-    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    shapes: tuple[str, ...] | ShapeMenu, in_flight: int, seed: int, clock: FixedClock
 ) -> None:
-    clock, generator, ends = FixedClock.installed(monkeypatch), random.Random(seed), Counter[str]()
+    generator, ends = random.Random(seed), Counter[str]()
     callers = _Callers(generator, clock)
 
     async def bombard_until_lost(scheduler: ExecutorModel, backend: _MoodyBackend) -> Counter[str]:

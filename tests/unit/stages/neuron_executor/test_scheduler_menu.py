@@ -14,10 +14,10 @@ from neuronpipe.stages.neuron_executor.cores import Cores
 from neuronpipe.stages.neuron_executor.forecast import BatchTimes, Forecast
 from neuronpipe.stages.neuron_executor.sequence_queue import ComputedSequence, QueuedSequence, QueueRank, SequenceQueue
 from neuronpipe.stages.neuron_executor.shapes import ShapeMenu
+from tests.suite.fixed_clock import FixedClock
 from tests.unit.model_specs import image_text_spec, model_spec
 from tests.unit.stages.neuron_executor.held_backend import NAN
 from tests.unit.stages.neuron_executor.scheduling import (
-    FixedClock,
     KnownTime,
     held_scheduler,
     occupied_scheduler,
@@ -179,9 +179,9 @@ class _Policy:
 
 @pytest.mark.parametrize("seed", range(20261128, 20261148))
 async def test_no_batch_of_several_is_larger_than_its_limits_or_later_than_a_deadline_of_its_members(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, clock: FixedClock
 ) -> None:
-    clock, generator = FixedClock.installed(monkeypatch), random.Random(seed)
+    generator = random.Random(seed)
     limits = Limits(generator.randint(1, 40), generator.randint(16, 600), 1000)
     # An overhead as of some dozens of tokens, so that lengths share batches.
     system = _Policy(_MENU, limits, KnownTime(overhead_s=generator.uniform(0, 0.1), token_s=0.001))
@@ -206,8 +206,7 @@ async def test_no_batch_of_several_is_larger_than_its_limits_or_later_than_a_dea
 
 
 @pytest.mark.parametrize("seed", range(20261128, 20261133))
-async def test_images_and_texts_of_one_model_run_in_own_batches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    FixedClock.installed(monkeypatch)
+async def test_images_and_texts_of_one_model_run_in_own_batches(seed: int, clock: FixedClock) -> None:
     generator, spec = random.Random(seed), image_text_spec()
     menu = ShapeMenu(spec, 512)
     system = _Policy(menu, _LIMITS, KnownTime(overhead_s=10, token_s=0.001))  # where padding costs nothing

@@ -16,6 +16,7 @@ from neuronpipe.stages.neuron_executor.batching import Limits
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.forecast import BatchTime
 from neuronpipe.stages.neuron_executor.scheduler import DeviceScheduler
+from tests.suite.fixed_clock import FixedClock
 from tests.suite.waiting import cancelled
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.held_backend import HeldBackend
@@ -23,12 +24,12 @@ from tests.unit.stages.neuron_executor.jumping_time import JumpingLoop
 from tests.unit.stages.neuron_executor.scheduling import (
     LIMITS,
     SPEC,
-    FixedClock,
     KnownTime,
     System,
     joined,
     queued,
     running,
+    tell_time,
 )
 
 _ONE_BY_ONE = Limits(max_batch_size=1, max_batch_tokens=1000, max_queue_sequences=8)
@@ -72,7 +73,8 @@ class _SlowBackend(FakeBackend):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_the_time_of_a_batch_has_no_wait_for_another_model(monkeypatch: pytest.MonkeyPatch, in_flight: int) -> None:
-    loop = JumpingLoop.installed(monkeypatch)
+    loop = JumpingLoop()
+    tell_time(monkeypatch, loop)
 
     async def simulate() -> list[tuple[float, float]]:
         turn, device = asyncio.Lock(), DeviceScheduler(1, in_flight, batch_limit_s=60)

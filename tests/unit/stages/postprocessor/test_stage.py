@@ -1,29 +1,44 @@
 """stages/postprocessor/stage.py: outputs to results, each item by itself."""
 
 import asyncio
+import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult, TextClassificationInput
+from neuronpipe.api.v1.tasks_pb2 import (
+    FinishReason,
+    GenerationOptions,
+    TaskInput,
+    TaskResult,
+    TextClassificationInput,
+    TextGenerationInput,
+)
 from neuronpipe.api.v1.tensors_pb2 import DataType, Tensor, TensorSet
 from neuronpipe.bundles.repository import read_bundle, read_repository
 from neuronpipe.bundles.writing import new_bundle, write_manifest
 from neuronpipe.core.calls import Call
 from neuronpipe.core.errors import DeadlineExceeded, InvalidInput, ModelNotFound, RefusedBundle
-from neuronpipe.core.items import ModelKey, PostprocessItem
+from neuronpipe.core.items import DetokenizeItem, ModelKey, PostprocessItem
 from neuronpipe.core.packed import NO_TENSORS, Packed, TensorSets, pack_input
+from neuronpipe.platform.process.lanes import Lanes
 from neuronpipe.stages.postprocessor.detokenizer import load_detokenizer
-from neuronpipe.stages.postprocessor.stage import PostprocessorStage, running_postprocessor
+from neuronpipe.stages.postprocessor.stage import DecodingModel, PostprocessorStage, running_postprocessor
 from neuronpipe.tasks import ANSWERED_TASKS
+from neuronpipe.tasks.text_generation import part_arrays, window_arrays
 from tests.models.tokenizers import byte_level_bpe, unigram, word_piece
 from tests.unit.bundles.written import manifest, write_bundle
+from tests.unit.model_specs import model_spec
+
+_KEY = ModelKey("small", 1)
 
 
 @pytest.fixture
@@ -139,6 +154,10 @@ async def test_models_are_opened_and_closed_one_by_one(tmp_path: Path) -> None:
             await stage.postprocess(_item(model="other"))
 
 
+_KINDS = ["byte-level", "unigram", "word-piece", "byte fallback"]
+_TEXT = "The keys, and a garden. 😀é tower"
+
+
 def _with_byte_fallback() -> Tokenizer:
     """Llama 2's kind: a text begins without the space of its first word."""
     pieces = ["<unk>", "▁a", "b", "<0xC3>", "<0xA9>", "<0xF0>"]
@@ -149,19 +168,62 @@ def _with_byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("kind", ["byte-level", "unigram", "word-piece", "byte fallback"])
-def test_the_bytes_of_tokens_are_those_of_the_running_text(kind: str) -> None:
+def _tokenizer(kind: str) -> Tokenizer:
     trained = {"byte-level": byte_level_bpe, "unigram": unigram, "word-piece": word_piece}
-    tokenizer = trained[kind](max_tokens=64).backend_tokenizer if kind in trained else _with_byte_fallback()
+    return trained[kind](max_tokens=64).backend_tokenizer if kind in trained else _with_byte_fallback()
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_the_bytes_of_tokens_are_those_of_the_running_text(kind: str) -> None:
+    tokenizer = _tokenizer(kind)
     detokenizer = load_detokenizer(tokenizer.to_str().encode())
     if kind == "byte fallback":
         token_ids = [1, 2, 3, 4, 1, 1]
         assert detokenizer.text_of(token_ids) == "abé a a"
         assert detokenizer.bytes_of(5, [1]) == b"\xf0"
     else:
-        token_ids = tokenizer.encode("The keys, and a garden. 😀é tower", add_special_tokens=False).ids
+        token_ids = tokenizer.encode(_TEXT, add_special_tokens=False).ids
     found, before = b"", list[int]()
     for token_id in token_ids:
         found += detokenizer.bytes_of(token_id, before)
         before = before if detokenizer.is_skipped(token_id) else [token_id]
     assert found.decode() == detokenizer.text_of(token_ids)
+
+
+@contextmanager
+def _writer(kind: str) -> Iterator[tuple[PostprocessorStage, Lanes]]:
+    """The stage of a model that generates, and its lanes."""
+    with closing(Lanes("postprocess")) as lanes:
+        detokenizer = load_detokenizer(_tokenizer(kind).to_str().encode())
+        model = DecodingModel(
+            model_spec("text_generation", max_tokens=128, vocabulary_size=2000), lanes.lane("small"), detokenizer
+        )
+        models: Any = SimpleNamespace(table=SimpleNamespace(at=lambda key: nullcontext(model)))
+        yield PostprocessorStage(models), lanes
+
+
+@pytest.mark.parametrize("options", [{}, {"skip_special_tokens": False}, {"stop_strings": ["é", "n. "]}], ids=str)
+@pytest.mark.parametrize("kind", _KINDS)
+async def test_new_tokens_become_the_same_text_at_once_as_with_a_result(kind: str, options: dict[str, Any]) -> None:
+    asked = GenerationOptions(**options)
+    input = pack_input(TaskInput(text_generation=TextGenerationInput(prompt="x", options=asked)))
+    written = _tokenizer(kind).encode(_TEXT).ids if kind != "byte fallback" else [1, 2, 3, 4, 5, 1]
+    with _writer(kind) as (stage, _):
+        for begin, end in itertools.combinations(range(len(written) + 1), 2):
+            window, token_ids = written[max(0, begin - 8) : begin], written[begin:end]
+            outputs = TensorSets(arrays=part_arrays(token_ids, FinishReason.FINISH_REASON_UNSPECIFIED))
+            before = TensorSets(arrays=window_arrays(window))
+            result = await stage.postprocess(PostprocessItem(Call(), _KEY, input, before, outputs))
+            (text,) = result.message.text_generation.sequences
+            while (released := stage.detokenize_at_once(DetokenizeItem(_KEY, asked, window, token_ids))) is None:
+                await asyncio.sleep(0)  # until the next pass of the event loop
+            assert released == (text.text, len(text.token_ids), text.stop_string)
+
+
+async def test_new_tokens_do_not_become_text_at_once_while_others_do_or_with_log_probabilities() -> None:
+    with _writer("byte-level") as (stage, lanes):
+        item = DetokenizeItem(_KEY, GenerationOptions(), [5], [6])
+        assert stage.detokenize_at_once(item._replace(options=GenerationOptions(top_logprobs=1))) is None
+        assert stage.detokenize_at_once(item)
+        assert lanes.take_room(4096 - item.size_bytes)
+        assert stage.detokenize_at_once(item) is None

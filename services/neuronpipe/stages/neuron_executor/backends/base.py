@@ -83,7 +83,7 @@ class Backend(Protocol):
 
     @property
     def cores(self) -> int:
-        """The number of cores. Each core computes one batch at a time; a model in parts has one on its way per core."""
+        """The number of cores. Each computes one batch at a time, or a part of one for a model in parts."""
 
     @property
     def in_flight(self) -> int:

@@ -223,7 +223,8 @@ class _NeuronGraph:
         self._encoder = load_trace(encoder, core) if encoder else None
         self._core = core
         self._runtime = neuron_runtime()
-        # The states are sorted by slot. States of texts cover all slots; weights outside of a trace have fewer axes.
+        # States of sources are of one slot each, and sorted by slot. States of texts are of all slots. Weights outside
+        # of a trace have fewer axes.
         states = self._trace.parameters() if encoder else ()
         self._sources = [state for state in states if state.dim() == _STATE_AXES and state.shape[0] == 1]
         # The inputs of a step that changes no slot.

@@ -16,9 +16,9 @@ from neuronpipe.api.v1.tasks_pb2 import EarlyStopping, FinishReason
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.stages.neuron_executor.generation.sampling import (
     LEAST_TEMPERATURE,
-    LogitRules,
     NotFinite,
     best_allowed,
     gumbels,
@@ -63,7 +63,7 @@ class BeamSearch:
         self._grammars = [grammar]
         # The ended texts, best first.
         self._finished: list[Finished] = []
-        # Number of continuations of a text of which enough remain if some end the text.
+        # Number of continuations of a text that are needed, so that one remains if the others end the text.
         self._least = max(2, 1 + len(rules.end_token_ids))
         self._kept = self._least * options.num_beams
         # Number of best continuations of a text that are needed; 0: all.
@@ -159,11 +159,12 @@ class BeamSearch:
         forced, allowed = self._rules.forced(text, self._grammars[row])
         if forced is not None:
             return np.array([forced], np.int32), np.zeros(1, np.float32)
-        banned, best, log_sum = self._rules.banned(text), scores.top_logits[row, 0], scores.log_sums[row]
-        rescores = self._rules.rescores or (banned and self._rules.renormalizes)
+        changes = self._rules.changes
+        banned, best, log_sum = self._rules.banned.after(text), scores.top_logits[row, 0], scores.log_sums[row]
+        rescores = changes.rescores or (banned and changes.renormalizes)
         best_tokens = None if rescores else best_allowed(scores, row, banned, allowed, self._needed)
         if best_tokens is None:
-            return self._rules.changed(text, scores.logits[row] - best - log_sum, banned, allowed)
+            return changes.apply(text, scores.logits[row] - best - log_sum, banned, allowed)
         # Tokens with the score of the last needed token are among the first tokens. Sorting more would take time.
         first = slice(None if self._options.do_sample else 2 * self._needed)
         return best_tokens[0][first], best_tokens[1][first] - best - log_sum

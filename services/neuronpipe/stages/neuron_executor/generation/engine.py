@@ -1,20 +1,15 @@
 """One generating model of the executor: takes items, and gives their callers the tokens of each step."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
-from hashlib import blake2b
 
 import numpy as np
 
-from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidInput,
     NeuronpipeError,
     Overloaded,
     retry_delay_s,
@@ -31,45 +26,29 @@ from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.errors import stopping
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
-from neuronpipe.stages.neuron_executor.generation.grammars import Grammars, TextGrammar
+from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
-from neuronpipe.stages.neuron_executor.generation.prompt_lookup import PromptLookup
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import (
-    Drafts,
     GeneratedSequence,
-    PromptScores,
-    Rank,
-    SequenceCaller,
-    SharedPrefix,
-    SourceText,
     TextRecord,
-    TextRow,
 )
+from neuronpipe.stages.neuron_executor.generation.sequence_maker import SequenceMaker
 from neuronpipe.stages.neuron_executor.generation.steps import SequenceProgress, StepLoop
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, DecoderModel
 from neuronpipe.stages.neuron_executor.runtimes.host import ComputeThread
 from neuronpipe.stages.settings import EngineSettings
-from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_generation import logprob_arrays, part_arrays, prompt_arrays
-from neuronpipe.tasks.text_options import GenerationFacts, check_options
 
-_DIGEST_BYTES = 16
 # Memory for scores beyond those after a step's tokens, 4 bytes per word of the vocabulary. Without this limit, scored
 # prompts took 155 MB in a step, with a vocabulary of 152,000.
 _SPARE_SCORES_BYTES = 16 << 20
-# Number of different options whose check is remembered, because the texts of a request come one by one with the same
-# options. A check takes 50 µs (2026-11-30).
-_CHECKED_OPTIONS = 64
-# Number of checks of a step before it counts as hung.
-_LOOKS = 10
 # Pause between two attempts to get the planner, which is almost always free.
 _LOOK_AGAIN_S = 0.0005
 
 
-class Generator:
+class TextGenerator:
     """Generates texts with one model. Its owner runs `work`, and closes the generator."""
 
     def __init__(
@@ -87,26 +66,21 @@ class Generator:
         spare_scores = max(model.part_tokens, _SPARE_SCORES_BYTES // (4 * spec.vocabulary_size))
         pace, rows = Pace(model.part_tokens), settings.max_batch_size
         self.planner = Planner(pool, pace, rows, settings.step_tokens, spare_scores)
-        self._most_scored = model.part_tokens if model.scores_all else 1
-        # A model that scores only the ends of runs has no drafts.
-        self._draft_tokens = settings.prompt_lookup_tokens if model.scores_all else 0
         self._grammars = Grammars(spec, tokenizer_json)
-        self._kind = input_kind(spec)
-        self._check_options = lru_cache(_CHECKED_OPTIONS)(
-            lambda written: check_options(GenerationOptions.FromString(written), spec)
+        self._maker = SequenceMaker(
+            spec,
+            self._grammars,
+            self.planner.blocks,
+            most_scored=model.part_tokens if model.scores_all else 1,
+            # A model that scores only the ends of runs has no drafts.
+            draft_tokens=settings.prompt_lookup_tokens if model.scores_all else 0,
         )
         self._tracer = telemetry.tracer
         self._observer = observer
         self._max_queue_sequences = settings.max_queue_sequences
         self._max_prompt_wait_s = settings.max_prompt_wait_s or float("inf")
-        facts = GenerationFacts.of(spec)
-        self._facts = facts
-        self._end_token_ids = frozenset(facts.end_token_ids)
-        self._start_ids = list(facts.decoder_start_token_ids)
-        self._numbers = itertools.count()
-        self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread)
+        self._steps = StepLoop(spec.name, model, self.planner, self._tell_from_thread, settings.batch_limit_s)
         self._thread = ComputeThread(f"generate-{spec.name}")
-        self._step_limit_s = settings.batch_limit_s
         self._working = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         observer.watch(
@@ -132,11 +106,8 @@ class Generator:
         step does not contain the sequence.
         """
         arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.work.trace)
-        options = self._checked(item)
-        grammar = await self._grammars.grammar_for(options, item.call.caller.tenant, partial(_tell_wait, stream))
         record = TextRecord(arrived_ns, trace.child() if trace else None)
-        sequence = self._sequence_of(item, options, grammar, stream, record)
-        self._refuse_too_long(sequence)
+        sequence = await self._maker.make(item, stream, record)
         async with self._planning():
             if displaced := self._admit(sequence):
                 self._end_displaced(displaced)
@@ -160,13 +131,13 @@ class Generator:
     async def work(self) -> None:
         """Runs steps until the generator is closed. Raises CoresLost if a step hangs, and abandons its thread."""
         async with self._working:
-            self._loop = asyncio.get_running_loop()
-            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._step_limit_s / _LOOKS
+            self._loop = loop = asyncio.get_running_loop()
+            stepping, look_s = asyncio.wrap_future(self._thread.submit(self._steps.run)), self._steps.step_time.look_s
             try:
                 while not stepping.done():
                     await asyncio.wait([stepping], timeout=look_s)
-                    if limit_s := self._steps.hangs_after_s(self._step_limit_s, look_s):
-                        raise CoreLost(f"a step did not end within {limit_s:g} s")
+                    if self._steps.hangs(loop.time()):
+                        raise CoreLost(f"a step did not end within {self._steps.limit_s:g} s")
                 await stepping
             except (CoreLost, DecoderLost) as fault:
                 log_fault("core lost", fault, model=self.spec.name, sequences=len(self.planner.running))
@@ -213,68 +184,12 @@ class Generator:
             self._observer.tokens(progress.count, progress.gap_ns, is_first=progress.is_first)
         if stream and progress.tokens:
             stream.put(progress.tokens)
-        elif progress.is_first and progress.ends_by is None:
-            _tell_wait(stream, True)  # a beam search has begun; its tokens come at its end
+        elif stream and progress.is_first and progress.ends_by is None:
+            stream.put(NewTokens(is_waiting=True))  # a beam search has begun; its tokens come at its end
         if isinstance(progress.ends_by, NeuronpipeError):
             future.set_exception(progress.ends_by)
         elif progress.ends_by is not None:
             future.set_result(progress.ends_by)
-
-    def _checked(self, item: ExecuteItem) -> GenerationOptions:
-        """Checks the options of an item, and returns them. Raises InvalidInput."""
-        if item.options is None or len(item.sequences) != 1:
-            raise InvalidInput("input", f"model {self.spec.name!r} generates; it takes one prompt with its options")
-        self._kind.check(item.sequences.arrays[0])
-        self._check_options(item.options.SerializeToString())
-        return item.options
-
-    def _sequence_of(
-        self,
-        item: ExecuteItem,
-        options: GenerationOptions,
-        grammar: TextGrammar | None,
-        stream: TokenSink | None,
-        record: TextRecord,
-    ) -> GeneratedSequence:
-        (arrays,) = item.sequences.arrays
-        input_ids, call = arrays["input_ids"].tolist(), item.call
-        # With an encoder, the input is the source, and the text has its own start.
-        token_ids, source_ids = ([*self._start_ids], input_ids) if self._start_ids else (input_ids, [])
-        # Texts of different sources have different keys and values for the same tokens.
-        source = blake2b(repr(source_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest() if source_ids else ""
-        ends = self._end_token_ids | frozenset(options.stop_token_ids)
-        rules = LogitRules(options, len(token_ids), ends, self._facts, input_ids)
-        searches = options.num_beams > 1
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        deadline_s = float("inf") if call.deadline_s is None else call.deadline_s
-        has_drafts = self._draft_tokens and not searches
-        return GeneratedSequence(
-            rank=Rank(call.is_bulk, item.work.is_beyond_share, next(self._numbers)),
-            rows=[TextRow(token_ids)],
-            options=options,
-            chooser=BeamSearch(rules, grammar) if searches else TokenChooser(rules, item.sequence, grammar),
-            end_token_ids=ends,
-            caller=SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
-            source=SourceText(source_ids),
-            prefix=SharedPrefix(call.caller.cache_scope + source),
-            drafts=Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
-            prompt_scores=PromptScores(self._most_scored) if options.prompt_logprobs else None,
-            record=record,
-        )
-
-    def _refuse_too_long(self, sequence: GeneratedSequence) -> None:
-        """Raises InvalidInput for a text that the model or the empty cache could not hold."""
-        is_too_long = not self._start_ids and sequence.most_tokens > self.spec.max_tokens
-        if is_too_long or not self.planner.blocks.could_hold(sequence):
-            most_tokens = self.planner.blocks.most_tokens
-            limit = min(most_tokens, self.spec.max_tokens) if is_too_long else most_tokens
-            tokens, name = sequence.input_tokens, "text" if sequence.source.token_ids else "prompt"
-            holds = f"the executor's cache for this model holds {limit}"
-            if tokens >= limit:
-                raise InvalidInput(name, f"{tokens} tokens, {holds}; send less")
-            new_tokens = sequence.options.max_new_tokens
-            problem = f"{tokens} tokens of the {name} and {new_tokens} new ones, {holds}"
-            raise InvalidInput("options.max_new_tokens", problem)
 
     def _admit(self, sequence: GeneratedSequence) -> GeneratedSequence | None:
         """Adds a sequence to the planner. Returns the waiting sequence that must end for it, if the queue was full.
@@ -312,11 +227,6 @@ class Generator:
     def _queue_full(self, wait_s: float) -> Overloaded:
         problem = f"{len(self.planner.waiting)} prompts wait for {self.spec.name!r}, the limit is "
         return Overloaded(f"{problem}{self._max_queue_sequences}", retry_delay_s(wait_s))
-
-
-def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:
-    if stream:
-        stream.put(NewTokens(is_waiting=is_waiting))
 
 
 def _outputs(sequence: GeneratedSequence, finish_reason: int) -> ArraySets:

@@ -143,7 +143,7 @@ class GrammarJobs(Generic[CompiledT]):
         loop.call_at(self._frees_last_s, job.cancel_unbegun)
 
     def _superfluous(self, now_s: float) -> _Grammar | None:
-        """Returns the grammar that makes room; None if there is room. The newest grammar makes none for others."""
+        """Returns the grammar that makes room; None if there is room. The newest grammar never makes room."""
         oldest = next(iter(self._kept), None)
         if oldest and now_s - self._kept[oldest].used_s > _KEPT_S:
             return oldest

@@ -4,8 +4,8 @@ Sequences join and leave at every step. Sequences that are being answered get th
 get the rest of the step's token budget in parts, the oldest first, but only as many tokens as delay the answers little.
 If blocks run out, the youngest sequence of the tenant with most blocks gives its blocks back, and is computed again
 later; interactive sequences count as older than bulk. At least one sequence always advances, because the planner takes
-no sequence that the whole cache could not hold. Tenants have shares of rows and blocks, see tenant_shares.py; rows
-beyond a share take turns beside another tenant's. The planner knows no model and no transport.
+no sequence that the whole cache could not hold. Tenants have shares of rows and blocks, see tenant_shares.py; many rows
+of a tenant take turns beside another tenant's few rows. The planner knows no model and no transport.
 """
 
 import time
@@ -44,7 +44,7 @@ class _Step:
             self.spare_scores -= count - 1
 
     def remove(self, sequence: GeneratedSequence) -> None:
-        """Removes a preempted sequence, whose tokens others may have."""
+        """Removes a preempted sequence. Other sequences may get its tokens."""
         self.room += self.counts.pop(sequence, 0) * len(sequence.rows)
 
 
@@ -109,17 +109,23 @@ class Planner:
     def _due(self, answered: Sequence[GeneratedSequence]) -> Sequence[GeneratedSequence]:
         """Returns the texts that get their next token in this step: all, if one tenant has them.
 
-        Beside another tenant's texts, a tenant's texts beyond its share take turns, if a step of fewer rows is faster.
+        Beside another tenant's rows, a tenant's rows take turns: they take at most as long, relative to the tenants'
+        weights, as a step of the other tenant alone.
         """
-        if len({running.tenant for running in self.running}) < 2:
+        rows, weights = Counter[str](), dict[str, float]()
+        for running in self.running:
+            rows[running.tenant] += len(running.rows)
+            weights[running.tenant] = running.weight
+        if len(rows) < 2:
             return answered
-        rows, due = Counter[str](), set[GeneratedSequence]()
-        weights = {text.tenant: text.weight for text in answered}
-        shares = {tenant: self._shares.share_of(tenant, weight)[0] for tenant, weight in weights.items()}
+        # The rows that take as long as a step of each tenant alone.
+        steps = sorted((self.pace.overhead_rows + rows[tenant]) / weights[tenant] for tenant in rows)
+        planned, due = Counter[str](), set[GeneratedSequence]()
         for text in sorted(answered, key=lambda text: (text.record.last_token_ns, text.record.steps)):
-            most_rows = max(shares[text.tenant], self.pace.overhead_rows)
-            if not rows[text.tenant] or rows[text.tenant] + len(text.rows) <= most_rows:
-                rows[text.tenant] += len(text.rows)
+            own = (self.pace.overhead_rows + rows[text.tenant]) / text.weight
+            most_rows = text.weight * (steps[1] if own == steps[0] else steps[0])
+            if not planned[text.tenant] or planned[text.tenant] + len(text.rows) <= most_rows:
+                planned[text.tenant] += len(text.rows)
                 due.add(text)
         return [text for text in answered if text in due]
 

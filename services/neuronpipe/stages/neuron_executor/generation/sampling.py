@@ -1,17 +1,12 @@
 """Chooses the next token of a sequence from its scores, as transformers' `generate` does.
 
-Sources, in this order: the processors SequenceBias, RepetitionPenalty, NoRepeatNGram, EncoderNoRepeatNGram, NoBadWords,
-MinNewTokensLength, ForcedBOSToken, ForcedEOSToken, ExponentialDecayLengthPenalty, SuppressTokens,
-SuppressTokensAtBegin and LogitNormalization, and the warpers of temperature, top_k, top_p and min_p in
-transformers/generation/logits_process.py. `logit_bias` is a SequenceBias of single tokens. The penalties of presence
-and frequency follow the repetition penalty, and count the tokens of the text, as in vLLM
-(vllm/model_executor/layers/utils.py, apply_penalties).
+Sources: logit_rules.py, and then the warpers of temperature, top_k, top_p and min_p in
+transformers/generation/logits_process.py.
 """
 
-import contextlib
 import math
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +14,8 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
-from neuronpipe.tasks.text_options import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
@@ -32,125 +27,10 @@ _Allowed = NDArray[np.bool_]
 LEAST_TEMPERATURE = 1e-8
 # The generator of each thread.
 _THREAD = threading.local()
-# The facts of a model whose generation_config is empty.
-NO_FACTS = GenerationFacts()
 
 
 class NotFinite(Exception):
     """The scores contain NaN or infinite values."""
-
-
-class LogitRules:
-    """The tokens that may follow the tokens of one sequence.
-
-    - `options`: with every field set.
-    - `end_token_ids`: tokens that end the text.
-    """
-
-    def __init__(
-        self,
-        options: GenerationOptions,
-        prompt_tokens: int,
-        end_token_ids: Collection[int],
-        facts: GenerationFacts = NO_FACTS,
-        read_ids: Sequence[int] = (),
-    ) -> None:
-        """`facts`: the facts of the model. `read_ids`: the prompt, or the source in a model with an encoder."""
-        self.options = options
-        self.prompt_tokens = prompt_tokens
-        self.end_token_ids = frozenset(end_token_ids)
-        self._end_token_ids = sorted(end_token_ids)
-        # Fields are read once, because reading a field of a message takes as long as the rest of a choice.
-        self.penalty = options.repetition_penalty
-        self._min_new_tokens, self._last = options.min_new_tokens, options.max_new_tokens - 1
-        self._ngram_size = options.no_repeat_ngram_size
-        self._first_id = options.forced_bos_token_id if options.HasField("forced_bos_token_id") else None
-        self._last_id = options.forced_eos_token_id if options.HasField("forced_eos_token_id") else None
-        words = [list(word.token_ids) for word in options.bad_words_ids]
-        self._bad_words = [word for word in words if len(word) > 1 or word[0] not in end_token_ids]
-        self._suppressed, self._suppressed_first = [*facts.suppress_tokens], [*facts.begin_suppress_tokens]
-        # If the first token is forced, the first free choice is the token after it.
-        is_forced = prompt_tokens == 1 and self._first_id is not None
-        self._first_length = prompt_tokens + is_forced
-        self._read_size = facts.encoder_no_repeat_ngram_size
-        self._read_ngrams = _ngrams(read_ids, self._read_size)
-        self._biases = {word: np.float32(bias) for word, bias in facts.sequence_bias}
-        self._bias_ids = np.array([entry.token_id for entry in options.logit_bias], np.int64)
-        self._bias_values = np.array([entry.bias for entry in options.logit_bias], np.float32)
-        self._presence, self._frequency = options.presence_penalty, options.frequency_penalty
-        self._decay = facts.exponential_decay_length_penalty
-        # Whether scores change for other reasons than banned tokens.
-        self._is_penalized = bool(self._presence or self._frequency)
-        changes = self.penalty != 1, self._is_penalized, self._biases, options.logit_bias, self._decay is not None
-        self.rescores = any(changes)
-        # Whether scores become probabilities again after tokens were banned. This changes only sums of scores.
-        self.renormalizes = facts.renormalize_logits
-
-    def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, _Allowed | None]:
-        """Returns the only token that may come next, or None; and the tokens that the text's grammar allows."""
-        forced = self._forced(token_ids)
-        if grammar is None or len(token_ids) < self._first_length:  # the grammar does not contain a forced first token
-            return forced, None
-        allowed = grammar.allowed(token_ids[self._first_length :])
-        return forced if forced is not None and allowed[forced] else None, allowed
-
-    def _forced(self, token_ids: Sequence[int]) -> int | None:
-        if self._last_id is not None and len(token_ids) - self.prompt_tokens == self._last:
-            return self._last_id
-        # As in transformers, this is the second token of all, so it follows only prompts of one token.
-        return self._first_id if len(token_ids) == 1 else None
-
-    def banned(self, token_ids: Sequence[int]) -> list[int]:
-        """Returns the tokens that must not come next."""
-        may_end = len(token_ids) - self.prompt_tokens >= self._min_new_tokens
-        banned, size = [] if may_end else [*self._end_token_ids], self._ngram_size
-        if 0 < size <= len(token_ids):
-            banned += _followers(token_ids, token_ids[len(token_ids) - size + 1 :])
-        if self._read_ngrams and len(token_ids) >= self._read_size - 1:
-            banned += self._read_ngrams.get(tuple(token_ids[len(token_ids) - self._read_size + 1 :]), ())
-        banned += self._suppressed
-        if len(token_ids) == self._first_length:
-            banned += self._suppressed_first
-        return banned + [word[-1] for word in self._bad_words if _ends_with(token_ids, word[:-1])]
-
-    def changed(
-        self, token_ids: Sequence[int], logits: _Floats, banned: Sequence[int], allowed: _Allowed | None
-    ) -> tuple[_Ids, _Floats]:
-        """Applies biases and penalties to the scores, drops banned tokens, and normalizes if the model requires it.
-
-        With a grammar, only tokens that it allows remain, also banned tokens if it allows no others.
-        """
-        scores, penalty = logits.copy(), np.float32(self.penalty)
-        if self._biases:
-            added = np.zeros_like(scores)
-            for word, bias in self._biases.items():
-                if _ends_with(token_ids, word[:-1]):
-                    added[word[-1]] += bias
-            scores += added
-        np.add.at(scores, self._bias_ids, self._bias_values)
-        if penalty != 1:
-            seen = np.unique(np.asarray(token_ids))
-            seen_scores = scores[seen]
-            scores[seen] = np.where(seen_scores < 0, seen_scores * penalty, seen_scores / penalty)
-        if self._is_penalized:
-            written, counts = np.unique(np.asarray(token_ids[self.prompt_tokens :], np.int64), return_counts=True)
-            scores[written] -= (self._frequency * counts + self._presence).astype(np.float32)
-        scores[np.array(banned, np.int64)] = -np.inf
-        if self._decay and (beyond := len(token_ids) - self.prompt_tokens - self._decay[0]) > 0:
-            end_scores = scores[self._end_token_ids]
-            gain = np.where(np.isfinite(end_scores), np.abs(end_scores), 0) * np.float32(self._decay[1] ** beyond - 1)
-            scores[self._end_token_ids] = end_scores + gain
-        if allowed is None:
-            ids = np.arange(len(scores), dtype=np.int32)
-        else:
-            if not np.isfinite(scores[allowed]).any():
-                scores = logits
-            ids = np.flatnonzero(allowed & np.isfinite(scores)).astype(np.int32)
-            scores = scores[ids]
-        if self.renormalizes:
-            best = scores.max()
-            scores -= best + np.log(np.exp(scores - best).sum())
-        return ids, scores
 
 
 class TokenChooser:
@@ -178,10 +58,10 @@ class TokenChooser:
         forced, allowed = self._rules.forced(token_ids, self._grammar)
         if forced is not None:
             return forced
-        banned = self._rules.banned(token_ids)
-        best = None if self._rules.rescores else best_allowed(scores, row, banned, allowed, self._needed)
+        banned = self._rules.banned.after(token_ids)
+        best = None if self._rules.changes.rescores else best_allowed(scores, row, banned, allowed, self._needed)
         if best is None:
-            ids, logits = self._rules.changed(token_ids, scores.logits[row], banned, allowed)
+            ids, logits = self._rules.changes.apply(token_ids, scores.logits[row], banned, allowed)
             if not self._samples:
                 return int(ids[logits.argmax()])
             if 0 < self._needed < len(ids):  # otherwise the whole vocabulary would be sorted
@@ -263,31 +143,6 @@ def token_logprobs(token_id: int, scores: TokenScores, row: int, count: int) -> 
     order = np.lexsort((top_ids, -top_logits))[:count]
     best = (top_logits[order].astype(np.float64) - total).tolist()
     return TokenLogprobs(float(logits[token_id]) - total, top_ids[order].tolist(), best)
-
-
-def _followers(token_ids: Sequence[int], begin: Sequence[int]) -> Iterator[int]:
-    """Yields the tokens that come after `begin` in a text. A search by `index` takes a tenth of the time of a loop."""
-    if not begin:
-        yield from token_ids
-        return
-    place, last = 0, len(token_ids) - len(begin)
-    with contextlib.suppress(ValueError):  # there is no further place
-        while True:
-            place = token_ids.index(begin[0], place, last) + 1
-            if token_ids[place - 1 : place - 1 + len(begin)] == begin:
-                yield token_ids[place - 1 + len(begin)]
-
-
-def _ends_with(token_ids: Sequence[int], end: Sequence[int]) -> bool:
-    return not end or [*token_ids[-len(end) :]] == [*end]
-
-
-def _ngrams(token_ids: Sequence[int], size: int) -> Mapping[tuple[int, ...], Sequence[int]]:
-    """Maps the first tokens of each n-gram of a size to the tokens that followed them."""
-    ngrams: dict[tuple[int, ...], list[int]] = {}
-    for end in range(size, len(token_ids) + 1) if size else ():
-        ngrams.setdefault(tuple(token_ids[end - size : end - 1]), []).append(token_ids[end - 1])
-    return ngrams
 
 
 def _generator(seed: int, sequence: int, counter: tuple[int, int]) -> np.random.Generator:

@@ -6,7 +6,6 @@ waits for the lock, because the thread has a lower priority, and may have no CPU
 lock. The event loop tries again later, and does other work until then.
 """
 
-import math
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from neuronpipe.api.v1.tasks_pb2 import FinishReason
 from neuronpipe.core.errors import DeadlineExceeded, InternalError, InvalidInput, NeuronpipeError
 from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.logs import log_fault
+from neuronpipe.platform.process.running_time import RunningTime
 from neuronpipe.stages.neuron_executor.errors import uncomputable
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch, BeamStep
 from neuronpipe.stages.neuron_executor.generation.observer import StepRecord
@@ -54,7 +54,11 @@ class SequenceProgress:
 
 
 class StepLoop:
-    """Runs the steps. `tell`: called in the thread with the progress of sequences, and the step that caused it."""
+    """Runs the steps.
+
+    - `tell`: called in the thread with the progress of sequences, and the step that caused it.
+    - `limit_s`: the time that each step may take. A step may also take ten times as long as the longest step before.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class StepLoop:
         model: DecoderModel,
         planner: Planner,
         tell: Callable[[list[SequenceProgress], StepRecord | None], None],
+        limit_s: float,
     ) -> None:
         self._name = name
         self._model = model
@@ -76,11 +81,8 @@ class StepLoop:
         self._left: deque[GeneratedSequence] = deque()
         self._swept_s = 0.0
         self._began_s: float | None = None
-        # The longest step, and the limit of a step.
-        self._longest_s, self._limit_s = 0.0, math.inf
-        # The start of the step that was seen last, and the time for which it was seen.
-        self._seen_began_s: float | None = None
-        self._seen_s = 0.0
+        self._longest_s, self._min_limit_s = 0.0, limit_s
+        self.step_time = RunningTime(limit_s)
 
     def run(self) -> None:
         """Runs steps until it is closed. Raises DecoderLost."""
@@ -102,15 +104,14 @@ class StepLoop:
         self.is_closed = True
         self.wake()
 
-    def hangs_after_s(self, limit_s: float, look_s: float) -> float | None:
-        """Returns the limit that the running step has exceeded, or None. To be called every `look_s` seconds: calls are
-        counted instead of time, because a standstill of the process is no time that the step had.
-        """
-        began_s = self._began_s
-        is_same = began_s is not None and began_s == self._seen_began_s
-        self._seen_began_s, self._seen_s = began_s, self._seen_s + look_s if is_same else 0.0
-        self._limit_s = max(limit_s, _HANGS_AFTER * self._longest_s)
-        return self._limit_s if self._seen_s > self._limit_s else None
+    @property
+    def limit_s(self) -> float:
+        """The time after which a step hangs."""
+        return max(self._min_limit_s, _HANGS_AFTER * self._longest_s)
+
+    def hangs(self, now_s: float) -> bool:
+        """Returns whether the running step hangs. The event loop calls this every `step_time.look_s` seconds."""
+        return self.step_time.look(self._began_s, now_s) >= self.limit_s
 
     def _next(self) -> dict[GeneratedSequence, list[DecoderRun]]:
         """Waits for the next step; empty once the loop is closed."""
@@ -157,7 +158,7 @@ class StepLoop:
                 self._tell([self._fail(sequence, uncomputable()) for sequence in planned], None)
             return
         finally:
-            if (step_s := time.monotonic() - began_s) <= 2 * self._limit_s:  # otherwise the process stood still
+            if (step_s := time.monotonic() - began_s) <= 2 * self.limit_s:  # otherwise the process stood still
                 self._longest_s = max(self._longest_s, step_s)
             self._began_s = None
         ended_ns = time.monotonic_ns()

@@ -14,7 +14,7 @@ import pytest
 from neuronpipe.api.v1.tasks_pb2 import FinishReason, GenerationOptions, TokenSequence
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.items import ExecuteItem
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.tasks.text_options import check_all_options, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import (
@@ -30,7 +30,7 @@ from tests.unit.stages.neuron_executor.generation.written_decoder import (
 _SPEC = model_spec("text_generation", max_tokens=64, vocabulary_size=VOCABULARY)
 
 
-def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AbstractAsyncContextManager[Generator]:
+def _generator(decoder: WrittenDecoder, max_sequences: int = 8) -> AbstractAsyncContextManager[TextGenerator]:
     return running_generator(decoder, _SPEC, max_batch_size=max_sequences)
 
 

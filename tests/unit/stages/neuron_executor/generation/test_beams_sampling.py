@@ -10,7 +10,7 @@ import transformers
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.tasks.text_options import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores

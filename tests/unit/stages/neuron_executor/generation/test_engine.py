@@ -23,9 +23,10 @@ from neuronpipe.core.items import ExecuteItem, Prediction
 from neuronpipe.core.names import Metrics
 from neuronpipe.stages.neuron_executor.cores import CoresLost
 from neuronpipe.stages.neuron_executor.generation import engine
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules, ScoreChanges
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
+from tests.suite.loop_clock import LoopClock
 from tests.suite.waiting import cancelled, happens
 from tests.unit.model_specs import model_spec
 from tests.unit.recorded import Recorded
@@ -84,7 +85,7 @@ async def test_sequences_that_join_and_leave_do_not_change_others() -> None:
     assert max(map(len, decoder.steps)) <= 4
 
 
-async def _together(generator: Generator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
+async def _together(generator: TextGenerator, *items: ExecuteItem, streams: Iterable[Any] = ()) -> list[Prediction]:
     """The texts of items that are all there before a step is planned, and whose tokens go into streams."""
     with generator._steps.lock:
         streamed = zip_longest(items, streams)
@@ -474,13 +475,13 @@ async def test_a_token_that_cannot_be_chosen_fails_one_text_alone(
 ) -> None:
     item = _item([3, 4], 8, repetition_penalty=1.5, **options)
 
-    def fail(rules: LogitRules, token_ids: Sequence[int], *others: Any) -> Any:
+    def fail(changes: ScoreChanges, token_ids: Sequence[int], *others: Any) -> Any:
         if [*token_ids[:2]] == [3, 4]:
             raise IndexError("a text that the test chose")
-        return unbroken(rules, token_ids, *others)
+        return unbroken(changes, token_ids, *others)
 
-    unbroken = LogitRules.changed
-    monkeypatch.setattr(LogitRules, "changed", fail)
+    unbroken = ScoreChanges.apply
+    monkeypatch.setattr(ScoreChanges, "apply", fail)
     async with _generator(WrittenDecoder(64)) as generator:
         beside = asyncio.create_task(generator.generate(_item([1, 2], 8)))
         with pytest.raises(InternalError, match="not chosen"):
@@ -544,6 +545,18 @@ async def test_a_standstill_of_the_process_is_no_time_of_a_step() -> None:
         await happens(lambda: decoder.begun_steps == 2)
         time.sleep(0.5)  # as if the process were stopped: the limit is over before the step can end
         await asyncio.sleep(0.05)
+        decoder.may_compute.set()
+        assert tokens_of(await running) == greedy([1], 4)
+
+
+async def test_a_standstill_late_in_a_step_ends_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, decoder = LoopClock(monkeypatch), _HeldDecoder(32, free_steps=1)
+    decoder.may_compute.clear()
+    async with _generator(decoder, batch_limit_s=100) as generator:
+        running = asyncio.create_task(generator.generate(_item([1], 4)))
+        await happens(lambda: decoder.begun_steps == 2)
+        await clock.run(105)  # the first look comes within 10 s
+        await clock.jump(1000)
         decoder.may_compute.set()
         assert tokens_of(await running) == greedy([1], 4)
 

@@ -26,7 +26,7 @@ from neuronpipe.core.generated import NewTokens
 from neuronpipe.core.items import ExecuteItem
 from neuronpipe.doors.http.tool_calls import ToolUse
 from neuronpipe.stages.neuron_executor.generation import grammar_jobs
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.generation.grammars import Grammars
 from neuronpipe.tasks.text_options import GenerationFacts, check_all_options
 from tests.suite.waiting import happens
@@ -122,7 +122,7 @@ def _without_braces(text: str) -> str:
     return text if shorter == text else _without_braces(shorter)
 
 
-def _generator(blocks: int = 256) -> AbstractAsyncContextManager[Generator]:
+def _generator(blocks: int = 256) -> AbstractAsyncContextManager[TextGenerator]:
     return running_generator(WrittenDecoder(blocks), _SPEC, max_batch_size=8)
 
 
@@ -131,7 +131,7 @@ def _item(prompt: list[int], max_new_tokens: int = 100, **options: Any) -> Execu
     return prompt_item(_SPEC, prompt, max_new_tokens, **options)
 
 
-async def _texts(generator: Generator, item: ExecuteItem) -> list[tuple[str, int]]:
+async def _texts(generator: TextGenerator, item: ExecuteItem) -> list[tuple[str, int]]:
     """The texts, and why each ended."""
     outputs = (await generator.generate(item)).outputs.arrays
     texts = [_TOKENIZER.decode(output["token_ids"].tolist(), skip_special_tokens=True) for output in outputs]

@@ -5,8 +5,9 @@ import asyncio
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.names import Attributes, Events, Metrics, Spans
 from neuronpipe.core.tracing import SpanContext
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver, StepRecord
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun
 from tests.unit.model_specs import model_spec

@@ -1,4 +1,4 @@
-"""generation/planner.py: the forecast of a wait counts the rows that go first, and rows beyond a share take turns."""
+"""generation/planner.py: the forecast of a wait counts the rows that go first, and many rows take turns beside few."""
 
 import asyncio
 import random
@@ -8,18 +8,21 @@ import pytest
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.stages.neuron_executor.generation.blocks import BlockPool
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
 from neuronpipe.stages.neuron_executor.generation.pace import Pace
 from neuronpipe.stages.neuron_executor.generation.planner import Planner
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence, Rank, SequenceCaller, TextRow
 from neuronpipe.tasks.text_options import GenerationFacts
 
 _ROWS, _SEED = 4, 20261130
 
 
-def _sequence(number: int, tenant: str, *, is_bulk: bool, is_beyond_share: bool) -> GeneratedSequence:
+def _sequence(
+    number: int, tenant: str, *, is_bulk: bool = False, is_beyond_share: bool = False, weight: float = 1.0
+) -> GeneratedSequence:
     options = GenerationOptions(max_new_tokens=8)
-    caller = SequenceCaller(asyncio.get_running_loop().create_future(), tenant=tenant)
+    caller = SequenceCaller(asyncio.get_running_loop().create_future(), tenant=tenant, weight=weight)
     chooser = TokenChooser(LogitRules(options, 3, frozenset(), GenerationFacts(), [1, 2, 3]))
     rank = Rank(is_bulk, is_beyond_share, number)
     return GeneratedSequence(rank, [TextRow([1, 2, number])], options, chooser, frozenset(), caller)
@@ -50,7 +53,7 @@ async def test_a_wait_is_forecast_by_the_rows_that_go_first() -> None:
 
 async def test_a_wait_behind_a_tenants_own_texts_is_forecast_by_how_long_they_take() -> None:
     planner = Planner(BlockPool(40, 16), Pace(16), _ROWS, 16, 16)
-    texts = [_sequence(number, tenant, is_bulk=False, is_beyond_share=False) for number, tenant in enumerate("ab")]
+    texts = [_sequence(number, tenant) for number, tenant in enumerate("ab")]
     for text in texts:
         planner.add(text)
     planner.plan()
@@ -58,8 +61,8 @@ async def test_a_wait_behind_a_tenants_own_texts_is_forecast_by_how_long_they_ta
         planner.note_text(texts[0], 30.0)
         planner.note_text(texts[1], 0.1)
     for number in range(2, 8):
-        planner.add(_sequence(number, "b", is_bulk=False, is_beyond_share=False))
-    last = [_sequence(9, tenant, is_bulk=False, is_beyond_share=False) for tenant in "bc"]
+        planner.add(_sequence(number, "b"))
+    last = [_sequence(9, tenant) for tenant in "bc"]
     # Two rows are a share of two tenants, and one row of three. Eight texts of "b" have come.
     assert planner.wait_s(last[0]) == pytest.approx((8 - 2) * 0.1 / 2)
     assert planner.wait_s(last[1]) == 0
@@ -72,11 +75,11 @@ def _pace(overhead_s: float, row_s: float) -> Pace:
     return pace
 
 
-def _steps(pace: Pace, rows: dict[str, int], steps: int) -> list[Counter[str]]:
+def _steps(pace: Pace, rows: dict[str, int], steps: int, **weights: float) -> list[Counter[str]]:
     """The number of rows of each tenant in each of the steps after all texts have read their prompts."""
     planner = Planner(BlockPool(100, 16), pace, 16, 256, 16)
     for number, tenant in enumerate(tenant for tenant, count in rows.items() for _ in range(count)):
-        planner.add(_sequence(number, tenant, is_bulk=False, is_beyond_share=False))
+        planner.add(_sequence(number, tenant, weight=weights.get(tenant, 1.0)))
     found, advanced, now_ns = list[Counter[str]](), Counter[GeneratedSequence](), 0
     while len(found) < steps:
         planned = planner.plan()
@@ -97,19 +100,23 @@ def _steps(pace: Pace, rows: dict[str, int], steps: int) -> list[Counter[str]]:
 @pytest.mark.parametrize(
     ("overhead_s", "row_s", "rows", "in_a_step"),
     [
-        pytest.param(0.001, 0.001, {"a": 14, "b": 1}, {"a": 8, "b": 1}, id="rows beyond a share take turns"),
-        pytest.param(0.01, 0.001, {"a": 14, "b": 1}, {"a": 10, "b": 1}, id="rows that cost less than a step do not"),
+        pytest.param(0.004, 0.001, {"a": 14, "b": 1}, {"a": 5, "b": 1}, id="many rows take turns"),
+        pytest.param(0.01, 0.001, {"a": 14, "b": 1}, {"a": 11, "b": 1}, id="more rows go with a step that costs more"),
         pytest.param(0.1, 0.001, {"a": 14, "b": 1}, {"a": 14, "b": 1}, id="cheap rows have no turns"),
-        pytest.param(0.001, 0.001, {"a": 8, "b": 8}, {"a": 8, "b": 8}, id="rows within shares have no turns"),
-        pytest.param(0.001, 0.001, {"a": 16}, {"a": 16}, id="a tenant alone has all rows"),
-        pytest.param(0.001, 0.001, {"a": 10, "b": 2, "c": 2}, {"a": 5, "b": 2, "c": 2}, id="three tenants"),
+        pytest.param(0.001, 0.001, {"a": 8, "b": 8}, {"a": 8, "b": 8}, id="tenants with equal rows have no turns"),
+        pytest.param(0.004, 0.001, {"a": 16}, {"a": 16}, id="a tenant alone has all rows"),
+        pytest.param(0.004, 0.001, {"a": 10, "b": 2, "c": 3}, {"a": 6, "b": 2, "c": 3}, id="three tenants"),
     ],
 )
-async def test_rows_beyond_a_share_take_turns_beside_another_tenant_if_fewer_rows_are_faster(
+async def test_the_rows_of_a_tenant_take_at_most_as_long_as_a_step_of_another_tenant_alone(
     overhead_s: float, row_s: float, rows: dict[str, int], in_a_step: dict[str, int]
 ) -> None:
     found = _steps(_pace(overhead_s, row_s), rows, 12)
     assert found == [Counter(in_a_step)] * 12
+
+
+async def test_a_tenant_of_more_weight_has_more_rows_beside_another_tenants_rows() -> None:
+    assert _steps(_pace(0.004, 0.001), {"a": 14, "b": 1}, 4, a=2.0) == [Counter(a=10, b=1)] * 4
 
 
 async def test_no_row_takes_turns_before_the_time_of_a_row_is_known() -> None:

@@ -8,7 +8,8 @@ import torch
 from transformers.generation import logits_process
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions, TokenBias
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, NotFinite, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
+from neuronpipe.stages.neuron_executor.generation.sampling import NotFinite, TokenChooser
 from neuronpipe.tasks.text_options import complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores

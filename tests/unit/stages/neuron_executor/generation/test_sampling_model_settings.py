@@ -14,7 +14,8 @@ from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.compiler.tasks.texts import generation_facts
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.stages.neuron_executor.generation.beams import BeamSearch
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
+from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.tasks.text_options import GenerationFacts, complete_options
 from tests.unit.model_specs import model_spec
 from tests.unit.stages.neuron_executor.generation.written_decoder import written_scores

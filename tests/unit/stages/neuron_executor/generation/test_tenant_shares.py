@@ -16,7 +16,7 @@ from neuronpipe.core.errors import DeadlineExceeded, Overloaded
 from neuronpipe.core.items import ExecuteItem, Work
 from neuronpipe.platform.process.background import run_beside
 from neuronpipe.stages.neuron_executor.generation import planner, tenant_shares
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 from neuronpipe.stages.neuron_executor.generation.tenant_shares import TenantShares, split
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
@@ -47,7 +47,7 @@ class _PacedDecoder(WrittenDecoder):
 @asynccontextmanager
 async def _generator(
     blocks: int = 2000, step_s: float = 0.0, **settings: Any
-) -> AsyncIterator[tuple[Generator, WrittenDecoder]]:
+) -> AsyncIterator[tuple[TextGenerator, WrittenDecoder]]:
     decoder = _PacedDecoder(blocks)
     decoder.step_s = step_s
     limits: dict[str, Any] = {"max_batch_size": _ROWS, "step_tokens": 16} | settings
@@ -73,11 +73,11 @@ def _item(
     return prompt_item(_SPEC, prompt, max_new_tokens, call, Work(weight=weight), **options)
 
 
-async def _tokens(generator: Generator, item: ExecuteItem) -> _Tokens:
+async def _tokens(generator: TextGenerator, item: ExecuteItem) -> _Tokens:
     return [one["token_ids"].tolist() for one in (await generator.generate(item)).outputs.arrays]
 
 
-async def _steps_before(generator: Generator, decoder: WrittenDecoder, number: int, count: int = 3) -> int:
+async def _steps_before(generator: TextGenerator, decoder: WrittenDecoder, number: int, count: int = 3) -> int:
     """How many steps began after a short text of another tenant came, and before its own first step."""
     began, add = list[int](), generator.planner.add
 

@@ -6,7 +6,8 @@ from collections import Counter
 from itertools import islice
 
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
-from neuronpipe.stages.neuron_executor.generation.sampling import LogitRules, TokenChooser
+from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
+from neuronpipe.stages.neuron_executor.generation.sampling import TokenChooser
 from neuronpipe.stages.neuron_executor.generation.sequence import (
     GeneratedSequence,
     Rank,

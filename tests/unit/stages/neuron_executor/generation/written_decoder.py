@@ -21,7 +21,7 @@ from neuronpipe.core.metrics import Telemetry
 from neuronpipe.core.model import ModelSpec
 from neuronpipe.core.packed import TensorSets
 from neuronpipe.platform.process.background import run_beside
-from neuronpipe.stages.neuron_executor.generation.engine import Generator
+from neuronpipe.stages.neuron_executor.generation.engine import TextGenerator
 from neuronpipe.stages.neuron_executor.generation.observer import GenerationObserver
 from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderRun, TokenScores
 from neuronpipe.stages.settings import EngineSettings
@@ -163,7 +163,7 @@ def tokens_of(prediction: Prediction) -> list[int]:
     return found
 
 
-async def joining(chance: random.Random, generator: Generator, number: int, item: ExecuteItem) -> list[int] | None:
+async def joining(chance: random.Random, generator: TextGenerator, number: int, item: ExecuteItem) -> list[int] | None:
     """The tokens of an item that comes at some time; every fifth is cancelled at some time, and has none."""
     for _ in range(chance.randrange(6)):
         await asyncio.sleep(0)
@@ -179,13 +179,13 @@ async def joining(chance: random.Random, generator: Generator, number: int, item
 @asynccontextmanager
 async def running_generator(
     decoder: WrittenDecoder, spec: ModelSpec, telemetry: Telemetry | None = None, **settings: Any
-) -> AsyncIterator[Generator]:
+) -> AsyncIterator[TextGenerator]:
     """An engine over a decoder, with four sequences at once and eight tokens a step unless `settings` say otherwise."""
     telemetry = telemetry or Telemetry()
     limits: dict[str, Any] = {"max_batch_size": 4, "step_tokens": 8, "max_queue_sequences": 64} | settings
     engine_settings = with_constants(EngineSettings, **limits)
     observer = GenerationObserver(telemetry, spec, "written")
-    generator = Generator(decoder, spec, telemetry, observer, lambda: TOKENIZER_JSON, engine_settings)
+    generator = TextGenerator(decoder, spec, telemetry, observer, lambda: TOKENIZER_JSON, engine_settings)
     async with run_beside(generator.work()):
         try:
             yield generator

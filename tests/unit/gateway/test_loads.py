@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from neuronpipe.core.calls import Call
-from neuronpipe.gateway.load_shedding import ModelLoad, RequestLoad, TenantLoad, newest_of_largest
+from neuronpipe.gateway.loads import ModelLoad, RequestLoad, TenantLoad, newest_of_largest
 
 
 def _load(tokens: Sequence[int]) -> TenantLoad:

@@ -1,5 +1,5 @@
-"""The load of admission control and of each model: the requests in flight, how fast they drain, and which would be
-late.
+"""The loads that admission control counts for all requests, each model and each tenant of a model: the requests in
+flight, how fast they drain, and which would be late.
 
 The fairness of tenants also is in tenants.py (quotas, shares of the gateway), tenant_turns.py (order) and `Places`.
 docs/overload.md ("Where a request waits") has the whole.
@@ -66,9 +66,13 @@ class RequestLoad:
         return bool(self.shed_for)
 
     @property
+    def input_tokens(self) -> int:
+        return self.tokens - self.new_tokens
+
+    @property
     def cost(self) -> int:
         """The cost of the request so far, in tokens. A request that never ran costs nothing."""
-        return self.tokens - self.new_tokens + self.generated_tokens if self.own_turn else 0
+        return self.input_tokens + self.generated_tokens if self.own_turn else 0
 
 
 class Load:
