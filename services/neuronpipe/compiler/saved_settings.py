@@ -151,7 +151,8 @@ SENTENCE_TRANSFORMERS = _table(
     prompts=limited(_are_texts),
     **dict.fromkeys(("truncate_dim", "max_active_dims"), limited(_is_count)),
 )
-# The same for models of images and texts, whose vectors are compared as they are.
+# Fields of the same file for models of images and texts. They have no prompts and no truncate_dim: whole vectors are
+# compared.
 _IMAGE_TEXT_FIELDS = _table("image_text", prompts=limited(_only()))
 _IMAGE_TEXT_TRANSFORMER = {
     "modality_config": limited(_is_of_features),

@@ -1,4 +1,7 @@
-"""Admission control: limits of the requests and tokens that run at once, alone, in a batch or on a stream."""
+"""Admission control: limits of the requests and tokens in flight.
+
+Each request of a batch or a stream counts like a request that came alone.
+"""
 
 import math
 import time
@@ -120,7 +123,7 @@ class _Refusal:
 
 
 def _end_nothing() -> None:
-    """Takes the place of `shed` once the request has left."""
+    """Replaces `shed` when the request has left."""
 
 
 def _bulk_share(limit: int) -> int:
@@ -161,7 +164,7 @@ class AdmissionControl:
         return self._load.requests, self._load.tokens
 
     @property
-    def share(self) -> float:
+    def fullness(self) -> float:
         """The fuller of the two limits (requests, tokens), as a share from 0 to 1."""
         return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 

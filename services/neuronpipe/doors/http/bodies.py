@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.parsing import check_depth, too_long
+from neuronpipe.core.parsing import check_depth, too_many_bytes
 from neuronpipe.doors.http.json_limits import check_values
 from neuronpipe.platform.process.lanes import is_on_event_loop
 
@@ -88,7 +88,7 @@ def _check_texts(value: Any, max_bytes: int) -> None:
                     while index:
                         _, index, name = containers[index]
                         path.append(name)
-                    raise too_long(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
+                    raise too_many_bytes(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
             elif kind is list or kind is dict:
                 containers.append((inner, index, name))
 

@@ -16,7 +16,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, cut_fields, truncation_of
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_options import GenerationFacts, form_of
 
@@ -69,7 +69,7 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         options.MergeFrom(_form(parameters.grammar))
     cuts: dict[str, Any] = {"truncation": truncation_of(parameters.truncation, None)}
     if parameters.truncate:
-        cuts = kept_tokens(parameters.truncate, "left")
+        cuts = cut_fields(parameters.truncate, "left")
     return TaskInput(text_generation=tasks.TextGenerationInput(prompt=input, options=options, **cuts))
 
 

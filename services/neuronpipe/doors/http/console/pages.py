@@ -26,7 +26,7 @@ from neuronpipe.doors.http.events import EVENTS, event
 from neuronpipe.doors.http.exchange import HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import RequestRefused
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.tenants.tenants import Shares
+from neuronpipe.gateway.tenants.tenants import FairLimit
 
 _get = partial(Route, "GET", is_counted=False)
 # The files are open as health is: without them the page cannot ask for a key.
@@ -170,7 +170,7 @@ class LiveFigures:
     """Streams of server-sent events, one for each listener. The number of listeners is limited."""
 
     def __init__(self, meters: Meters, interval_s: float = _INTERVAL_S) -> None:
-        self.listeners = Shares(_MAX_LISTENERS)
+        self.listeners = FairLimit(_MAX_LISTENERS)
         self._meters = meters
         self._interval_s = interval_s
 

@@ -228,7 +228,7 @@ class StepLoop:
             reason = self._advance_text(sequence, choice)
             record.note_token(now_ns)
             tokens = None
-            if sequence.caller.stream and isinstance(choice, tuple):
+            if sequence.caller.sink and isinstance(choice, tuple):
                 tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
                 self._planner.remove(sequence)
