@@ -9,7 +9,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeEr
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.tracing import SpanContext
 
-# Looking it up in the enumeration takes microseconds.
+# A lookup in the enumeration takes a microsecond.
 _BULK = Priority.PRIORITY_BULK
 
 

@@ -59,8 +59,9 @@ class Admission(RequestLoad):
         return self.control.tenants.turn(self, model) if self.control.tenants else _NO_TURN
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
-        """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the
-        request generates. Raises Overloaded where the estimates let in too much.
+        """Replaces the estimates of the tokens of the input, unless these were known, and of generated tokens.
+
+        `new_tokens`: the maximum number of generated tokens. Raises Overloaded without room beyond the estimates.
         """
         self.control.correct(self, tokens, new_tokens)
 
@@ -199,16 +200,17 @@ class AdmissionControl:
         shed: Callable[[], None],
         held: HeldTime | None = None,
     ) -> Admission:
-        """Admits a request. Use the admission as a context manager; its end releases the place. Raises Overloaded
-        where there is no room, and DeadlineExceeded where the model is overloaded and no answer would be ready in time.
+        """Admits a request. Use the admission as a context manager; its end releases the place.
+
+        Raises Overloaded if there is no room, and DeadlineExceeded if the model is overloaded and no answer would be
+        ready in time.
 
         - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
           estimated from the bytes.
         - `new_tokens`: the maximum number of tokens that the request generates.
         - `held`: the time for which the request was held.
-
-        `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
-        has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.
+        - `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant
+          that has more than its share of the limits or of the model. The newest requests end first; `is_shed` is set.
         """
         model = model if model in self._model_limits else base_name(model)  # adapters share the limit of their base
         load = self._models.get(model)

@@ -92,7 +92,6 @@ def divide(
     """Divides a sequence that is too long into at most `max_chunks` chunks, or cuts it to a chunk if that is 0.
 
     `encode`: encodes any text as it encoded `whole`. `around_field`: the field with most tokens around the text.
-
     Raises InvalidInput.
     """
     tokens, limit = len(whole.token_ids), model.max_tokens

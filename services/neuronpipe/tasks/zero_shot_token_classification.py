@@ -232,9 +232,7 @@ def _labels(input: ZeroShotTokenClassificationInput) -> Sequence[str]:
 def _kept(words: TokenIds, count: int, room: int, max_words: int, *, is_left: bool) -> tuple[int, int]:
     """Returns the range of a text's tokens that fits, with at most `max_words` words.
 
-    Truncation on the left drops whole words.
-
-    `words`: int32 [tokens], the word of each token. `count`: the number of words.
+    Truncation on the left drops whole words. `words`: int32 [tokens], the word of each token. `count`: all words.
     """
     if not is_left:
         return 0, min(room, int(np.searchsorted(words, max_words)))

@@ -161,7 +161,7 @@ def read_image(text: str) -> bytes:
 
 
 def write_body(value: Any) -> bytes:
-    """Returns JSON. A thread writes arrays of NumPy in pieces, so that other threads run between two pieces."""
+    """Returns a value as JSON. In a thread, arrays of NumPy are written in pieces: other threads run in between."""
     if is_on_event_loop():
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return orjson.dumps(value, default=_write_array)
@@ -198,7 +198,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 def _fields_of(value: Any, location: tuple[int | str, ...], is_missing: bool) -> list[int | str]:
     """Returns the steps of a location that are indices and fields of the value, as many as possible.
 
-    A form may have the name of a field: then the last step, the field at fault, counts more than a step before it.
+    A form may have the name of a field. Of two results of one length, the result with the field at fault is returned.
     """
     if not location:
         return []

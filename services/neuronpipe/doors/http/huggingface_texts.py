@@ -40,7 +40,7 @@ _REASONS = {
 
 
 def _options(parameters: Mapping[str, Any]) -> GenerationOptions:
-    """Returns the options among values by transformers' names."""
+    """Returns the options of generation among the parameters of a request, which have the names of transformers."""
     fields = message_fields({name: value for name, value in parameters.items() if name in _OPTIONS})
     return GenerationOptions(**fields)
 
@@ -181,7 +181,7 @@ async def answer_tokens(
 ) -> HttpResponse:
     """Answers with one text as events. Raises NeuronpipeError if it fails before the first token."""
     input = read_one_prompt(prompt, body, model)
-    input.text_generation.options.top_logprobs = 0  # the log probability of each token
+    input.text_generation.options.top_logprobs = 0  # only the log probability of the chosen token
     model_call = ModelCall(request.call, request.model(model.name), one_text_fields(body))
     events = await inference.stream(model_call, input)
     return event_response(_values(events, prompt, body), TGI_ERROR)

@@ -64,7 +64,7 @@ class MemoryCache(Generic[ValueT]):
             self.size_bytes -= self._values.popitem(last=False)[1][1]
 
 
-# A look-up in the enumeration takes microseconds.
+# A lookup in the enumeration takes a microsecond.
 _HIT_MEMORY, _HIT_REDIS, _MISS, _BYPASS = (
     CacheOutcome.CACHE_OUTCOME_HIT_MEMORY,
     CacheOutcome.CACHE_OUTCOME_HIT_REDIS,

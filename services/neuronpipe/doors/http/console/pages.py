@@ -124,7 +124,7 @@ _LONGEST_S = 3600.0
 _PERCENTILES = (50, 95, 99)
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE, Spans.POSTPROCESS)
 _OK = status_name(None)
-# Figures that are rates per second, and figures that are present values.
+# Figures that the console shows as rates per second.
 _RATES = {
     "tokens_per_s": Metrics.REQUEST_TOKENS,
     "shed_per_s": Metrics.SHED,
@@ -132,6 +132,7 @@ _RATES = {
     "cancelled_per_s": Metrics.CANCELLED,
     "busy_cores": Metrics.CORE_BUSY,
 }
+# Figures that the console shows as they are.
 _PRESENT = {
     "in_flight": Metrics.REQUESTS_IN_FLIGHT,
     "tokens_in_flight": Metrics.TOKENS_IN_FLIGHT,

@@ -91,7 +91,7 @@ class Generator:
 
     @asynccontextmanager
     async def _planning(self) -> AsyncIterator[None]:
-        """Holds the planner for the block, on the event loop, which does other work until the planner is free."""
+        """Locks the planner for the block. The event loop does other work until the planner is free."""
         while not self._steps.lock.acquire(blocking=False):  # noqa: ASYNC110 (the thread is no task)
             await asyncio.sleep(_LOOK_AGAIN_S)
         try:
