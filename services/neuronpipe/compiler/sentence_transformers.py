@@ -262,7 +262,7 @@ def read_pooling(folder: Path) -> TokenPooling:
 def _is_instructor(folder: Path) -> bool:
     """Returns whether the model is Instructor, whose vectors leave out the prompt, the instruction.
 
-    Its settings do not say this. sentence-transformers knows the model by its name on the Hub, which is in the path of
+    The settings do not say this. sentence-transformers knows the model by its name on the Hub, which is in the path of
     a download and in README.md.
     """
     card = folder / "README.md"

@@ -198,7 +198,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 def _fields_of(value: Any, location: tuple[int | str, ...], is_missing: bool) -> list[int | str]:
     """Returns the steps of a location that are indices and fields of the value, as many as possible.
 
-    A form may have the name of a field. Of two results of one length, the result with the field at fault is returned.
+    A form may have the name of a field. The result with the field at fault wins over another result of its length.
     """
     if not location:
         return []
