@@ -19,10 +19,19 @@ import uvloop
 
 from neuronpipe.api.v1.inference_pb2 import InferResponse
 from neuronpipe.core.errors import Unavailable
-from neuronpipe.measure.load.generator import PART, LoadGenerator, PartTimes, Recorder, Rows, Sender, Share, TaskSender
+from neuronpipe.measure.load.generator import (
+    PART,
+    LoadGenerator,
+    LoadPart,
+    PartTimes,
+    Recorder,
+    Rows,
+    Sender,
+    TaskSender,
+)
 from neuronpipe.measure.load.report import LoadResult, compute_result
 from neuronpipe.measure.load.request import LoadRequest
-from neuronpipe.measure.load.run import shares
+from neuronpipe.measure.load.run import load_parts
 from neuronpipe.measure.machine import cpu_seconds
 from neuronpipe.platform.process.worker import Worker
 from neuronpipe.rpc.client import open_channel
@@ -118,11 +127,11 @@ async def send_all(
     """
     began_s = time.monotonic()
     kept = KeptAnswers(began_s + warm_up_s)
-    share = Share(
+    load_part = LoadPart(
         callers=callers, rate_per_s=rate_per_s, seed=(seed,), max_in_flight=1_000_000, warm_up_s=warm_up_s,
         duration_s=seconds, deadline_s=None, drain_s=_HOUR_S,
     )  # fmt: skip
-    await LoadGenerator(TaskSender(lambda request, _: call(request)), iter(requests), share, began_s, kept).run()
+    await LoadGenerator(TaskSender(lambda request, _: call(request)), iter(requests), load_part, began_s, kept).run()
     kept.answers = [answer for answer in kept.answers if answer.due_s >= began_s + warm_up_s]
     return kept
 
@@ -187,12 +196,12 @@ def _serve(pipe: "Connection[_Found | Exception, _Order]", requests: Sequence[by
 
 
 async def _run(requests: Sequence[bytes], system: System, load: LoadRequest, count: int) -> _Found:
-    (share,) = shares(load)
+    (load_part,) = load_parts(load)
     async with _sender(system, load) as sender:
         began_s = time.monotonic()
         recorder = KeptAnswers(began_s + load.warm_up_s, is_ours=system.method == INFER)
         sent = iter(requests[:count]) if count else itertools.cycle(requests)
-        generator = LoadGenerator(sender, sent, replace(share, pause_s=_PAUSE_S), began_s, recorder)
+        generator = LoadGenerator(sender, sent, replace(load_part, pause_s=_PAUSE_S), began_s, recorder)
         server_began_s, own_began_s = cpu_seconds(system.pids), time.process_time()
         # It would look through all answers again and again.
         gc.disable()

@@ -146,7 +146,7 @@ def _vectors(result: Any, _: Any) -> _Rows:
 
 
 def _each(field: str, *names: str) -> "Callable[[Any, Any], _Rows]":
-    """Returns a function that makes a row of each element of a result's field, with these fields of the element."""
+    """Returns a function that lists the elements of a result's `field` as rows of their fields `names`."""
     return lambda result, _: ([getattr(element, name) for name in names] for element in getattr(result, field))
 
 

@@ -88,7 +88,7 @@ def option(
 
 
 def made(kind: type[KindT], options: argparse.Namespace, **others: Any) -> KindT:
-    """Makes an object of a class whose arguments are options of the same names. `others`: its other arguments."""
+    """Makes an object of a class. Its arguments are the options of the same names, and `others`."""
     arguments = {name: getattr(options, name) for name in inspect.signature(kind).parameters if hasattr(options, name)}
     return kind(**arguments | others)
 

@@ -389,7 +389,7 @@ def needs_eager_attention(model: Any) -> bool:
 def _mask_windows(
     encoder: Any, args: tuple[Any, ...], inputs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Gives ModernBERT its masks: padding sees itself in a window, and full attention needs no square of tokens."""
+    """Gives ModernBERT its masks. In windows, padding sees itself. The mask of full attention has a single row."""
     mask, reach = inputs["attention_mask"], encoder.config.local_attention // 2
     row, column = (torch.arange(mask.shape[1], device=mask.device).view(shape) for shape in ((-1, 1), (1, -1)))
     is_text = mask[:, None, None, :].bool()

@@ -180,7 +180,7 @@ def _difference(processor: Any, image: Image.Image, numbers: NDArray[np.float32]
     return float((np.abs(numbers - expected) / np.maximum(1, np.abs(expected))).max())
 
 
-# Kinds of models whose scores and texts are known to be as this file computes them.
+# Kinds of models of images and texts for which this file computes the inputs and scores of transformers.
 IMAGE_TEXT_KINDS = ("clip", "siglip")
 
 

@@ -95,7 +95,7 @@ _FLASH_NAMES = {
     ".mlp.fc2.": ".output.dense.",
 }
 _OWN_CODE = "auto_map"
-# Fields that say which tokens a decoder's token sees.
+# Fields that set whether the tokens of a decoder see the tokens behind them.
 _DIRECTIONS = ("is_causal", "use_bidirectional_attention")
 # The class of gte-Qwen2 and stella_en_1.5B_v5, whose forward has is_causal=False.
 _SEES_ALL_TOKENS = "modeling_qwen.Qwen2Model"
@@ -231,7 +231,7 @@ def _flash_configuration(folder: Path, model_folder: Path, content: Mapping[str,
 
 
 def _rename_flash_weights(folder: Path) -> None:
-    """Replaces the links to weights in `folder` by the weights in the names of transformers. Raises SetupError."""
+    """Replaces the links to weights in `folder` by a file with the names of transformers. Raises SetupError."""
     with refusing(f"{folder}: its weights cannot be read", advice="; get its files again"):
         tensors = read_tensors(folder)
     renamed = dict[str, torch.Tensor]()
@@ -249,7 +249,10 @@ def _rename_flash_weights(folder: Path) -> None:
 
 
 def _decoder_configuration(folder: Path, model_folder: Path, content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Rewrites decoders that make vectors. Their code has the class names of transformers and may see other tokens."""
+    """Returns the configuration of a decoder that makes vectors by code of its own, or None for another model.
+
+    The class of such code has a name of transformers, but its tokens may see the tokens behind them.
+    """
     code = str((content.get(_OWN_CODE) or {}).get("AutoModel") or "")
     is_embedder = (folder / "modules.json").is_file() and hasattr(transformers, code.rpartition(".")[2])
     if not is_embedder or any(name in content for name in _DIRECTIONS):

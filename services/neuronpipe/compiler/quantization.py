@@ -164,7 +164,7 @@ def _nncf() -> Iterator[Any]:
         logging.setLoggerClass(logger_class)
 
 
-# Texts that rank the parts. They are among the calibration texts, so the comparison's texts do not influence the ranks.
+# Number of texts that rank the parts. Calibration texts rank them, so that the texts of the comparison do not.
 _RANKING_TEXTS = 32
 
 Measure = Callable[[Artifact], Accuracy | None]

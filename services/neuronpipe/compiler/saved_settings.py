@@ -64,7 +64,7 @@ def _is_of_features(value: Any) -> bool:
 
 
 def _is_of_templates(value: Any) -> bool:
-    """Returns whether processing_kwargs are for chat templates alone, which rerankers have."""
+    """Returns whether processing_kwargs set nothing but chat templates and logits_to_keep, as rerankers do."""
     is_for_model = _only("logits_to_keep")
     return isinstance(value, dict) and all(
         name == "chat_template" or is_for_model(arguments) for name, arguments in value.items()
@@ -151,7 +151,8 @@ SENTENCE_TRANSFORMERS = _table(
     prompts=limited(_are_texts),
     **dict.fromkeys(("truncate_dim", "max_active_dims"), limited(_is_count)),
 )
-# The same for models of images and texts, whose vectors are compared as they are.
+# Fields of the same file for models of images and texts. They have no prompts and no truncate_dim: whole vectors are
+# compared.
 _IMAGE_TEXT_FIELDS = _table("image_text", prompts=limited(_only()))
 _IMAGE_TEXT_TRANSFORMER = {
     "modality_config": limited(_is_of_features),
@@ -162,8 +163,8 @@ _IMAGE_TEXT_TRANSFORMER = {
 MODULE = {name.removeprefix("module "): _table(name) for name in _TABLES if name.startswith("module ")}
 # Fields of preprocessor_config.json. The processor's pixels of sample images are compared with its options.
 IMAGE_PROCESSOR = _table("image_processor")
-# Fields of adapter_config.json. peft applies them to the weights, into which the adapter is merged. The fields without
-# a value that could be merged act on some tokens or inputs only, or by chance.
+# Fields of adapter_config.json. peft applies them to the weights, into which the adapter is merged. Fields that
+# act on some tokens or inputs only, or by chance, have no value that could be merged.
 ADAPTER = _table("adapter")
 
 # Names of fields that change no numbers.

@@ -262,9 +262,8 @@ def read_pooling(folder: Path) -> TokenPooling:
 def _is_instructor(folder: Path) -> bool:
     """Returns whether the model is Instructor, whose vectors leave out the prompt, the instruction.
 
-    The files of the model do not say this.
-
-    sentence-transformers knows it by its name on the Hub, which is in the path of a download and in README.md.
+    The settings do not say this. sentence-transformers knows the model by its name on the Hub, which is in the path of
+    a download and in README.md.
     """
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""

@@ -244,7 +244,7 @@ class _RunningStep:
         singles = new[0, :, : self.slots].transpose(0, 1)[:, :, None]
         chunk = new[:, :, self.slots :].index_select(2, self._of_chunk)
         added = torch.where(self._gets_chunk[:, None, None, None], chunk, singles)
-        # Zeros follow: masked places have a weight of zero, which does not help against the NaN of an earlier text.
+        # Zeros follow. An earlier text may have left NaN there, which the zero weight of masked places does not mend.
         after = torch.where(self._is_kept, old, torch.where(self._is_new, added, 0.0).to(old.dtype))
         self.added.append(after)
         return after

@@ -9,7 +9,7 @@ from neuronpipe.core.errors import DeadlineExceeded, InternalError, NeuronpipeEr
 from neuronpipe.core.logs import log_fault
 from neuronpipe.core.tracing import SpanContext
 
-# A constant, like others of this kind, because a look-up in an enumeration takes microseconds.
+# A constant, as others of this kind: a lookup in an enumeration takes a microsecond.
 BULK = Priority.PRIORITY_BULK
 
 

@@ -194,7 +194,7 @@ class ModelSpec(Frozen):
 
     @property
     def image_tokens(self) -> int:
-        """The tokens that an image counts as, at most the tokens of a text; 0 if the model takes no images."""
+        """The tokens of an image in limits and usage, at most `max_tokens`; 0 if the model takes no images."""
         return min(self.image.tokens, self.max_tokens) if self.image else 0
 
     @property

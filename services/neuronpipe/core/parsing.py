@@ -176,8 +176,9 @@ def too_much(row: bytes) -> str:
 
 
 def takes_too_much(data: bytes, bytes_by_mark: Mapping[bytes, int]) -> bool:
-    """Returns whether the values of JSON, each with its mark, exceed the memory of one message. Marks in strings do not
-    count.
+    """Returns whether the values of a text in JSON would take more than the memory of one message.
+
+    Each mark outside of strings stands for one value, which takes its `bytes_by_mark`.
     """
     pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
     return not (_is_within(pieces, bytes_by_mark) or _is_within(_outside_of_strings(data), bytes_by_mark))
@@ -192,7 +193,7 @@ def _is_within(pieces: Iterable[bytes], bytes_by_mark: Mapping[bytes, int]) -> b
     return True
 
 
-def too_long(field: str, max_bytes: int) -> InvalidInput:
+def too_many_bytes(field: str, max_bytes: int) -> InvalidInput:
     """Returns the error for a text that is too long to be an input."""
     return InvalidInput(field, f"more than {max_bytes} bytes, the limit (the gateway's max_input_bytes)")
 

@@ -29,11 +29,11 @@ def unit_of(name: str) -> str:
 
 
 def in_unit(text: str, unit: str) -> float:
-    """Converts a text such as 10m to a number of the unit (s, ms or bytes), as bare numbers are. Raises ValueError."""
+    """Converts a text such as 10m, or a bare number of `unit`, to a number of `unit`. Raises ValueError."""
     match = _QUANTITY.fullmatch(text)
     if not match or match[2] not in _FACTORS[unit]:
         example = "256MiB or 1.5GB" if unit == "bytes" else "250ms, 30s, 10m or 2h"
         raise ValueError(f"{text!r}: must be a number of {_WORDS[unit]}, or a number with a unit, such as {example}")
     number = Decimal(match[1]) * _FACTORS[unit][match[2]]
-    # 1.1MiB is not a whole number of bytes.
+    # Rounded down: 1.1MiB is not a whole number of bytes.
     return float(int(number) if unit == "bytes" and match[2] else number)

@@ -309,8 +309,11 @@ def truncation_of(truncate: bool | str | None, direction: str | None) -> "Trunca
     return Truncation.TRUNCATION_LEFT if direction and direction.lower() == "left" else Truncation.TRUNCATION_RIGHT
 
 
-def kept_tokens(limit: int | None, direction: str | None) -> dict[str, Any]:
-    """Returns the fields of vLLM's truncate_prompt_tokens; -1 keeps as many tokens as the model takes."""
+def cut_fields(limit: int | None, direction: str | None) -> dict[str, Any]:
+    """Returns the fields of an input that cut it to `limit` tokens, as vLLM's truncate_prompt_tokens.
+
+    -1 cuts to what the model takes. None leaves the decision to the setting long_texts.
+    """
     return {
         "truncation": truncation_of(None if limit is None else True, direction),
         "truncation_tokens": max(limit or 0, 0),
@@ -318,7 +321,7 @@ def kept_tokens(limit: int | None, direction: str | None) -> dict[str, Any]:
 
 
 def score_function(is_raw: bool) -> "ScoreFunction.ValueType":
-    """Returns no function for raw scores, and else the model's own function."""
+    """Returns the function that a model applies to its scores: none for raw scores, otherwise its own."""
     return ScoreFunction.SCORE_FUNCTION_NONE if is_raw else ScoreFunction.SCORE_FUNCTION_UNSPECIFIED
 
 

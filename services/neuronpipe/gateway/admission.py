@@ -1,4 +1,7 @@
-"""Admission control: limits of the requests and tokens that run at once, alone, in a batch or on a stream."""
+"""Admission control: limits of the requests and tokens in flight.
+
+Each request of a batch or a stream counts like a request that came alone.
+"""
 
 import math
 import time
@@ -56,8 +59,9 @@ class Admission(RequestLoad):
         return self.control.tenants.turn(self, model) if self.control.tenants else _NO_TURN
 
     def count(self, tokens: int, new_tokens: int = 0) -> None:
-        """Replaces the estimates by the tokens of the input, unless these were known, and by the most tokens that the
-        request generates. Raises Overloaded where the estimates let in too much.
+        """Replaces the estimates of the tokens of the input, unless these were known, and of generated tokens.
+
+        `new_tokens`: the maximum number of generated tokens. Raises Overloaded without room beyond the estimates.
         """
         self.control.correct(self, tokens, new_tokens)
 
@@ -120,7 +124,7 @@ class _Refusal:
 
 
 def _end_nothing() -> None:
-    """Takes the place of `shed` once the request has left."""
+    """Replaces `shed` when the request has left."""
 
 
 def _bulk_share(limit: int) -> int:
@@ -161,7 +165,7 @@ class AdmissionControl:
         return self._load.requests, self._load.tokens
 
     @property
-    def share(self) -> float:
+    def fullness(self) -> float:
         """The fuller of the two limits (requests, tokens), as a share from 0 to 1."""
         return max(self._load.requests / self._limits[0], self._load.tokens / self._limits[1])
 
@@ -196,16 +200,17 @@ class AdmissionControl:
         shed: Callable[[], None],
         held: HeldTime | None = None,
     ) -> Admission:
-        """Admits a request. Use the admission as a context manager; its end releases the place. Raises Overloaded
-        where there is no room, and DeadlineExceeded where the model is overloaded and no answer would be ready in time.
+        """Admits a request. Use the admission as a context manager; its end releases the place.
+
+        Raises Overloaded if there is no room, and DeadlineExceeded if the model is overloaded and no answer would be
+        ready in time.
 
         - `known_tokens`: the cost of the input, where it is known before the input is tokenized; otherwise it is
           estimated from the bytes.
         - `new_tokens`: the maximum number of tokens that the request generates.
         - `held`: the time for which the request was held.
-
-        `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant that
-        has more than its share of the limits or of the model. The newest requests go first, and `is_shed` is set.
+        - `shed`: ends the request to make room: a bulk request for an interactive request, or a request of a tenant
+          that has more than its share of the limits or of the model. The newest requests end first; `is_shed` is set.
         """
         model = model if model in self._model_limits else base_name(model)  # adapters share the limit of their base
         load = self._models.get(model)

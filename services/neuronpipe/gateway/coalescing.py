@@ -60,13 +60,13 @@ class Coalescer:
         self.digests: Mapping[ModelKey, str] = {}
         self.changes = Changes()  # the endpoints' models
 
-    async def send(self, item: StageItem, stream: TokenSink | None = None) -> Any:
-        """Returns the item's value. The tokens of a text are put into the stream as they come. If the caller cancels,
+    async def send(self, item: StageItem, sink: TokenSink | None = None) -> Any:
+        """Returns the item's value. The tokens of a text are put into the sink as they come. If the caller cancels,
         the item is also cancelled.
 
         Raises the errors of the stage, Unavailable, and Overloaded where too many items are held.
         """
-        queued = QueuedItem(next(self._item_ids), item, stream)
+        queued = QueuedItem(next(self._item_ids), item, sink)
         if not self._accepting[item.model]:
             self._hold(queued)
         self._queue.append(queued)
@@ -169,12 +169,15 @@ class Coalescer:
         self._wake_one()
 
     def take_items(self, endpoint: StageEndpoint) -> list[QueuedItem]:
-        """Takes an endpoint's share of the waiting items for its models. Items whose callers left are dropped."""
+        """Takes items for an endpoint. The endpoints that accept a model divide the waiting tokens of the model evenly.
+
+        Items whose callers left are dropped.
+        """
         waiting = self._queue.cost_tokens.items()
-        share_tokens = sum(
+        least_tokens = sum(
             -(-tokens // self._accepting[model]) for model, tokens in waiting if endpoint.has_model(model)
         )
-        taken = self._queue.take(endpoint.has_model, share_tokens, takes_suspects=self._takes_suspects(endpoint))
+        taken = self._queue.take(endpoint.has_model, least_tokens, takes_suspects=self._takes_suspects(endpoint))
         for queued in taken:
             if queued.is_returned:
                 queued.is_returned = False

@@ -153,7 +153,7 @@ class GenerationRequest(RunningRequest):
         return usage
 
     async def _search(self, first: "_RunningText", work: Work) -> Prediction:
-        """Searches all texts at once, as the generation of the first text."""
+        """Runs a beam search. The generation of the first text makes all texts."""
         try:
             prediction = await first.generate(work)
         except asyncio.CancelledError:

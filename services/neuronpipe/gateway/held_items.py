@@ -11,7 +11,7 @@ from neuronpipe.core.deadlines import HeldTime
 from neuronpipe.core.errors import Overloaded
 from neuronpipe.core.metrics import Meters
 from neuronpipe.core.names import Metrics
-from neuronpipe.gateway.tenants.tenants import Shares
+from neuronpipe.gateway.tenants.tenants import FairLimit
 
 # The time that a caller beyond the limits is told to wait: processes take seconds to start.
 _RETRY_AFTER_S = 1.0
@@ -40,7 +40,7 @@ class HeldItems:
 
     def __init__(self, max_requests: int = 0, max_bytes: int = MAX_HELD_BYTES, meters: Meters | None = None) -> None:
         self._meters = meters or Meters()
-        self._requests, self._bytes = (Shares(limit, _MOST_OF_THE_REST) for limit in (max_requests, max_bytes))
+        self._requests, self._bytes = (FairLimit(limit, _MOST_OF_THE_REST) for limit in (max_requests, max_bytes))
         self.is_on = max_requests > 0
         self.is_stopping = False
         self.stops = Changes()

@@ -62,7 +62,7 @@ class Pipeline:
         self.copies = ShadowCopies(self._context, telemetry.meters)
         telemetry.meters.gauge(Metrics.REQUESTS_IN_FLIGHT, lambda: control.in_flight[0])
         telemetry.meters.gauge(Metrics.TOKENS_IN_FLIGHT, lambda: control.in_flight[1])
-        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: control.share)
+        telemetry.meters.gauge(Metrics.IN_FLIGHT_SHARE, lambda: control.fullness)
 
     async def infer(
         self, request: InferenceRequest, span: Name = Spans.INFER, parts: TextParts | None = None

@@ -77,7 +77,7 @@ class ShadowCopies:
         shadow = table.find_shadow(*model.key, answer.request_id)
         if not shadow or request.version:
             return
-        if self._admission_control.share >= _FULL_SHARE or self._waiting.full():
+        if self._admission_control.fullness >= _FULL_SHARE or self._waiting.full():
             self._count(shadow, "dropped")
         else:
             self._waiting.put_nowait(_Copy(request, answer, shadow))
@@ -101,7 +101,7 @@ class ShadowCopies:
 
     async def _run(self, copy: _Copy) -> str:
         """Computes and compares a copy. Returns its outcome. Raises the errors of computing."""
-        if self._admission_control.share >= _FULL_SHARE or copy.shadow.state is not ModelState.READY:
+        if self._admission_control.fullness >= _FULL_SHARE or copy.shadow.state is not ModelState.READY:
             return "dropped"
         with copy.shadow as model:
             began_ns = time.monotonic_ns()

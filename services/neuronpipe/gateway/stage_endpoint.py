@@ -42,7 +42,7 @@ class EndpointOwner(Protocol):
 class StageEndpoint:
     """The stream to one endpoint.
 
-    - `models`: the models that the process announced last, without versions whose bundles are not the gateway's.
+    - `models`: the models that the process announced last, except versions whose bundle differs from the gateway's.
     - `accepted`: the models for which the endpoint gets items.
     - `cost_tokens`: the cost of its items in flight.
     - `is_free`: the endpoint waits for items to send, and new items wake it.

@@ -24,14 +24,14 @@ _SUSPECT_LOSSES = 2
 class QueuedItem:
     """An item until its outcome is there. The result of `future` is the value or a NeuronpipeError.
 
-    - `stream`: gets the tokens of a text.
+    - `sink`: gets the tokens of a text.
     - `abandon`: tells the endpoint that works on the item that the caller has left.
     - `held`: set while the item is held because no endpoint has its model.
     """
 
     item_id: int
     item: StageItem
-    stream: TokenSink | None = None
+    sink: TokenSink | None = None
     cost_tokens: int = field(init=False)
     size_bytes: int = field(init=False)
     is_bulk: bool = field(init=False)
@@ -56,8 +56,8 @@ class QueuedItem:
     def put(self, tokens: NewTokens) -> None:
         """Gives new tokens to the caller that waits."""
         self.has_tokens |= bool(tokens.token_ids)
-        if self.stream and not self.future.done():
-            self.stream.put(tokens)
+        if self.sink and not self.future.done():
+            self.sink.put(tokens)
 
     def resolve(self, outcome: object) -> None:
         """Gives the outcome to the caller that waits."""
@@ -122,10 +122,10 @@ class StageQueue:
         """Returns whether an item waits for an endpoint with these models."""
         return any(map(has_model, self.cost_tokens)) or bool(takes_suspects and self._first_suspect(has_model))
 
-    def take(self, has_model: _HasModel, share_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
+    def take(self, has_model: _HasModel, least_tokens: int, *, takes_suspects: bool) -> list[QueuedItem]:
         """Takes items for one message to an endpoint with these models.
 
-        The items cost at least the share, or fill the message, if there are that many.
+        The items cost at least `least_tokens`, or fill the message, if there are that many.
         """
         taken: list[QueuedItem] = []
         if takes_suspects and (suspect := self._first_suspect(has_model)):
@@ -134,7 +134,7 @@ class StageQueue:
         cost_tokens = sum(queued.cost_tokens for queued in taken)
         size_bytes = sum(queued.size_bytes for queued in taken)
         for lines in (self._interactive, self._bulk):
-            while len(taken) < _MAX_ITEMS and size_bytes < _MAX_BYTES and cost_tokens < share_tokens:
+            while len(taken) < _MAX_ITEMS and size_bytes < _MAX_BYTES and cost_tokens < least_tokens:
                 model = _next_model(lines, has_model)
                 if model is None:
                     break

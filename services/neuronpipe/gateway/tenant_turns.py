@@ -57,7 +57,7 @@ class Turn:
     future: asyncio.Future[None] | None = None
 
 
-class _TenantShare:
+class _TenantRequests:
     """The requests of one tenant for a model. `used_tokens`: the tokens that ran recently, which fade. `turns`: the
     number of requests that run or wait. `queued` and `queued_tokens`: the requests that wait in the executor, and their
     tokens. `waiting`: interactive and bulk requests, each in the order of arrival.
@@ -86,7 +86,7 @@ class TenantTurns:
         self._running = self._queued = self._paused = 0
         self._running_tokens = 0
         # The tenants with requests that run, wait, or ran recently.
-        self._shares: dict[str, _TenantShare] = {}
+        self._tenants: dict[str, _TenantRequests] = {}
         self._waiting = 0
         # The weights of all tenants with requests that run or wait, and the tokens of all tenants that ran recently.
         self._weights = self._used_tokens = 0.0
@@ -108,13 +108,13 @@ class TenantTurns:
 
     async def take(self, turn: Turn) -> None:
         """Waits until the request may run. Then, and only then, `give_back` must be called."""
-        share = self._shares.get(turn.tenant) or self._shares.setdefault(turn.tenant, _TenantShare())
-        if share.turns:
-            self._weights -= share.weight
-        share.turns += 1
-        share.weight = turn.weight
+        tenant = self._tenants.get(turn.tenant) or self._tenants.setdefault(turn.tenant, _TenantRequests())
+        if tenant.turns:
+            self._weights -= tenant.weight
+        tenant.turns += 1
+        tenant.weight = turn.weight
         self._weights += turn.weight
-        queue = share.waiting[turn.is_bulk]
+        queue = tenant.waiting[turn.is_bulk]
         if not queue and self._may_run(turn, is_next=not self._waiting):
             self._run(turn)
             return
@@ -129,7 +129,7 @@ class TenantTurns:
         except asyncio.CancelledError:
             if turn.future.cancelled():
                 self._leave_queue(turn)
-                self._end_turn(share)
+                self._end_turn(tenant)
             else:
                 self.give_back(turn, is_answered=False)
             raise
@@ -146,7 +146,7 @@ class TenantTurns:
             self._paused -= 1
         else:
             self._leave(turn)
-        self._end_turn(self._shares[turn.tenant])
+        self._end_turn(self._tenants[turn.tenant])
         self._run_next()
 
     def queue(self, turn: Turn) -> None:
@@ -173,8 +173,8 @@ class TenantTurns:
 
     def charge(self, turn: Turn, tokens: int) -> None:
         """Adds tokens, which may be negative, to the cost of a request that runs."""
-        if share := self._shares.get(turn.tenant):
-            share.used_tokens += tokens
+        if tenant := self._tenants.get(turn.tenant):
+            tenant.used_tokens += tokens
             self._used_tokens += tokens
 
     def resize(self, turn: Turn, more: int) -> None:
@@ -201,15 +201,15 @@ class TenantTurns:
 
     def _count(self, turn: Turn, requests: int, tokens: int) -> None:
         """Adds to the running requests and their tokens, or to the queued requests, as the request is one of these."""
-        share = self._shares[turn.tenant]
+        tenant = self._tenants[turn.tenant]
         if turn.is_queued:
             self._queued += requests
-            share.queued += requests
-            share.queued_tokens += tokens
+            tenant.queued += requests
+            tenant.queued_tokens += tokens
         else:
             self._running += requests
             self._running_tokens += tokens
-            share.running_tokens += tokens
+            tenant.running_tokens += tokens
 
     def _run_next(self) -> None:
         while turn := self._next():
@@ -217,13 +217,13 @@ class TenantTurns:
             self._run(turn)
 
     def _leave_queue(self, turn: Turn) -> None:
-        del self._shares[turn.tenant].waiting[turn.is_bulk][turn]
+        del self._tenants[turn.tenant].waiting[turn.is_bulk][turn]
         self._waiting -= 1
 
-    def _end_turn(self, share: _TenantShare) -> None:
-        share.turns -= 1
-        if not share.turns:
-            self._weights -= share.weight
+    def _end_turn(self, tenant: _TenantRequests) -> None:
+        tenant.turns -= 1
+        if not tenant.turns:
+            self._weights -= tenant.weight
 
     def _next(self) -> Turn | None:
         """Returns the next turn, if it may run now."""
@@ -231,10 +231,10 @@ class TenantTurns:
         for is_bulk in (False, True):
             # A request that was cancelled stays in its queue until its task runs.
             firsts = [
-                (share.used_tokens / share.weight, turn)
-                for share in self._shares.values()
-                if share.may_queue(window)
-                and (turn := next((turn for turn in share.waiting[is_bulk] if _is_waiting(turn)), None))
+                (tenant.used_tokens / tenant.weight, turn)
+                for tenant in self._tenants.values()
+                if tenant.may_queue(window)
+                and (turn := next((turn for turn in tenant.waiting[is_bulk] if _is_waiting(turn)), None))
             ]
             if firsts:
                 _, turn = min(firsts, key=itemgetter(0))
@@ -242,15 +242,15 @@ class TenantTurns:
         return None
 
     def _may_run(self, turn: Turn, *, is_next: bool) -> bool:
-        window, share = self.window_tokens, self._shares[turn.tenant]
-        if not share.may_queue(window):
+        window, tenant = self.window_tokens, self._tenants[turn.tenant]
+        if not tenant.may_queue(window):
             return False
         if is_next and (self._running < _MIN_RUNNING or self._running_tokens < window):
             return True
         if turn.is_bulk or self._running_tokens >= _MOST_WINDOWS * window:
             return False
         is_below_share = self._beyond_share(turn) < 0
-        return share.running_tokens < (window if is_below_share else self._share(turn) * window)
+        return tenant.running_tokens < (window if is_below_share else self._share(turn) * window)
 
     def _share(self, turn: Turn) -> float:
         """Returns the part of all weights that the tenant of a turn has."""
@@ -258,20 +258,20 @@ class TenantTurns:
 
     def _beyond_share(self, turn: Turn) -> float:
         """Returns the recent tokens of the tenant beyond its share of the recent tokens of all tenants."""
-        return self._shares[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
+        return self._tenants[turn.tenant].used_tokens - self._share(turn) * self._used_tokens
 
     def _pass_time(self) -> None:
         now_s = self._clock()
         if now_s - self._faded_s >= _FADE_EVERY_S:
             passed_s, self._faded_s = now_s - self._faded_s, now_s
             memory_factor = math.exp(-passed_s / _MEMORY_S)
-            for share in self._shares.values():
-                share.used_tokens *= memory_factor
-            self._shares = {
-                name: share for name, share in self._shares.items() if share.turns or share.used_tokens >= 1
+            for tenant in self._tenants.values():
+                tenant.used_tokens *= memory_factor
+            self._tenants = {
+                name: tenant for name, tenant in self._tenants.items() if tenant.turns or tenant.used_tokens >= 1
             }
-            self._used_tokens = sum(share.used_tokens for share in self._shares.values())
-            self._weights = sum(share.weight for share in self._shares.values() if share.turns)
+            self._used_tokens = sum(tenant.used_tokens for tenant in self._tenants.values())
+            self._weights = sum(tenant.weight for tenant in self._tenants.values() if tenant.turns)
             self._best_rate *= math.exp(-passed_s / _RATE_MEMORY_S)
         if self._running or self._queued or self._paused:
             passed_s = now_s - self._at_s

@@ -30,8 +30,10 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class ObjectUri:
-    """The URI of an object. `bucket`: empty for a file. `path`: absolute for a file; in a bucket the key, without a
-    leading slash. The path of a folder ends with a slash, or is empty.
+    """The URI of an object in S3 or of a file. No field names the scheme: `bucket` is empty for a file.
+
+    `path`: absolute for a file; in a bucket the key, without a leading slash. The path of a folder ends with a slash,
+    or is empty.
     """
 
     bucket: str
@@ -306,7 +308,7 @@ class BucketFolder:
             self._store.put(self._key(name), file)
 
     def folders(self, name: str = "") -> list[str]:
-        """Returns the names of the folders directly in this folder, or in one of its folders."""
+        """Returns the names of the folders in the folder `name` of this folder, or in this folder itself."""
         prefix = self._key(name)
         with bucket_failures():
             listing = self._store.list_with_delimiter(f"{prefix}/" if prefix else None)

@@ -20,7 +20,10 @@ from neuronpipe.serve.settings import PipelineProcessSettings
 
 @dataclass(frozen=True, slots=True)
 class RunningStages:
-    """The stages as functions, the tables of stages in this process, and the stages in other processes by name."""
+    """The stages of a pipeline.
+
+    `functions`: run a stage. `near`: the models of the stages in this process. `far`: the stages in other processes.
+    """
 
     functions: Stages
     near: Sequence[ServedModels[Any]]

@@ -215,10 +215,11 @@ class Task:
 
     - `check(input, model)` runs first. It and encode check the whole input, so that nothing is computed for an invalid
       input.
-    - `encode(input, reader, model)` → Encoded. The model takes no more than an input's `truncation_tokens` (but see
-      `generates`). The reader is the model's TextTokenizer, its ImageReader, or its Readers for both; `reads` says
-      which. The encoding depends only on the results of `traits(input)`, and of `encoding_traits` of the model
-      (core/model.py). Inputs with equal traits have the same encoding; caches rely on this.
+    - `encode(input, reader, model)` → Encoded. The encoder limits `model.max_tokens` to the input's
+      `truncation_tokens`; the encode of a task that generates keeps room behind the prompt instead. The reader is the
+      model's TextTokenizer, its ImageReader, or its Readers for both; `reads` says which. The encoding depends only on
+      the results of `traits(input)`, and of `encoding_traits` of the model (core/model.py). Inputs with equal traits
+      have the same encoding; caches rely on this.
     - `decode(input, model, annotations, outputs)` → the task's result message. `outputs` contains a set of arrays for
       each sequence, as the model's OutputSpec declares them. If the task generates, it also gets the model's
       Detokenizer (tasks/generated_text.py).
@@ -246,6 +247,7 @@ class Task:
 
     @property
     def generates(self) -> bool:
+        """Whether the task makes text. Its models run in steps (generation/) instead of batches."""
         return self.generation is not None
 
     def decoding_part(self, input: TaskInput) -> TaskInput:
@@ -364,7 +366,7 @@ def encode_text(
             problem = f"{special_tokens} special tokens leave no room for text, the limit is {model.token_limit}"
             raise InvalidInput(field_name, problem)
     elif tokens > model.max_tokens:
-        raise too_long(field_name, tokens, model)
+        raise too_many_tokens(field_name, tokens, model)
     return Encoded([text_sequence(encoded, tokenizer, model, field_name, prompt)], (), encoded.truncated_tokens)
 
 
@@ -387,7 +389,7 @@ def cut_tokens(field_name: str, token_ids: TokenIds, model: ModelSpec, truncatio
     """Cuts tokens to the model's limit, if the caller allows it. Raises InvalidInput."""
     excess = max(len(token_ids) - model.max_tokens, 0)
     if excess and or_default(truncation) == _ERROR:
-        raise too_long(field_name, len(token_ids), model)
+        raise too_many_tokens(field_name, len(token_ids), model)
     return token_ids[excess:] if side_of(truncation) == "left" else token_ids[: model.max_tokens]
 
 
@@ -403,11 +405,13 @@ def cut_located(
     if tokens <= model.max_tokens:
         return whole
     if or_default(truncation) == _ERROR:
-        raise too_long("text", tokens, model, advice, mentions)
+        raise too_many_tokens("text", tokens, model, advice, mentions)
     return whole.truncated(model.max_tokens, side_of(truncation))
 
 
-def too_long(field: str, tokens: int, model: ModelSpec, advice: str = "", mentions: Sequence[str] = ()) -> InvalidInput:
+def too_many_tokens(
+    field: str, tokens: int, model: ModelSpec, advice: str = "", mentions: Sequence[str] = ()
+) -> InvalidInput:
     """Returns the error of an input that has too many tokens and may be cut. `advice`, `mentions`: see cut_located."""
     problem = f"{tokens} tokens, the model takes {model.token_limit}; {CUT}{advice}"
     return InvalidInput(field, problem, ("truncation", *mentions))

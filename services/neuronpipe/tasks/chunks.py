@@ -22,7 +22,7 @@ from neuronpipe.tasks.base import (
     or_default,
     side_of,
     text_sequence,
-    too_long,
+    too_many_tokens,
 )
 
 MAX_CHUNKS = 1024
@@ -92,7 +92,6 @@ def divide(
     """Divides a sequence that is too long into at most `max_chunks` chunks, or cuts it to a chunk if that is 0.
 
     `encode`: encodes any text as it encoded `whole`. `around_field`: the field with most tokens around the text.
-
     Raises InvalidInput.
     """
     tokens, limit = len(whole.token_ids), model.max_tokens
@@ -108,7 +107,7 @@ def divide(
     dropped = max(len(places) - room * max(max_chunks, 1), 0)
     if dropped and or_default(truncation) == Truncation.TRUNCATION_ERROR:
         if not max_chunks:
-            raise too_long(field_name, tokens, model)
+            raise too_many_tokens(field_name, tokens, model)
         problem = f"{-(-len(places) // room)} chunks of {room} tokens, the limit is {max_chunks} (max_chunks)"
         raise InvalidInput(field_name, problem, ["max_chunks"])
     places = places[dropped:] if side_of(truncation) == "left" else places[: len(places) - dropped]

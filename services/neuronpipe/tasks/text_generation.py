@@ -185,11 +185,11 @@ def decode(
     outputs: ArraySets,
     detokenizer: Detokenizer,
 ) -> TextGenerationResult:
-    """Returns the text of `token_ids`, int32 [tokens], as far as it cannot change any more.
+    """Returns the part of a text that further tokens cannot change. The result's token_ids are the tokens of this part.
 
-    `window` in the annotation: int32, the tokens before them. `finish_reason`, int32 []: the reason why the last token
-    ends the text; FINISH_REASON_UNSPECIFIED if more tokens follow. `score`, float32 []: only for a text of a beam
-    search. The result's token_ids are the tokens of its text.
+    - `annotations`: `window`, int32, the tokens before `token_ids`.
+    - `outputs`: `token_ids`, int32 [tokens]; `finish_reason`, int32 [], which is FINISH_REASON_UNSPECIFIED if more
+      tokens follow; `score`, float32 [], only for a text of a beam search.
     """
     token_ids, finish_reason = _read_part(outputs[0], model)
     is_last = finish_reason != _MORE

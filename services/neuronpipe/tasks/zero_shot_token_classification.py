@@ -34,7 +34,7 @@ from neuronpipe.tasks.base import (
     check_truncation,
     or_default,
     side_of,
-    too_long,
+    too_many_tokens,
     traits_of,
 )
 from neuronpipe.tasks.many_texts import check_texts
@@ -93,7 +93,7 @@ def encode(input: ZeroShotTokenClassificationInput, tokenizer: TextTokenizer, mo
     first, end = _kept(text_words, len(places), room, facts.max_words, is_left=side_of(input.truncation) == "left")
     if end - first < len(text_ids) and or_default(input.truncation) == Truncation.TRUNCATION_ERROR:
         if len(text_ids) > room:
-            raise too_long("text and candidate_labels", len(text_ids) + prompt_tokens, model)
+            raise too_many_tokens("text and candidate_labels", len(text_ids) + prompt_tokens, model)
         problem = f"{len(places)} words, the model takes {facts.max_words}; {CUT}"
         raise InvalidInput("text", problem, ("truncation",))
     if first == end:
@@ -232,9 +232,7 @@ def _labels(input: ZeroShotTokenClassificationInput) -> Sequence[str]:
 def _kept(words: TokenIds, count: int, room: int, max_words: int, *, is_left: bool) -> tuple[int, int]:
     """Returns the range of a text's tokens that fits, with at most `max_words` words.
 
-    Truncation on the left drops whole words.
-
-    `words`: int32 [tokens], the word of each token. `count`: the number of words.
+    Truncation on the left drops whole words. `words`: int32 [tokens], the word of each token. `count`: all words.
     """
     if not is_left:
         return 0, min(room, int(np.searchsorted(words, max_words)))

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from neuronpipe.core.errors import DeadlineExceeded, Overloaded
-from neuronpipe.measure.load.generator import OUTCOMES, LoadGenerator, Rows, Sender, Share
+from neuronpipe.measure.load.generator import OUTCOMES, LoadGenerator, LoadPart, Rows, Sender
 from tests.bench.light_clients import GrpcConnection, HttpSender
 from tests.bench.load import KeptAnswers
 from tests.suite.waiting import happens
@@ -43,11 +43,11 @@ async def _run(
     sender: Sender, requests: Iterable[bytes], callers: int = 1, **changes: Any
 ) -> tuple[list[tuple[float, bytes]], Rows]:
     """Durations and answers, and a row for each request."""
-    share = {
+    load = {
         "callers": callers, "rate_per_s": None, "seed": (0,), "max_in_flight": 1000, "warm_up_s": 0.0,
         "duration_s": 3600.0, "deadline_s": None, "drain_s": 30.0, "pause_s": 0.001,
     }  # fmt: skip
-    began_s, whole = time.monotonic(), Share(**{**share, **changes})
+    began_s, whole = time.monotonic(), LoadPart(**{**load, **changes})
     recorder = KeptAnswers(began_s + whole.warm_up_s)
     await LoadGenerator(sender, iter(requests), whole, began_s, recorder).run()
     answered = [(answer.latency_s, answer.data) for answer in recorder.answers]

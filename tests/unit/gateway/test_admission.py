@@ -94,11 +94,11 @@ def test_the_share_in_flight_is_that_of_the_limit_which_is_nearer(crowd_of: Crow
     control = AdmissionControl(max_requests=4, max_tokens=10)
     crowd = crowd_of(control)
     crowd.enter("a", tokens=1)
-    assert control.share == 0.25
+    assert control.fullness == 0.25
     crowd.enter("b", tokens=7)
-    assert control.share == 0.8
+    assert control.fullness == 0.8
     crowd.leave("b")
-    assert control.share == 0.25
+    assert control.fullness == 0.25
 
 
 def test_whoever_leaves_makes_room(crowd_of: CrowdOf) -> None:

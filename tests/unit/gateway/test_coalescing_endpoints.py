@@ -127,9 +127,9 @@ async def test_items_sent_again_go_in_their_order_and_before_those_that_came_lat
 
 async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(system: System) -> None:
     first, told = await system.connect(), list[NewTokens]()
-    stream: Any = SimpleNamespace(put=told.append)
+    sink: Any = SimpleNamespace(put=told.append)
     text = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions())
-    task = asyncio.create_task(system.coalescer.send(text, stream))
+    task = asyncio.create_task(system.coalescer.send(text, sink))
     system.tasks.append(task)
     await settled()
     await first.say((first.id_of("a"), NewTokens((), GenerationFigures(), is_waiting=True)))
@@ -142,8 +142,8 @@ async def test_an_item_that_waited_only_for_its_grammar_is_answered_by_another(s
 
 async def test_a_text_comes_token_by_token_and_a_caller_who_leaves_abandons_it(system: System, wire: Wire) -> None:
     text, told = ExecuteItem(Call("a"), MODEL, NO_TENSORS, GenerationOptions()), list[NewTokens]()
-    stream: Any = SimpleNamespace(put=told.append)
-    sending = asyncio.create_task(system.coalescer.send(text, stream))
+    sink: Any = SimpleNamespace(put=told.append)
+    sending = asyncio.create_task(system.coalescer.send(text, sink))
     await settled()
     await wire.say((wire.id_of("a"), NewTokens([7], GenerationFigures())))
     assert [tokens.token_ids for tokens in told] == [[7]]

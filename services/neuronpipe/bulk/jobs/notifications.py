@@ -41,7 +41,7 @@ _AT_ONCE, _AT_ONCE_OF_TENANT, _AT_ONCE_OF_RECEIVER = 256, 128, 16
 _PATIENCE_S, _PUT_OFF_S = 1.0, 10.0
 _TIMEOUT_S = 10.0
 _MAX_ANSWER_BYTES = 64 << 10
-# Longer than an attempt takes.
+# The time for which this process holds a notification, longer than an attempt takes.
 _HOLD_S = 60.0
 # The pauses after the first attempt, the second, …; each up to a quarter longer at random. Nearly two hours in all.
 _DELAYS_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0)

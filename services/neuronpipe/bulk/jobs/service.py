@@ -38,7 +38,7 @@ from neuronpipe.gateway.catalog import Catalog
 from neuronpipe.gateway.request_checks import check_fields, check_input
 from neuronpipe.gateway.requests import InferenceRequest
 from neuronpipe.gateway.settings import PipelineSettings
-from neuronpipe.gateway.tenants.tenants import Shares, Tenants
+from neuronpipe.gateway.tenants.tenants import FairLimit, Tenants
 from neuronpipe.platform.process.background import run_beside, wait_for_event
 from neuronpipe.platform.storage import parse_below
 
@@ -94,7 +94,7 @@ class Jobs:
         self._secret = read_secret("--jobs-secret", settings.jobs_secret) if settings.jobs_secret else b""
         self._is_draining = False
         self._watches: dict[str, _Watch] = {}
-        self._waits = Shares(_MAX_WAITS)
+        self._waits = FairLimit(_MAX_WAITS)
         self._warnings = SeldomWarnings()
 
     async def submit(self, submitted: SubmitInferenceRequest, call: Call) -> Operation:

@@ -79,8 +79,9 @@ class JobSettings(JobStoreSettings):
 
 
 def _step(tenant: str) -> str:
-    """Returns a tenant's name as one step of a URI's path: characters other than letters, digits and -._~ are quoted in
-    the path, and again in its URI.
+    """Returns a tenant's name as one step of a URI's path.
+
+    Characters other than letters, digits and -._~ are quoted twice: in the path, and in the URI of the path.
     """
     return quote(quote(tenant, safe=""), safe="")
 

@@ -296,7 +296,7 @@ class JobStore:
         return await self._run("take_notifications", read, max_jobs=count, hold_ms=round(hold_s * 1000), names=names)
 
     async def postpone_notification(self, id: str, delay_s: float, *, is_attempt: bool = True) -> None:
-        """Postpones a notification. `is_attempt`: this attempt counts."""
+        """Postpones a notification. `is_attempt`: whether it was tried now, which counts as an attempt."""
         await self._run("postpone_notification", id=id, delay_ms=round(delay_s * 1000), uncounted=int(not is_attempt))
 
     async def end_notification(self, id: str) -> None:

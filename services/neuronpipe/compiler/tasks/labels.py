@@ -168,7 +168,7 @@ ZERO_SHOT_CLASSIFICATION = replace(
 )
 
 
-# The first words of a text are its query, or its question: short, and words of its text, as in real queries.
+# Number of first words of a text that become its query or question: real queries are short, with words of the text.
 _FIRST_WORDS = 8
 
 

@@ -169,7 +169,7 @@ _BEAMS = 4
 
 
 class _Both(Named):
-    """The model with its source as its text."""
+    """An encoder-decoder whose decoder reads the same tokens as its encoder."""
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None

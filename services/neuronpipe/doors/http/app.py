@@ -383,7 +383,7 @@ def _check_page(headers: Headers, method: str, hosts: Collection[str], origins: 
 
 
 def _is_own(host: str, hosts: Collection[str]) -> bool:
-    """Returns whether a host is a name of the gateway or of this machine alone. Without names, any host is."""
+    """Returns whether a host is a name of the gateway or of this machine alone. Without names, all hosts are."""
     name = re.sub(r":\d*$", "", host).strip("[]")
     return not hosts or name in hosts or name.endswith(".localhost") or is_loopback(f"{name}:0")
 

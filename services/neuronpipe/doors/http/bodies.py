@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from neuronpipe.core.errors import InvalidInput
-from neuronpipe.core.parsing import check_depth, too_long
+from neuronpipe.core.parsing import check_depth, too_many_bytes
 from neuronpipe.doors.http.json_limits import check_values
 from neuronpipe.platform.process.lanes import is_on_event_loop
 
@@ -88,7 +88,7 @@ def _check_texts(value: Any, max_bytes: int) -> None:
                     while index:
                         _, index, name = containers[index]
                         path.append(name)
-                    raise too_long(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
+                    raise too_many_bytes(_path(value, (*path[-2::-1],), is_missing=False), max_bytes)
             elif kind is list or kind is dict:
                 containers.append((inner, index, name))
 
@@ -161,7 +161,7 @@ def read_image(text: str) -> bytes:
 
 
 def write_body(value: Any) -> bytes:
-    """Returns JSON. A thread writes arrays of NumPy in pieces, so that other threads run between two pieces."""
+    """Returns a value as JSON. In a thread, arrays of NumPy are written in pieces: other threads run in between."""
     if is_on_event_loop():
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return orjson.dumps(value, default=_write_array)
@@ -198,7 +198,7 @@ def _path(value: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
 def _fields_of(value: Any, location: tuple[int | str, ...], is_missing: bool) -> list[int | str]:
     """Returns the steps of a location that are indices and fields of the value, as many as possible.
 
-    A form may have the name of a field: then the last step, the field at fault, counts more than a step before it.
+    A form may have the name of a field. The result with the field at fault wins over another result of its length.
     """
     if not location:
         return []

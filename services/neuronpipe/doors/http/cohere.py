@@ -13,7 +13,7 @@ from neuronpipe.doors.http.body_types import Body, Count, Many, ModelBody, Part,
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR
 from neuronpipe.doors.http.unknown_fields import UnknownFields
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens, of_results, truncation_of
+from neuronpipe.doors.inference import Inference, Inputs, cut_fields, of_results, truncation_of
 from neuronpipe.doors.vectors import VectorTypes, embedding_input, embedding_of, prompt_of_word
 from neuronpipe.gateway.requests import InferenceResult
 
@@ -123,4 +123,4 @@ def _cuts(body: CohereEmbed) -> Mapping[str, Any]:
     side = _SIDES[body.truncate]
     if body.max_tokens and not side:
         raise InvalidInput("max_tokens", "is for truncate START or END")
-    return kept_tokens(body.max_tokens or -1, side) if side else {"truncation": truncation_of(False, None)}
+    return cut_fields(body.max_tokens or -1, side) if side else {"truncation": truncation_of(False, None)}

@@ -200,7 +200,7 @@ class TextRanking(TaskBody):
     parameters: RankParameters = RankParameters()
 
 
-# The values that leave a text as it is.
+# Options that are not supported, each with its only accepted value, which does not change the text.
 _NEUTRAL = fixed(
     clean_up_tokenization_spaces=False, epsilon_cutoff=0, eta_cutoff=0, num_beam_groups=1, penalty_alpha=0, typical_p=1
 )

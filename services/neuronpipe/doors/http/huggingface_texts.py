@@ -16,7 +16,7 @@ from neuronpipe.doors.http.events import event_response
 from neuronpipe.doors.http.exchange import HttpRequest, HttpResponse
 from neuronpipe.doors.http.huggingface_bodies import GenerateParameters, Grammar, Prompted, Summarization, Translation
 from neuronpipe.doors.http.problems import TGI_ERROR
-from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, cut_fields, truncation_of
 from neuronpipe.gateway.requests import GeneratedPart, InferenceResult, TextEvent
 from neuronpipe.tasks.text_options import GenerationFacts, form_of
 
@@ -40,7 +40,7 @@ _REASONS = {
 
 
 def _options(parameters: Mapping[str, Any]) -> GenerationOptions:
-    """Returns the options among values by transformers' names."""
+    """Returns the options of generation among the parameters of a request, which have the names of transformers."""
     fields = message_fields({name: value for name, value in parameters.items() if name in _OPTIONS})
     return GenerationOptions(**fields)
 
@@ -69,7 +69,7 @@ def read_prompt(input: str, body: Prompted, model: ModelSpec) -> TaskInput:
         options.MergeFrom(_form(parameters.grammar))
     cuts: dict[str, Any] = {"truncation": truncation_of(parameters.truncation, None)}
     if parameters.truncate:
-        cuts = kept_tokens(parameters.truncate, "left")
+        cuts = cut_fields(parameters.truncate, "left")
     return TaskInput(text_generation=tasks.TextGenerationInput(prompt=input, options=options, **cuts))
 
 
@@ -181,7 +181,7 @@ async def answer_tokens(
 ) -> HttpResponse:
     """Answers with one text as events. Raises NeuronpipeError if it fails before the first token."""
     input = read_one_prompt(prompt, body, model)
-    input.text_generation.options.top_logprobs = 0  # the log probability of each token
+    input.text_generation.options.top_logprobs = 0  # only the log probability of the chosen token
     model_call = ModelCall(request.call, request.model(model.name), one_text_fields(body))
     events = await inference.stream(model_call, input)
     return event_response(_values(events, prompt, body), TGI_ERROR)

@@ -12,7 +12,7 @@ from neuronpipe.core.parsing import MAX_OBJECT_BYTES, TOO_MANY_VALUES, takes_too
 _JSON_BYTES = {b",": 64, b":": 256, b"[": 512, b"{": 1024}
 LINE_BYTES = {b",": 64, b"\n": 64}
 _LIST = re.compile(rb'"(\w{1,64})"\s*:\s*\[', re.ASCII)
-# An object has two bytes, and a comma behind it.
+# The smallest object with the comma behind it has 3 bytes, so shorter bodies cannot exceed the limit.
 _COUNTED_FROM_BYTES = 3 * MAX_OBJECT_BYTES // max(_JSON_BYTES.values())
 
 

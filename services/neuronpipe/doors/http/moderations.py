@@ -12,7 +12,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.body_types import Body, KeptTokens, Many, ModelBody, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, kept_tokens
+from neuronpipe.doors.inference import Inference, Inputs, cut_fields
 from neuronpipe.doors.vectors import text_input
 from neuronpipe.tasks.scores import ClassifierFacts
 
@@ -52,7 +52,7 @@ async def _moderations(inference: Inference, request: HttpRequest) -> HttpRespon
     body: Moderation = request.body
     model = inference.choose(request.model(body.model), "text_classification")
     spec = inference.spec(model)
-    options = {"top_k": len(spec.labels)} | kept_tokens(body.truncate_prompt_tokens, None)
+    options = {"top_k": len(spec.labels)} | cut_fields(body.truncate_prompt_tokens, None)
     texts = [part if isinstance(part, str) else part.text for part in texts_of(body.input)]  # type: ignore[arg-type]
     make = partial(text_input, "text_classification", **options)
     inputs = Inputs("input", texts, make, _FIELDS, is_list=isinstance(body.input, list))

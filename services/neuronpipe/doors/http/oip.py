@@ -31,7 +31,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 _BINARY = "application/octet-stream"
 # Maximum number of elements of all outputs that are written on the event loop.
 _LARGE = 1 << 16
-# Largest JSON before binary tensors.
+# Maximum size of the JSON that precedes binary tensors.
 _MAX_HEAD_BYTES = 8 << 20
 _SPANS = RowSpans(Spans.HTTP_REQUEST, Spans.HTTP_BATCH, Spans.HTTP_REQUEST)
 _ARE_BINARY = "binary_data_output"

@@ -27,7 +27,7 @@ from neuronpipe.doors.http.body_types import (
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
 from neuronpipe.doors.http.unknown_fields import UnknownFields
-from neuronpipe.doors.inference import FieldNames, Inference, Inputs, kept_tokens, of_results, truncation_of
+from neuronpipe.doors.inference import FieldNames, Inference, Inputs, cut_fields, of_results, truncation_of
 from neuronpipe.doors.vectors import (
     PRECISIONS,
     VectorTypes,
@@ -207,7 +207,7 @@ def _fields(body: EmbeddingOptions, name: str) -> FieldNames:
 
 def _options(body: EmbeddingOptions, prompt_names: Sequence[str]) -> dict[str, Any]:
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
-    cuts = {"truncation": truncation_of(body.truncate, side)} if max_tokens is None else kept_tokens(max_tokens, side)
+    cuts = {"truncation": truncation_of(body.truncate, side)} if max_tokens is None else cut_fields(max_tokens, side)
     options: dict[str, Any] = {"dimensions": body.dimensions or 0, "skip_normalize": not body.normalize}
     if isinstance(body.output_dtype, str):
         options["precision"] = PRECISIONS[body.output_dtype]

@@ -358,7 +358,7 @@ class _ResponseWriter:
                     yield part
 
     def error(self, problem: Problem) -> dict[str, Any]:
-        """Returns the event of an error. OpenAI's clients read its fields in `error`, or beside it."""
+        """Returns the event of an error, with its fields in `error` and beside it: clients of OpenAI read either."""
         self._number += 1
         written = OPENAI_ERROR.write(problem)
         return {**written["error"], **written, "type": "error", "sequence_number": self._number}

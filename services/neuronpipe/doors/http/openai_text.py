@@ -25,7 +25,7 @@ from neuronpipe.doors.http.reasoning import (
 )
 from neuronpipe.doors.http.tool_calls import ToolChoice, ToolUse
 from neuronpipe.doors.http.unknown_fields import ignore
-from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens
+from neuronpipe.doors.inference import Inference, Inputs, ModelName, cut_fields
 from neuronpipe.doors.vectors import listed
 from neuronpipe.tasks.text_options import form_of
 
@@ -142,7 +142,7 @@ async def completions(inference: Inference, request: HttpRequest) -> HttpRespons
         options.prompt_logprobs = True
     elif body.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidInput("echo", "of token ids needs logprobs")
-    cuts = kept_tokens(body.truncate_prompt_tokens, "left")
+    cuts = cut_fields(body.truncate_prompt_tokens, "left")
 
     def make(prompt: str | Sequence[int]) -> TaskInput:
         field = "prompt" if isinstance(prompt, str) else "prompt_token_ids"

@@ -160,7 +160,7 @@ class SaidMessage(OpenBody):
         return self
 
     def message(self) -> ChatMessage:
-        """Returns the message for a template: further fields as JSON, and arguments of calls that are JSON parsed."""
+        """Returns the message for a chat template, with further fields as JSON. Calls get their arguments parsed."""
         fields = self.model_dump(exclude_none=True, exclude={"role", "content", "refusal", "audio", "annotations"})
         calls = fields.pop("tool_calls", None)
         for call in calls or ():

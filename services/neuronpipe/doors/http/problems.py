@@ -13,7 +13,10 @@ _UNAVAILABLE_RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ErrorCodes:
-    """An error's HTTP status, and its name in OpenAI's error (`type`, `code`) and in TEI's (`error_type`)."""
+    """The HTTP status of an error, and its names.
+
+    `openai_type` and `openai_code` become `type` and `code` of OpenAI's error, `tei_type` the `error_type` of TEI's.
+    """
 
     status: int
     openai_type: str

@@ -13,7 +13,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.body_types import Body, Count, Direction, KeptTokens, Many, ModelBody, Whole, either, fixed
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import COHERE_ERROR, TEI_ERROR
-from neuronpipe.doors.inference import Inference, ModelCall, kept_tokens, score_function, truncation_of
+from neuronpipe.doors.inference import Inference, ModelCall, cut_fields, score_function, truncation_of
 
 
 class Document(Body):
@@ -100,7 +100,7 @@ async def cohere(inference: Inference, request: HttpRequest, *, is_voyages_path:
     cuts: dict[str, Any] = {"truncation": truncation_of(body.truncation, None)}
     is_left_open = body.truncation is None and body.truncate_prompt_tokens is None
     if body.truncation is not False and not (is_left_open and inference.settings.long_texts == "chunks"):
-        cuts = kept_tokens(body.truncate_prompt_tokens or -1, None)
+        cuts = cut_fields(body.truncate_prompt_tokens or -1, None)
     cuts |= {"max_chunks": body.max_chunks_per_doc or 0, "max_text_tokens": body.max_tokens_per_doc or 0}
     input = TaskInput(rerank=RerankInput(query=body.query, texts=texts, top_n=top_n, **cuts))
     fields = _FIELDS | {"truncation": "truncation"} if body.truncation is False else _FIELDS

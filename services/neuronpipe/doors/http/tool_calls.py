@@ -192,14 +192,14 @@ class _Place(Enum):
 
 @dataclass(slots=True)
 class _JsonPosition:
-    """A position in the JSON of a call. `end_depth`: the depth behind the end of the arguments, or of the JSON."""
+    """A position in the JSON of a call. `end_depth`: the depth after the end of the arguments, or of the JSON."""
 
     depth: int
     end_depth: int
     is_quoted: bool = False
 
     def advance(self, text: str, *, is_last: bool) -> tuple[int, bool]:
-        """Moves behind the next end, or to the end of the text. Returns the number of characters, and which it was."""
+        """Moves behind the next end, or to the end of the text. Returns its length, and whether an end came."""
         at = 0
         while match := (_MARK_IN_STRING if self.is_quoted else _MARK).search(text, at):
             at, mark = match.end(), match[0]

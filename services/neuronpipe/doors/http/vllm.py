@@ -20,7 +20,7 @@ from neuronpipe.doors.http.bodies import write_body
 from neuronpipe.doors.http.body_types import Count, KeptTokens, Many, only, texts_of
 from neuronpipe.doors.http.exchange import Answers, HttpRequest, HttpResponse, Route, named
 from neuronpipe.doors.http.problems import OPENAI_ERROR
-from neuronpipe.doors.inference import Inference, Inputs, ModelName, kept_tokens, of_results, score_function
+from neuronpipe.doors.inference import Inference, Inputs, ModelName, cut_fields, of_results, score_function
 from neuronpipe.doors.vectors import text_input, token_vectors, vector
 from neuronpipe.gateway.requests import InferenceResult
 
@@ -48,7 +48,7 @@ class _VllmBody(AliasedBody):
     @property
     def cuts(self) -> dict[str, Any]:
         """The fields of a tasks.TaskInput that cut a text."""
-        return kept_tokens(self.truncate_prompt_tokens, self.truncation_side)
+        return cut_fields(self.truncate_prompt_tokens, self.truncation_side)
 
     @property
     def function(self) -> "tasks.ScoreFunction.ValueType":

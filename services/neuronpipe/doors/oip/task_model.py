@@ -13,7 +13,7 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from neuronpipe.api.v1.tasks_pb2 import TaskInput, TaskResult
 from neuronpipe.core.errors import InvalidInput
 from neuronpipe.core.packed import pack_input
-from neuronpipe.core.parsing import too_long
+from neuronpipe.core.parsing import too_many_bytes
 from neuronpipe.core.task_inputs import FIELDS, NEEDED
 from neuronpipe.core.tensors import Array
 from neuronpipe.doors.oip.tensors import (
@@ -230,7 +230,7 @@ def _counts(counts: list[int]) -> NamedTensor:
 
 def _decoded(field: str, elements: list[bytes], max_bytes: int) -> list[str]:
     if any(len(element) > max_bytes for element in elements):
-        raise too_long(field, max_bytes)
+        raise too_many_bytes(field, max_bytes)
     try:
         return [element.decode() for element in elements]
     except UnicodeDecodeError:

@@ -130,8 +130,10 @@ def list_keys(path: Path) -> list[KeyRecord]:
 
 
 def revoke_keys(path: Path, is_revoked: Callable[[KeyRecord], bool]) -> list[KeyRecord]:
-    """Takes keys out of a file, and returns them. Every other line stays as it is; without a last key, lines without a
-    key become comments, because servers keep the keys of an unreadable file. Raises SetupError.
+    """Removes keys from a file, and returns them. Raises SetupError.
+
+    Every other line stays as it is. If no key remains, lines without a key become comments: otherwise the file would be
+    unreadable, and servers would keep its old keys.
     """
     list_keys(path)
     with _changing(path) as (content, write):

@@ -55,7 +55,7 @@ return {{tostring(level), gateways}}
 """
 
 
-class SharedBudgets:
+class BudgetExchange:
     """The exchange of one gateway with Redis."""
 
     def __init__(self, remote: Remote, tenants: Tenants) -> None:
@@ -102,7 +102,7 @@ async def running_shared_budgets(settings: RedisSettings, tenants: Tenants, mete
     """Shares the budgets while the block runs. Raises SetupError if the URL is invalid."""
     timeout_s = settings.redis_timeout_ms / 1000
     remote = Remote(settings.redis_url, prefix=settings.redis_prefix, timeout_s=timeout_s, connections=_CONNECTIONS)
-    budgets = SharedBudgets(remote, tenants)
+    budgets = BudgetExchange(remote, tenants)
     meters.gauge(Metrics.BUDGET_REDIS, lambda: not budgets.is_unreachable)
     try:
         async with run_beside(budgets.run()):

@@ -180,7 +180,7 @@ class Tenant:
             meters.remove(Metrics.TENANT_REFUSED, self.name, quota)
 
 
-class Shares:
+class FairLimit:
     """Limits the things that tenants occupy for long, such as places of calls that wait.
 
     A tenant may take at most `times` the amount that stays free, so that other tenants find room (dynamic thresholds:
@@ -332,10 +332,10 @@ class Tenants:
         """Returns the newest request of the tenant that has most of the limits for its weight, if the given tenant
         would have less even with this many tokens more; otherwise None.
         """
-        own_share = self._share(self._tenant(tenant), 1, tokens)
-        return newest_of_largest(self._tenants.values(), self._share, own_share)
+        own_use = self._weighted_use(self._tenant(tenant), 1, tokens)
+        return newest_of_largest(self._tenants.values(), self._weighted_use, own_use)
 
-    def _share(self, tenant: Tenant, more_requests: int, more_tokens: int) -> float:
+    def _weighted_use(self, tenant: Tenant, more_requests: int, more_tokens: int) -> float:
         """Returns the part of the limits that a tenant has, relative to its weight."""
         requests, tokens = len(tenant.in_flight) + more_requests, tenant.load.tokens + more_tokens
         return max(requests / self._limits[0], tokens / self._limits[1]) / self.rights_of(tenant.name).weight

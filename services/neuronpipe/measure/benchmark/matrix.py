@@ -121,7 +121,7 @@ MAX_BATCH, MAX_LENGTH, MAX_CELLS = 4096, 1 << 17, 10_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Variant:
-    """The model as a process loads it. `cores`: replicas of the model that share the CPUs, or devices' cores."""
+    """The model as a process loads it. `cores`: the number of a device's cores, or of replicas that share the CPUs."""
 
     model: str
     backend: str

@@ -297,10 +297,10 @@ _SHORTEST_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
-    """One process's share of a run. Times are in seconds; `rate_per_s` None means a closed loop of `callers`.
+class LoadPart:
+    """The part of a load that one process makes. Times are in seconds.
 
-    `pause_s`: a caller of a closed loop waits for this time after an error.
+    `rate_per_s`: None for a closed loop of `callers`. `pause_s`: in a closed loop, a caller's wait after an error.
     """
 
     callers: int
@@ -315,19 +315,19 @@ class Share:
 
 
 class LoadGenerator:
-    """Runs one share, once. Requests in flight at the end get `drain_s`; later answers are recorded as unanswered."""
+    """Makes one load, once. Requests in flight at the end get `drain_s`; later answers are recorded as unanswered."""
 
     def __init__(
-        self, sender: Sender, requests: Iterator[Any], share: Share, begin_s: float, recorder: Recorder | None = None
+        self, sender: Sender, requests: Iterator[Any], load: LoadPart, begin_s: float, recorder: Recorder | None = None
     ) -> None:
         """`begin_s`: the start of the warm-up, on time.monotonic()'s clock. A run also ends with its `requests`."""
         self._sender = sender
         self._requests = requests
-        self._share = share
+        self._load = load
         self._begin_s = begin_s
-        self._measured_s = begin_s + share.warm_up_s
-        self._end_s = self._measured_s + share.duration_s
-        self._drain_s = share.drain_s
+        self._measured_s = begin_s + load.warm_up_s
+        self._end_s = self._measured_s + load.duration_s
+        self._drain_s = load.drain_s
         self._drain: asyncio.Timeout | None = None
         self._ended, self._idle = asyncio.Event(), asyncio.Event()
         self._stop_pacing = threading.Event()
@@ -341,7 +341,7 @@ class LoadGenerator:
         return len(self._sent)
 
     async def run(self) -> float:
-        """Runs the share, and returns the share of one CPU core that this process used while measuring."""
+        """Makes the load, and returns the share of one CPU core that this process used while measuring."""
         sending = asyncio.create_task(self._send())
         await self._reach(self._measured_s)
         cpu_began_s, began_s = time.process_time(), time.monotonic()
@@ -375,13 +375,13 @@ class LoadGenerator:
                     await self._ended.wait()
 
     async def _send(self) -> None:
-        share = self._share
-        if share.rate_per_s is None:
+        load = self._load
+        if load.rate_per_s is None:
             await self._reach(self._begin_s)
-            self._send_due([time.monotonic()] * share.callers)
+            self._send_due([time.monotonic()] * load.callers)
             return
-        duration_s = share.warm_up_s + share.duration_s
-        arrivals_s = (self._begin_s + time_s for time_s in poisson_arrivals_s(share.rate_per_s, duration_s, share.seed))
+        duration_s = load.warm_up_s + load.duration_s
+        arrivals_s = (self._begin_s + time_s for time_s in poisson_arrivals_s(load.rate_per_s, duration_s, load.seed))
         loop = asyncio.get_running_loop()
 
         def send(due_s: list[float]) -> None:
@@ -396,10 +396,10 @@ class LoadGenerator:
 
     def _start(self, due_s: float) -> None:
         now_s = time.monotonic()
-        if len(self._sent) >= self._share.max_in_flight:
+        if len(self._sent) >= self._load.max_in_flight:
             self.recorder.add_error(due_s, now_s, now_s, NOT_SENT)
         elif (request := next(self._requests, None)) is not None:
-            sending = Sending(due_s, now_s, self._share.deadline_s, self.recorder, self._end, self._fail)
+            sending = Sending(due_s, now_s, self._load.deadline_s, self.recorder, self._end, self._fail)
             self._sent.add(sending)
             self._sender.send(request, sending)
         elif not self._sent:
@@ -416,11 +416,11 @@ class LoadGenerator:
             self.recorder.add_error(sending.due_s, sending.sent_s, now_s, outcome)
         if not self._sent and self._drain:
             self._idle.set()
-        if self._share.rate_per_s is None and not self._ended.is_set():
-            if outcome == OK or not self._share.pause_s:
+        if self._load.rate_per_s is None and not self._ended.is_set():
+            if outcome == OK or not self._load.pause_s:
                 self._start(now_s)
             else:
-                asyncio.get_running_loop().call_later(self._share.pause_s, self._resume)
+                asyncio.get_running_loop().call_later(self._load.pause_s, self._resume)
 
     def _resume(self) -> None:
         if not self._ended.is_set():

@@ -17,7 +17,7 @@ import numpy as np
 from neuronpipe.api.v1.models_pb2 import Model
 from neuronpipe.client import AsyncClient, Client
 from neuronpipe.core.errors import InvalidInput, ModelNotFound, NeuronpipeError, SetupError
-from neuronpipe.measure.load.generator import PART, ROW, ClientSender, LoadGenerator, Rows, Share, Tick
+from neuronpipe.measure.load.generator import PART, ROW, ClientSender, LoadGenerator, LoadPart, Rows, Tick
 from neuronpipe.measure.load.inputs import (
     Words,
     builtin_texts,
@@ -52,7 +52,7 @@ class Assignment:
     request: LoadRequest
     task: str
     texts: Sequence[str]
-    share: Share
+    load: LoadPart
     words: Words | None
 
 
@@ -89,11 +89,11 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
             stack.enter_context(
                 Worker.started(
                     work,
-                    Assignment(request, model.task, _turned(texts, index, request.processes), share, words),
+                    Assignment(request, model.task, _turned(texts, index, request.processes), load_part, words),
                     name=f"load generator {index + 1}",
                 )
             )
-            for index, share in enumerate(shares(request))
+            for index, load_part in enumerate(load_parts(request))
         ]
         for worker in workers:
             worker.receive()
@@ -117,12 +117,12 @@ def run_load(request: LoadRequest, tell: Tell = lambda line: None) -> LoadResult
     )
 
 
-def shares(request: LoadRequest) -> list[Share]:
+def load_parts(request: LoadRequest) -> list[LoadPart]:
     """Splits the run evenly among its processes."""
     count = request.processes
     deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
     return [
-        Share(
+        LoadPart(
             callers=request.callers // count + (index < request.callers % count),
             rate_per_s=None if request.rate_per_s is None else request.rate_per_s / count,
             seed=(request.seed, index),
@@ -223,7 +223,7 @@ def work(pipe: Pipe, assignment: Assignment) -> None:
 async def _work(pipe: Pipe, assignment: Assignment) -> None:
     request, task, texts = assignment.request, assignment.task, assignment.texts
     if request.generation:
-        seed = assignment.share.seed
+        seed = assignment.load.seed
         requests = generation_requests(request, request.generation, task, texts, assignment.words, seed)
     else:
         requests = itertools.cycle(make_requests(request, task, texts))
@@ -237,7 +237,7 @@ async def _work(pipe: Pipe, assignment: Assignment) -> None:
         if begin_s is None:
             return
         sender = ClientSender(client, is_generating=request.generation is not None)
-        generator = LoadGenerator(sender, requests, assignment.share, begin_s)
+        generator = LoadGenerator(sender, requests, assignment.load, begin_s)
         threading.Thread(target=_listen, args=(pipe, generator, asyncio.get_running_loop()), daemon=True).start()
         has_ended = asyncio.Event()
         ticking = asyncio.create_task(_tick(pipe, generator, begin_s, has_ended))

@@ -26,7 +26,6 @@ async def run_beside(
     """Runs coroutines beside the block, which gets a function that starts more of them.
 
     If a coroutine crashes, the block is cancelled, and the coroutine's error is raised instead of the block's result.
-
     The block's own error is raised as it is. A bare TaskGroup would wrap it in an ExceptionGroup.
     """
     try:

@@ -59,7 +59,7 @@ class InFlight:
         self.count = 0
         self.meters = meters or Meters()
         self._max_receive_s = max_receive_s
-        # Messages that are arriving.
+        # Waits for the rest of messages that are arriving.
         self.arrivals = self.caller_waits("max_receive_s", max_receive_s)
         self.refuses_arriving = False
         self._checks: list[Callable[[float | None], None]] = []
@@ -194,8 +194,9 @@ class InFlight:
         return False
 
     def waited(self, is_late: bool, late: str) -> NeuronpipeError:
-        """Returns the error of a call whose wait for its caller was ended: at the time limit, with the message `late`,
-        or because too many calls waited.
+        """Returns the error of a call that may no longer wait for its caller.
+
+        `is_late`: the time limit is over, and `late` becomes the message. Otherwise too many calls waited.
         """
         if is_late:
             return DeadlineExceeded(late)

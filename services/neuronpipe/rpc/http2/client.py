@@ -88,7 +88,7 @@ class _ClientConnection(Http2Connection[ClientCall]):
 
     def __init__(self) -> None:
         super().__init__(Keepalive(_KEEPALIVE_S, _PING_LIMIT_S))
-        # Done with the server's first SETTINGS: a server that accepts connections and never answers gets no call.
+        # Done when the server's first SETTINGS have come: a server that never answers on its connections gets no call.
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Otherwise asyncio logs an exception that no call retrieves.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())

@@ -79,7 +79,7 @@ class Outbox:
         """Passes queued bytes to the transport, as far as the peer's windows reach. Raises NGH2Error."""
         engine, self._is_flush_due = self.engine, False
         while not self.is_paused:
-            # A limit makes nghttp2 copy bodies once more.
+            # Little data has no limit, because a limit makes nghttp2 copy bodies once more.
             is_little = engine.queued_body_size() <= _WRITE_BYTES
             data = engine.data_to_send(None if is_little else _WRITE_BYTES)
             if data:

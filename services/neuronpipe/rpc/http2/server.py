@@ -349,7 +349,7 @@ class Http2Server:
         self.calls_ended = in_flight.meters.counter(Metrics.CALLS_ENDED, "max_send_s")
         # All counters exist from the start: Prometheus sees no increase when a series begins with 1.
         self._ended = {limit: in_flight.meters.counter(Metrics.CONNECTIONS_ENDED, "grpc", limit) for limit in _LIMITS}
-        # Exists once the server has stopped listening. Set once no connection takes more streams.
+        # Made when the server stops listening, and set when no connection takes more streams.
         self.all_know: asyncio.Event | None = None
         self._is_empty: asyncio.Event | None = None
         self._resting: set[_ServerConnection] = set()

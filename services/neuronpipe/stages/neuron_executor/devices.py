@@ -40,8 +40,8 @@ from neuronpipe.tasks import TASKS
 from neuronpipe.tasks.inputs.kind import input_kind
 from neuronpipe.tasks.text_options import GenerationFacts
 
-# The other shapes are prepared once the device was idle for this time, so that callers who send one request after
-# another do not wait for them.
+# Shapes that no request has had yet are prepared when the device has been idle for this time. So a caller who sends one
+# request after another does not wait for them.
 _IDLE_S = 0.25
 # Texts of up to this length are computed one at a time before the model is ready.
 _FIRST_TOKENS = 64
@@ -51,13 +51,13 @@ _CLOSE_LIMIT_S = 5.0
 _REPORT_EVERY_S = 2.0
 
 
-async def _measured_times(backend: Backend, bundle: Bundle, device: DeviceScheduler) -> BatchTimes:
+async def _measured_times(backend: Backend, bundle: Bundle, scheduler: DeviceScheduler) -> BatchTimes:
     """Warms up a model: runs every bucket, or two different batches, on every core, in turn with the other models.
 
     Returns the measured times. Batches that run alone begin with the same estimate, which then follows their own
     times. Raises SetupError if a batch cannot run, or if no core is left.
     """
-    runner = _ShapeRunner(backend, bundle, device)
+    runner = _ShapeRunner(backend, bundle, scheduler)
     estimates = [BatchTime()]
     if backend.cores > 1 and isinstance(backend.shapes, ShapeMenu):
         estimates.append(BatchTime())
@@ -75,10 +75,13 @@ async def _measured_times(backend: Backend, bundle: Bundle, device: DeviceSchedu
 
 
 class _ShapeRunner:
-    """Runs shapes of one model without sequences. Raises BackendError, and CoreLost only for the last core."""
+    """Runs batches of one model that answer no request, one or more of each shape.
 
-    def __init__(self, backend: Backend, bundle: Bundle, device: DeviceScheduler) -> None:
-        self._backend, self._name, self._device = backend, bundle.spec.name, device
+    Raises BackendError, and CoreLost only for the last core.
+    """
+
+    def __init__(self, backend: Backend, bundle: Bundle, scheduler: DeviceScheduler) -> None:
+        self._backend, self._name, self._scheduler = backend, bundle.spec.name, scheduler
         self._kind = input_kind(bundle.spec)
 
     def shapes(self) -> list[tuple[int, int]]:
@@ -90,17 +93,17 @@ class _ShapeRunner:
 
     async def run_on(self, core: int, rows: int, tokens: int, *, is_alone: bool = False) -> float | None:
         """Runs a batch of the shortest sequences. Returns its seconds, or None if the core is lost."""
-        if self._device.cores.is_lost(core):
+        if self._scheduler.cores.is_lost(core):
             return None
         inputs = self._kind.pad([self._kind.shortest(tokens)] * rows, tokens)
         try:
-            async with self._device.reserved([core]):
+            async with self._scheduler.reserved([core]):
                 began_s = time.monotonic()
                 await compute(self._backend, core, inputs, is_alone=is_alone)
                 return time.monotonic() - began_s
         except CoreLost as fault:
-            self._device.lose(core, self._name, fault)
-            if not self._device.cores.left:
+            self._scheduler.lose(core, self._name, fault)
+            if not self._scheduler.cores.left:
                 raise
             return None
 
@@ -130,7 +133,7 @@ class _ShapeRunner:
         try:
             for shape in planned:
                 if shape not in model.computed_shapes:
-                    await self._device.idle(_IDLE_S)
+                    await self._scheduler.idle(_IDLE_S)
                 if shape not in model.computed_shapes:
                     await self._run(model, shape)
         except BackendError as error:
@@ -215,7 +218,7 @@ class Devices:
                 backend=backend,
                 spec=bundle.spec,
                 limits=self._limits,
-                device=scheduler.shared,
+                shared=scheduler.shared,
                 times=times,
                 observer=observer,
             )
@@ -230,7 +233,7 @@ class Devices:
 
     @asynccontextmanager
     async def _preparing_shapes(
-        self, backend: Backend, bundle: Bundle, device: DeviceScheduler, model: ExecutorModel
+        self, backend: Backend, bundle: Bundle, scheduler: DeviceScheduler, model: ExecutorModel
     ) -> AsyncIterator[None]:
         """Prepares a model's shapes in the background until the block ends."""
         key = ModelKey(*bundle.key)
@@ -244,7 +247,7 @@ class Devices:
 
         model.observer.watch_shapes(prepared)
         self._prepared[key] = prepared
-        runner = _ShapeRunner(backend, bundle, device)
+        runner = _ShapeRunner(backend, bundle, scheduler)
         try:
             try:
                 await runner.run_first(model, planned)

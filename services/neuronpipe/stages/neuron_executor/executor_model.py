@@ -74,7 +74,7 @@ class ExecutorModel:
         backend: Backend,
         spec: ModelSpec,
         limits: Limits,
-        device: SharedDevice,
+        shared: SharedDevice,
         times: BatchTimes,
         observer: BatchObserver,
     ) -> None:
@@ -82,7 +82,7 @@ class ExecutorModel:
         self.spec = spec
         self.observer = observer
         self.queue = SequenceQueue()
-        self.forecast = Forecast(self.queue, device.cores, times, device.forecasts)
+        self.forecast = Forecast(self.queue, shared.cores, times, shared.forecasts)
         self.batches_running = 0
         self.computed_shapes: set[BatchShape] = set()
         # Set by the first batch of a request.
@@ -92,7 +92,7 @@ class ExecutorModel:
         self._outputs = [spec.outputs, *(spec.adapted(number + 1).outputs for number in range(len(spec.adapters)))]
         self._limits = limits
         self.policy = self.batch_policy()
-        self._device = device
+        self._shared = shared
         self._computed = 0
         self._unwanted = 0
         self._next_sweep_s = 0.0
@@ -125,7 +125,7 @@ class ExecutorModel:
 
     @property
     def cores_left(self) -> int:
-        return self._device.cores.left
+        return self._shared.cores.left
 
     async def run(
         self,
@@ -175,7 +175,7 @@ class ExecutorModel:
             wait_s = self.forecast.queue_wait_s(is_bulk=call.is_bulk)
             problem = f"{queued} sequences wait for {self.spec.name!r}, the limit is {limit}"
             raise Overloaded(problem, retry_delay_s(wait_s))
-        loop, numbers = asyncio.get_running_loop(), self._device.numbers
+        loop, numbers = asyncio.get_running_loop(), self._shared.numbers
         now_s, deadline_s = loop.time(), math.inf if call.deadline_s is None else call.deadline_s
         tokens = [*map(self._kind.tokens_of, sequences)]
         padded_tokens = [*map(self.backend.shapes.round_tokens, tokens)]
@@ -200,7 +200,7 @@ class ExecutorModel:
             raise DeadlineExceeded("the deadline would pass in the executor's queue")
         for sequence in new:
             self.queue.push(sequence)
-        self._device.has_work.set()
+        self._shared.has_work.set()
         return new
 
     def _is_in_time(self, start_s: float, *, is_bulk: bool) -> bool:
@@ -297,7 +297,7 @@ class ExecutorModel:
             fail([sequence], stopping())
         elif not sequence.future.done():
             self.queue.push(sequence)
-            self._device.has_work.set()
+            self._shared.has_work.set()
 
     def close(self) -> None:
         """Takes no more sequences. Waiting callers get Unavailable.

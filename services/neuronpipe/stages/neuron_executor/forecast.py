@@ -113,7 +113,7 @@ _ESTIMATE_LIFE_S, _ESTIMATE_LIFE_BATCHES = 1.0, 20.0
 
 
 class Forecast:
-    """The forecast of one model. Times count from the moment when a core is free for a batch to the batch's end."""
+    """The forecast of one model. A batch lasts from the moment when a core is free for the batch until it has ended."""
 
     def __init__(
         self, queue: SequenceQueue, cores: Cores, times: BatchTimes, on_device: Collection["Forecast"]

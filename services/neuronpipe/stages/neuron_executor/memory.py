@@ -30,7 +30,7 @@ _TOKEN_BYTES = 80
 _QUEUED_TOKEN_BYTES = 8
 # The width of a model whose file does not contain it.
 _WIDTH = 1024
-# Tokens of a batch on a core: see the menu of shapes.
+# Most tokens of a batch on a core, see ShapeMenu.
 _MOST_TOKENS = 512
 _MATRIX_PRODUCT = b'type="MatMul"'
 _TABLE = re.compile(rb'<data element_type="\w+" shape="(\d+), ?(\d+)" offset="\d+" size="(\d+)"')

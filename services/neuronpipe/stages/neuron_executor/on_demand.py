@@ -247,7 +247,7 @@ class OnDemandModels:
         await asyncio.wait([model.loading], timeout=self._load_turn_s)
 
     async def _keep_loaded(self, model: OnDemandModel) -> None:
-        """Keeps a model loaded until it leaves. One task opens and closes it."""
+        """Loads a model, and unloads it when `must_unload` is set. One task does both."""
         model.keeper, has_opened = asyncio.current_task(), False
         try:
             if self._models.get(model.key) is not model:  # the model has left meanwhile

@@ -38,21 +38,21 @@ class NeuronExecutorStage:
         self.models = models
         self._tracer = telemetry.tracer
 
-    async def execute(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
-        """Runs the sequences of one input. The tokens of a text are put into the stream as they come."""
+    async def execute(self, item: ExecuteItem, sink: TokenSink | None = None) -> Prediction:
+        """Runs the sequences of one input. The tokens of a text are put into the sink as they come."""
         arrived_ns = time.monotonic_ns()
         served = self.models.table.at(item.model)
         with served as model:
             if isinstance(model, OnDemandModel):
                 async with model.use() as loaded:
-                    return await self._run(item, loaded, served.spec, arrived_ns, stream)
-            return await self._run(item, model, served.spec, arrived_ns, stream)
+                    return await self._run(item, loaded, served.spec, arrived_ns, sink)
+            return await self._run(item, model, served.spec, arrived_ns, sink)
 
     async def _run(
-        self, item: ExecuteItem, model: LoadedModel, spec: ModelSpec, arrived_ns: int, stream: TokenSink | None
+        self, item: ExecuteItem, model: LoadedModel, spec: ModelSpec, arrived_ns: int, sink: TokenSink | None
     ) -> Prediction:
         if isinstance(model, TextGenerator):
-            return await model.generate(item, stream)
+            return await model.generate(item, sink)
         trace = self._tracer.joined(item.work.trace)
         try:
             sequences = item.sequences.arrays

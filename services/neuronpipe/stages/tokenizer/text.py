@@ -291,10 +291,8 @@ class _TextWindows:
 def _with_special_pieces(written: bytes, *, in_normalized: bool) -> bytes:
     """Returns the file with a Unigram model's special tokens as ordinary tokens.
 
-    compiler/tokenizers.py hides these tokens from texts.
-
-    `in_normalized`: False finds no special token in a normalized text, because a caller could spell the token in
-    letters of another width.
+    compiler/tokenizers.py hides these tokens from texts. `in_normalized`: False finds no special token in a normalized
+    text, because a caller could spell the token in letters of another width.
     """
     content = json.loads(written)
     for token in content["added_tokens"]:

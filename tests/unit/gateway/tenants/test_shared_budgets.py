@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from neuronpipe.core.metrics import Meters
-from neuronpipe.gateway.tenants.shared_budgets import SharedBudgets
+from neuronpipe.gateway.tenants.shared_budgets import BudgetExchange
 from neuronpipe.gateway.tenants.tenants import Rights, Tenant, Tenants, TokenBucket
 from neuronpipe.platform.cache.remote import Remote, RemoteError
 from tests.servers.redis import Proxy, RedisServer, proxy, redis_server
@@ -31,7 +31,7 @@ class _Gateway:
         rights = Rights(tokens_per_minute=_CAPACITY)
         # Its clock stands, so that what is put back by itself is Redis's.
         self._tenants = Tenants(lambda name: rights, (100, 10**6), 0.01, Meters(), lambda: 100.0)
-        self._budgets = SharedBudgets(self.remote, self._tenants)
+        self._budgets = BudgetExchange(self.remote, self._tenants)
         self._tenants.check("t")
 
     @property

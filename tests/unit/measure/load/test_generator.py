@@ -27,7 +27,7 @@ from neuronpipe.measure.load.generator import (
     UNANSWERED,
     ClientSender,
     LoadGenerator,
-    Share,
+    LoadPart,
     pace,
     poisson_arrivals_s,
 )
@@ -144,7 +144,7 @@ async def _never(number: int) -> None:
 
 
 def _generator(client: _Client | _Writer, *, is_generating: bool = False, **changes: Any) -> LoadGenerator:
-    share = {
+    load = {
         "callers": 1,
         "rate_per_s": None,
         "seed": (0,),
@@ -155,7 +155,7 @@ def _generator(client: _Client | _Writer, *, is_generating: bool = False, **chan
         "drain_s": 0.05,
     }
     sender = ClientSender(cast(AsyncClient, client), is_generating=is_generating)
-    return LoadGenerator(sender, itertools.cycle(_REQUESTS), Share(**{**share, **changes}), time.monotonic())
+    return LoadGenerator(sender, itertools.cycle(_REQUESTS), LoadPart(**{**load, **changes}), time.monotonic())
 
 
 def _outcomes(generator: LoadGenerator) -> list[str]:

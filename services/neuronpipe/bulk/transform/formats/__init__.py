@@ -16,7 +16,7 @@ InputRow: TypeAlias = Mapping[str, Any] | str
 # A row of results, in the order of the columns.
 Record: TypeAlias = Mapping[str, Any]
 
-# "float64", ["float32"] for a list, {"label": "string"} for a struct.
+# The type of a column: "float64", ["float32"] for a list, {"label": "string"} for a struct.
 ColumnKind: TypeAlias = Any
 
 # Longer rows become errors, so that a file without line breaks does not fill the memory.

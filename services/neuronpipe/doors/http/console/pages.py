@@ -26,7 +26,7 @@ from neuronpipe.doors.http.events import EVENTS, event
 from neuronpipe.doors.http.exchange import HttpHandler, HttpHandlers, HttpRequest, HttpResponse, Route
 from neuronpipe.doors.http.problems import RequestRefused
 from neuronpipe.gateway.catalog import Catalog
-from neuronpipe.gateway.tenants.tenants import Shares
+from neuronpipe.gateway.tenants.tenants import FairLimit
 
 _get = partial(Route, "GET", is_counted=False)
 # The files are open as health is: without them the page cannot ask for a key.
@@ -124,7 +124,7 @@ _LONGEST_S = 3600.0
 _PERCENTILES = (50, 95, 99)
 _STAGES = (Spans.PREPROCESS, Spans.PREDICT, Spans.QUEUE, Spans.COMPUTE, Spans.POSTPROCESS)
 _OK = status_name(None)
-# Figures that are rates per second, and figures that are present values.
+# Figures that the console shows as rates per second.
 _RATES = {
     "tokens_per_s": Metrics.REQUEST_TOKENS,
     "shed_per_s": Metrics.SHED,
@@ -132,6 +132,7 @@ _RATES = {
     "cancelled_per_s": Metrics.CANCELLED,
     "busy_cores": Metrics.CORE_BUSY,
 }
+# Figures that the console shows as they are.
 _PRESENT = {
     "in_flight": Metrics.REQUESTS_IN_FLIGHT,
     "tokens_in_flight": Metrics.TOKENS_IN_FLIGHT,
@@ -170,7 +171,7 @@ class LiveFigures:
     """Streams of server-sent events, one for each listener. The number of listeners is limited."""
 
     def __init__(self, meters: Meters, interval_s: float = _INTERVAL_S) -> None:
-        self.listeners = Shares(_MAX_LISTENERS)
+        self.listeners = FairLimit(_MAX_LISTENERS)
         self._meters = meters
         self._interval_s = interval_s
 

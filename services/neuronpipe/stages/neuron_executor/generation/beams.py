@@ -77,9 +77,9 @@ class BeamSearch:
     def advance(self, texts: Sequence[Sequence[int]], scores: TokenScores) -> list[BeamStep]:
         """Returns the texts that follow `texts`; none when the search has ended.
 
-        `texts`: all tokens so far of each text.
+        `texts`: all tokens so far of each text. `scores`: the scores of a run for each text.
 
-        `scores`: the scores of a run for each text. Raises NotFinite, and InvalidInput if no token may follow.
+        Raises NotFinite, and InvalidInput if no token may follow.
         """
         options, length = self._options, len(texts[0]) + 1 - self._rules.prompt_tokens
         continuations = self._continuations(texts, scores)

@@ -91,7 +91,7 @@ class TextGenerator:
 
     @asynccontextmanager
     async def _planning(self) -> AsyncIterator[None]:
-        """Holds the planner for the block, on the event loop, which does other work until the planner is free."""
+        """Locks the planner for the block. The event loop does other work until the planner is free."""
         while not self._steps.lock.acquire(blocking=False):  # noqa: ASYNC110 (the thread is no task)
             await asyncio.sleep(_LOOK_AGAIN_S)
         try:
@@ -99,15 +99,15 @@ class TextGenerator:
         finally:
             self._steps.lock.release()
 
-    async def generate(self, item: ExecuteItem, stream: TokenSink | None = None) -> Prediction:
-        """Generates the text of one item, and puts its tokens into the stream as they come.
+    async def generate(self, item: ExecuteItem, sink: TokenSink | None = None) -> Prediction:
+        """Generates the text of one item, and puts its tokens into the sink as they come.
 
         Raises InvalidInput, Overloaded, DeadlineExceeded, Unavailable and InternalError. After a cancellation, the next
         step does not contain the sequence.
         """
         arrived_ns, trace = time.monotonic_ns(), self._tracer.joined(item.work.trace)
         record = TextRecord(arrived_ns, trace.child() if trace else None)
-        sequence = await self._maker.make(item, stream, record)
+        sequence = await self._maker.make(item, sink, record)
         async with self._planning():
             if displaced := self._admit(sequence):
                 self._end_displaced(displaced)
@@ -179,13 +179,13 @@ class TextGenerator:
             self._observer.step(record)
 
     def _tell_caller(self, progress: SequenceProgress) -> None:
-        future, stream = progress.sequence.caller.future, progress.sequence.caller.stream
+        future, sink = progress.sequence.caller.future, progress.sequence.caller.sink
         if progress.gap_ns is not None:
             self._observer.tokens(progress.count, progress.gap_ns, is_first=progress.is_first)
-        if stream and progress.tokens:
-            stream.put(progress.tokens)
-        elif stream and progress.is_first and progress.ends_by is None:
-            stream.put(NewTokens(is_waiting=True))  # a beam search has begun; its tokens come at its end
+        if sink and progress.tokens:
+            sink.put(progress.tokens)
+        elif sink and progress.is_first and progress.ends_by is None:
+            sink.put(NewTokens(is_waiting=True))  # a beam search has begun; its tokens come at its end
         if isinstance(progress.ends_by, NeuronpipeError):
             future.set_exception(progress.ends_by)
         elif progress.ends_by is not None:

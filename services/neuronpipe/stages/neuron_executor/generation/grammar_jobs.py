@@ -53,8 +53,8 @@ class _Grammar(NamedTuple):
 class _GrammarJob(Generic[CompiledT]):
     """A grammar to compile or to keep.
 
-    `size`: its characters, with repetitions written out once they are known. `spent_s`: compute time of the thread that
-    compiles it, `thread_id`.
+    - `size`: its characters; from the start of its compilation, with repetitions written out.
+    - `thread_id`: the thread that compiles it. `spent_s`: returns the CPU time of that thread.
     """
 
     grammar: _Grammar

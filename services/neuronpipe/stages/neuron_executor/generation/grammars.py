@@ -75,10 +75,8 @@ class TextGrammar:
     def allowed(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Returns whether each token of the vocabulary may come after `token_ids`, the text so far.
 
-        The text begins with the tokens of the last call.
-
-        Tokens that end texts may follow where the grammar may end. Raises InvalidInput if no token may follow, or if
-        finding the tokens would cost too much.
+        The text must begin with the tokens of the last call. Tokens that end texts may follow where the grammar may
+        end. Raises InvalidInput if no token may follow, or if finding the tokens would cost too much.
         """
         for token_id in token_ids[self._followed :]:
             if not self._matcher.consume_token(token_id):

@@ -29,7 +29,7 @@ class Pace:
         return self._answering.overhead_tokens
 
     def note_step(self, read_tokens: int, answered: int, took_s: float) -> None:
-        """Notes a step that has read tokens of prompts beside `answered` rows of texts that were being answered."""
+        """Notes the time of a step that read `read_tokens` of prompts, and computed `answered` rows of other texts."""
         if not read_tokens:
             self._answering_s = mean(self._answering_s, took_s)
             self._answering.observe(answered, took_s)

@@ -152,7 +152,7 @@ class Planner:
             return False
         self.blocks.share(sequence)
         count = min(sequence.left_with(step.spare_scores), max(1, step.room // len(sequence.rows)))
-        # A source is read as a whole, so a source may be longer than the step.
+        # A source is read as a whole. So the first source may be longer than the step, and a further source must fit.
         if step.reads_source and sequence.source.unread > step.room - count * len(sequence.rows):
             self.blocks.give_back(sequence)
             return False

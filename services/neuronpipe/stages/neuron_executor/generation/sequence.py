@@ -36,7 +36,7 @@ class SequenceCaller:
     """
 
     future: "asyncio.Future[int]"
-    stream: TokenSink | None = None
+    sink: TokenSink | None = None
     deadline_s: float = float("inf")
     tenant: str = ""
     weight: float = 1.0

@@ -55,8 +55,8 @@ class SequenceMaker:
         self._facts = GenerationFacts.of(spec)
         self._numbers = itertools.count()
 
-    async def make(self, item: ExecuteItem, stream: TokenSink | None, record: TextRecord) -> GeneratedSequence:
-        """Returns the sequence of an item. Its stream is told while the item waits for its grammar.
+    async def make(self, item: ExecuteItem, sink: TokenSink | None, record: TextRecord) -> GeneratedSequence:
+        """Returns the sequence of an item. Its sink is told while the item waits for its grammar.
 
         Raises InvalidInput, also for a text that the model or the empty cache could not hold, and Overloaded.
         """
@@ -65,8 +65,8 @@ class SequenceMaker:
             raise InvalidInput("input", f"model {self._spec.name!r} generates; it takes one prompt with its options")
         self._kind.check(item.sequences.arrays[0])
         self._check_options(options.SerializeToString())
-        grammar = await self._grammars.grammar_for(options, item.call.caller.tenant, partial(_tell_wait, stream))
-        sequence = self._sequence_of(item, options, grammar, stream, record)
+        grammar = await self._grammars.grammar_for(options, item.call.caller.tenant, partial(_tell_wait, sink))
+        sequence = self._sequence_of(item, options, grammar, sink, record)
         self._refuse_too_long(sequence)
         return sequence
 
@@ -75,7 +75,7 @@ class SequenceMaker:
         item: ExecuteItem,
         options: GenerationOptions,
         grammar: TextGrammar | None,
-        stream: TokenSink | None,
+        sink: TokenSink | None,
         record: TextRecord,
     ) -> GeneratedSequence:
         (arrays,) = item.sequences.arrays
@@ -96,7 +96,7 @@ class SequenceMaker:
             options=options,
             chooser=BeamSearch(rules, grammar) if searches else TokenChooser(rules, item.sequence, grammar),
             end_token_ids=ends,
-            caller=SequenceCaller(future, stream, deadline_s, call.caller.tenant, item.work.weight),
+            caller=SequenceCaller(future, sink, deadline_s, call.caller.tenant, item.work.weight),
             source=SourceText(source_ids),
             prefix=SharedPrefix(call.caller.cache_scope + source),
             drafts=Drafts(PromptLookup(source_ids, self._draft_tokens) if has_drafts else None),
@@ -119,6 +119,6 @@ class SequenceMaker:
             raise InvalidInput("options.max_new_tokens", problem)
 
 
-def _tell_wait(stream: TokenSink | None, is_waiting: bool) -> None:
-    if stream:
-        stream.put(NewTokens(is_waiting=is_waiting))
+def _tell_wait(sink: TokenSink | None, is_waiting: bool) -> None:
+    if sink:
+        sink.put(NewTokens(is_waiting=is_waiting))

@@ -29,7 +29,7 @@ from neuronpipe.stages.neuron_executor.runtimes.decoder import DecoderLost, Deco
 _END, _LENGTH = FinishReason.FINISH_REASON_END, FinishReason.FINISH_REASON_LENGTH
 # A step hangs when it takes longer than this multiple of the longest step before, and longer than the configured limit.
 _HANGS_AFTER = 10
-# The interval at which the deadlines of waiting sequences are looked at.
+# The interval between two checks of the deadlines of waiting sequences.
 _SWEEP_S = 0.05
 
 # The tokens of a text, the continuations of a search, or the error of either.
@@ -127,7 +127,7 @@ class StepLoop:
     def _sweep(self) -> list[SequenceProgress]:
         """Removes sequences whose callers left or whose deadlines passed. Returns the end of each late sequence.
 
-        Looks at waiting sequences now and then only, because there may be thousands.
+        Checks waiting sequences at intervals only, because there may be thousands.
         """
         now_s, late = time.monotonic(), []
         while self._left:
@@ -228,7 +228,7 @@ class StepLoop:
             reason = self._advance_text(sequence, choice)
             record.note_token(now_ns)
             tokens = None
-            if sequence.caller.stream and isinstance(choice, tuple):
+            if sequence.caller.sink and isinstance(choice, tuple):
                 tokens = NewTokens(choice, record.figures, sequence.logprobs)
             if reason:
                 self._planner.remove(sequence)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from neuronpipe.stages.neuron_executor.generation.pace import mean
 from neuronpipe.stages.neuron_executor.generation.sequence import GeneratedSequence
 
-# For this time after its last text, a tenant has a share, and keeps the part that it used.
+# For this time after its last text, a tenant still has a share, and keeps the part of it that it used.
 _RECENT_S = 2.0
 # A text that is larger than its tenant's share gets room after PATIENCE_S if its tenant has no other rows, and is not
 # preempted before it has DUE_TOKENS new tokens.

@@ -23,17 +23,15 @@ class GatheringGraph(Protocol):
     cache: Any
 
     def step(self, inputs: dict[str, NDArray[np.int64]]) -> tuple[TokenScores, Any]:
-        """Computes the scores of each row, and the keys and values of its new tokens.
+        """Computes the scores of each row, and the keys and values of its new tokens. Raises RuntimeError.
 
-        Keys and values: [rows, new, 2 * layers, heads, width].
-
-        `inputs`: see `_inputs`. Raises RuntimeError.
+        `inputs`: see `_inputs`. The keys and values: [rows, new, 2 * layers, heads, width].
         """
 
     def read(self, token_ids: NDArray[np.int64]) -> Any:
-        """Computes the cross keys and values of a source, [1, tokens]: [2 * layers, heads, tokens, width].
+        """Computes the keys and values that the text gets from its source, [2 * layers, heads, tokens, width].
 
-        Raises RuntimeError. Only for models with an encoder.
+        Only for models with an encoder. `token_ids`: [1, tokens]. Raises RuntimeError.
         """
 
 

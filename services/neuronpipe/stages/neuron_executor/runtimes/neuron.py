@@ -44,9 +44,7 @@ def sdk_words(text: str) -> str:
 
 
 def runtime_environment(cores: int | str, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the variables that make Neuron's runtime take these cores.
-
-    Set the variables before importing anything of the SDK.
+    """Returns the variables that make Neuron's runtime take these cores. Set them before the SDK is imported.
 
     `cores`: a list, or a number (0: the cores that `environment` names, or all). Raises SetupError if `environment`
     names other cores: the parent process or the container may have been given those.

@@ -174,10 +174,8 @@ class OpenVinoGraph(_OpenVinoStep):
 def _zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Makes zeros that begin at a cache line.
 
-    NumPy's arrays begin 16 bytes later, and a step took 2 to 4 % longer with them.
-
-    The zeros are written here so that the system assigns the memory now. Otherwise the first steps that use a block
-    would wait for it.
+    NumPy's arrays begin 16 bytes later, and a step took 2 to 4 % longer with them. The zeros are written here so that
+    the system assigns the memory now. Otherwise the first steps that use a block would wait for it.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.empty(size + _CACHE_LINE, np.uint8)

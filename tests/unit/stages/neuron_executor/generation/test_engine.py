@@ -51,7 +51,7 @@ _item = partial(prompt_item, _SPEC)
 
 
 def _telling(put: Callable[[NewTokens], None]) -> Any:
-    """A stream that tells what is put into it."""
+    """A sink that tells what is put into it."""
     return SimpleNamespace(put=put)
 
 

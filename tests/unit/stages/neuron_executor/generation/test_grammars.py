@@ -527,8 +527,8 @@ async def test_a_tenants_grammars_leave_those_of_others_kept(monkeypatch: pytest
 async def test_a_text_tells_that_it_waits_for_its_grammar_and_no_longer(held: threading.Event) -> None:
     told = list[NewTokens]()
     async with _generator() as generator:
-        stream: Any = SimpleNamespace(put=told.append)
-        text = asyncio.create_task(generator.generate(_item([5], regex="slow"), stream))
+        sink: Any = SimpleNamespace(put=told.append)
+        text = asyncio.create_task(generator.generate(_item([5], regex="slow"), sink))
         await happens(lambda: bool(told))
         assert await _texts(generator, _item([6], 3))
         held.set()
