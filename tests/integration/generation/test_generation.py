@@ -258,7 +258,7 @@ async def test_a_task_that_does_not_generate_has_a_response_only(client: AsyncCl
 
 
 async def test_other_tasks_of_texts_are_refused(client: AsyncClient) -> None:
-    with pytest.raises(WrongTask, match="text_generation"):
+    with pytest.raises(WrongTask, match="text-generation, not text-classification"):
         await client.classify("writer", "a text")
 
 
