@@ -118,12 +118,12 @@ class Planner:
             weights[running.tenant] = running.weight
         if len(rows) < 2:
             return answered
-        # The rows that take as long as a step of each tenant alone.
-        steps = sorted((self.pace.overhead_rows + rows[tenant]) / weights[tenant] for tenant in rows)
+        # The rows that take as long as a step of each tenant alone, by its weight.
+        alone = {tenant: (self.pace.overhead_rows + rows[tenant]) / weights[tenant] for tenant in rows}
+        shortest, next_shortest, *_ = sorted(alone.values())
         planned, due = Counter[str](), set[GeneratedSequence]()
         for text in sorted(answered, key=lambda text: (text.record.last_token_ns, text.record.steps)):
-            own = (self.pace.overhead_rows + rows[text.tenant]) / text.weight
-            most_rows = text.weight * (steps[1] if own == steps[0] else steps[0])
+            most_rows = text.weight * (next_shortest if alone[text.tenant] == shortest else shortest)
             if not planned[text.tenant] or planned[text.tenant] + len(text.rows) <= most_rows:
                 planned[text.tenant] += len(text.rows)
                 due.add(text)
