@@ -19,8 +19,8 @@ from neuronpipe.tasks.text_options import GenerationFacts
 
 _Floats = NDArray[np.float32]
 _Ids = NDArray[np.int32]
-# Whether each token of the vocabulary is allowed.
-_Allowed = NDArray[np.bool_]
+# A bool for each token of the vocabulary: whether it is allowed.
+Allowed = NDArray[np.bool_]
 
 # The facts of a model whose generation_config is empty.
 _NO_FACTS = GenerationFacts()
@@ -56,7 +56,7 @@ class LogitRules:
         self.banned = BannedTokens(options, prompt_tokens, self._first_length, self.end_token_ids, facts, read_ids)
         self.changes = ScoreChanges(options, prompt_tokens, self.end_token_ids, facts)
 
-    def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, _Allowed | None]:
+    def forced(self, token_ids: Sequence[int], grammar: TextGrammar | None) -> tuple[int | None, Allowed | None]:
         """Returns the only token that may come next, or None; and the tokens that the text's grammar allows."""
         forced = self._forced(token_ids)
         if grammar is None or len(token_ids) < self._first_length:  # the grammar does not contain a forced first token
@@ -133,7 +133,7 @@ class ScoreChanges:
         self.renormalizes = facts.renormalize_logits
 
     def apply(
-        self, token_ids: Sequence[int], logits: _Floats, banned: Sequence[int], allowed: _Allowed | None
+        self, token_ids: Sequence[int], logits: _Floats, banned: Sequence[int], allowed: Allowed | None
     ) -> tuple[_Ids, _Floats]:
         """Applies biases and penalties to the scores, drops banned tokens, and normalizes if the model requires it.
 

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from neuronpipe.api.v1.tasks_pb2 import GenerationOptions
 from neuronpipe.core.generated import TokenLogprobs
 from neuronpipe.stages.neuron_executor.generation.grammars import TextGrammar
-from neuronpipe.stages.neuron_executor.generation.logit_rules import LogitRules
+from neuronpipe.stages.neuron_executor.generation.logit_rules import Allowed, LogitRules
 from neuronpipe.stages.neuron_executor.runtimes.decoder import TokenScores
 
 _Floats = NDArray[np.float32]
 _Doubles = NDArray[np.float64]
 _Ids = NDArray[np.int32]
-# Whether each token of the vocabulary is allowed.
-_Allowed = NDArray[np.bool_]
 
 # At this temperature, a token whose logit is lower by the least difference of float32 has a weight of 0.
 LEAST_TEMPERATURE = 1e-8
@@ -87,7 +85,7 @@ class TokenChooser:
 
 
 def best_allowed(
-    scores: TokenScores, row: int, banned: Collection[int], allowed: _Allowed | None, needed: int
+    scores: TokenScores, row: int, banned: Collection[int], allowed: Allowed | None, needed: int
 ) -> tuple[_Ids, _Floats] | None:
     """Returns the graph's best tokens of a row with their logits, without banned and disallowed tokens.
 
