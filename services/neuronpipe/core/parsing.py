@@ -178,7 +178,7 @@ def too_much(row: bytes) -> str:
 def takes_too_much(data: bytes, bytes_by_mark: Mapping[bytes, int]) -> bool:
     """Returns whether the values of a text in JSON would take more than the memory of one message.
 
-    Each mark outside of strings stands for one value, which takes its `bytes_by_mark`.
+    A mark outside of strings stands for one value. `bytes_by_mark`: the memory of the value, by its mark.
     """
     pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
     return not (_is_within(pieces, bytes_by_mark) or _is_within(_outside_of_strings(data), bytes_by_mark))

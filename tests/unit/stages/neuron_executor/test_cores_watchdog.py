@@ -37,7 +37,7 @@ from tests.unit.stages.neuron_executor.scheduling import LIMITS, SPEC, KnownTime
 
 # Batches that hang are waited for so long; all others must end before, also beside other work.
 _LIMIT_S = 0.5
-# The limit where the test moves the clock: nobody waits for it.
+# The limit of tests that move the clock instead of waiting.
 _CLOCK_LIMIT_S = 100
 
 
